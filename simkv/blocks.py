@@ -1,0 +1,136 @@
+"""The block pool: the one place that knows which blocks of KV cache are free and who has them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+
+
+class BlockPool:
+    """``num_blocks`` blocks of KV cache with reference counts, tables and a prefix cache.
+
+    Blocks are numbered from 1 (0 is the null block that engines keep for padding). The free queue
+    is ordered: blocks are taken from its front. A free block may still carry a key of the prefix
+    cache; it keeps it until it is taken for something else, which is the only eviction.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.tables: dict[int, list[int]] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._references = [0] * (num_blocks + 1)
+        self._key_of: dict[int, int] = {}
+        self._blocks_of: dict[int, OrderedDict[int, None]] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken now, cached but unreferenced ones included."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that carry a key of the prefix cache, in use or free."""
+        return len(self._key_of)
+
+    def held(self, owner: int) -> int:
+        """Blocks in the table of ``owner``; 0 if it has none."""
+        return len(self.tables.get(owner, ()))
+
+    def is_free(self, block: int) -> bool:
+        """Whether nobody holds ``block``."""
+        return self._references[block] == 0
+
+    def take(self, owner: int, count: int) -> list[int]:
+        """Append ``count`` blocks from the front of the free queue to the table of ``owner``.
+
+        A taken block loses its key. Raises RuntimeError if fewer are free: callers ask first.
+        """
+        if count > len(self._free):
+            raise RuntimeError(f"{count} blocks asked for, {len(self._free)} free")
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+            self._forget(block)
+        self.tables.setdefault(owner, []).extend(blocks)
+        return blocks
+
+    def share(self, owner: int, blocks: Iterable[int]) -> None:
+        """Append cached ``blocks`` to the table of ``owner`` and count one reference more each."""
+        table = self.tables.setdefault(owner, [])
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+            table.append(block)
+
+    def release(self, owner: int, *, keyless_first: bool = False) -> None:
+        """Drop the table of ``owner``, last block first; unreferenced blocks become free.
+
+        They go to the back of the free queue; with ``keyless_first`` those without a key go to
+        its front instead, the first visited in front of all (vLLM 0.33). Does nothing if
+        ``owner`` holds no table.
+        """
+        keyless: list[int] = []
+        for block in reversed(self.tables.pop(owner, ())):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if keyless_first and block not in self._key_of:
+                    keyless.append(block)
+                else:
+                    self._free[block] = None
+        for block in reversed(keyless):
+            self._free[block] = None
+            self._free.move_to_end(block, last=False)
+
+    def abandon(self, owner: int) -> None:
+        """Forget the table of ``owner`` but free nothing: its blocks leak, as in a buggy engine."""
+        self.tables.pop(owner, None)
+
+    def register(self, block: int, key: int) -> None:
+        """Let ``block`` be found under ``key``, unless it already carries a key."""
+        if block not in self._key_of:
+            self._key_of[block] = key
+            self._blocks_of.setdefault(key, OrderedDict())[block] = None
+
+    def lookup(self, keys: Sequence[int]) -> list[int]:
+        """Blocks that hold the longest cached run from the start of ``keys``.
+
+        Of several blocks with one key the one registered earliest is returned.
+        """
+        hits: list[int] = []
+        for key in keys:
+            blocks = self._blocks_of.get(key)
+            if not blocks:
+                break
+            hits.append(next(iter(blocks)))
+        return hits
+
+    def fingerprint(self) -> Hashable:
+        """What decides later allocations: the free count, and with cached blocks all of it."""
+        if not self._key_of:
+            return len(self._free)
+        tables = tuple((owner, tuple(table)) for owner, table in sorted(self.tables.items()))
+        return (tuple(self._free), tuple(self._key_of.items()), tables)
+
+    def check(self) -> None:
+        """Assert the laws of the pool: free + held = total, references equal tables, no overlap.
+
+        Leaked blocks (``abandon``) break it, as they do in the engine that leaks them.
+        """
+        counts = [0] * (self.num_blocks + 1)
+        for table in self.tables.values():
+            assert len(set(table)) == len(table), "a table names a block twice"
+            for block in table:
+                counts[block] += 1
+        assert counts == self._references, "reference counts differ from the tables"
+        held = sum(1 for count in counts if count)
+        assert held + len(self._free) == self.num_blocks, "free + held differs from the total"
+        assert all(counts[block] == 0 for block in self._free), "a held block is in the free queue"
+
+    def _forget(self, block: int) -> None:
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            blocks = self._blocks_of[key]
+            del blocks[block]
+            if not blocks:
+                del self._blocks_of[key]

@@ -1,0 +1,89 @@
+"""Decision traces on disk: gzip'd or plain JSON Lines, a header first, then one line per step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+Line = dict[str, Any]
+
+
+class TraceError(Exception):
+    """A trace file that cannot be read; the message names file, line and what was expected."""
+
+
+#: What the closing line of a recording says, by a word in its ``why``, most telling first.
+_ENDINGS = (
+    ("panic", "panic"),
+    ("livelock", "livelock"),
+    ("same sequence twice", "self-deadlock"),
+    ("raised", "raised"),
+    ("left every queue", "lost"),
+    ("hang", "stall"),
+    ("no progress", "stall"),
+    ("can ever be scheduled", "stall"),
+    ("step cap", "stall"),
+)
+
+
+def ending(closing: Line) -> str:
+    """Kind of impasse that a recording's closing line reports: panic, livelock, lost, stall, ..."""
+    why = str(closing.get("why", ""))
+    return next((kind for word, kind in _ENDINGS if word in why), why)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One recorded case: ``header`` (engine, variant, config, requests) and its step lines.
+
+    ``truncated`` is the closing line of a case that the engine could not finish, or ``None``.
+    """
+
+    path: Path
+    header: Line
+    steps: list[Line]
+    truncated: Line | None
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a decision trace. Raises TraceError on anything that is not one."""
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}: damaged gzip data: {error}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 text: {error}") from error
+    lines: list[Line] = []
+    for number, row in enumerate(text.splitlines(), start=1):
+        if not row.strip():
+            continue
+        try:
+            value = json.loads(row)
+        except json.JSONDecodeError as error:
+            raise TraceError(f"{path}:{number}: not JSON: {error.msg}") from error
+        if not isinstance(value, dict):
+            raise TraceError(f"{path}:{number}: a JSON object was expected, found {row[:40]!r}")
+        lines.append(value)
+    if not lines:
+        raise TraceError(f"{path}: empty; a header line was expected")
+    header, steps = lines[0], lines[1:]
+    if header.get("format") != FORMAT:
+        raise TraceError(
+            f"{path}:1: format: {header.get('format')!r} is not known; expected {FORMAT}"
+        )
+    for field, kind in (("engine", str), ("variant", str), ("config", dict), ("requests", list)):
+        if not isinstance(header.get(field), kind):
+            raise TraceError(f"{path}:1: {field}: a {kind.__name__} was expected in the header")
+    for number, line in enumerate(steps, start=2):
+        if not ({"step", "tick", "truncated"} & line.keys()):
+            raise TraceError(f"{path}:{number}: neither a step, nor a tick, nor a closing line")
+    truncated = steps.pop() if steps and steps[-1].get("truncated") else None
+    return Trace(path, header, steps, truncated)

@@ -1,0 +1,17 @@
+"""Input that cannot be used, in one message that says what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rapidfuzz import process
+
+
+class InputError(Exception):
+    """Bad input. The message names file, line and field, what is wrong and what would be right."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the known name most like ``name``, or nothing."""
+    match = process.extractOne(name, list(known), score_cutoff=60)
+    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -1,0 +1,48 @@
+"""Executors say how long a step takes; the scheduler cannot tell them apart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from simkv.schedulers.base import Batch
+
+
+class Load(NamedTuple):
+    """What a step makes the GPU do.
+
+    ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
+    tokens of earlier KV; ``decode_seqs`` sequences compute one token each and read
+    ``decode_context`` tokens of KV in all.
+    """
+
+    prefill_seqs: int
+    prefill_tokens: int
+    prefill_context: int
+    decode_seqs: int
+    decode_context: int
+
+
+def load_of(batch: Batch) -> Load:
+    """Sum up a batch. In a mixed one a row of a single token on top of KV counts as a decode."""
+    if batch.kind == "decode":
+        return Load(0, 0, 0, len(batch.scheduled), sum(batch.context))
+    prefill_seqs = prefill_tokens = prefill_context = decode_seqs = decode_context = 0
+    for (_, tokens), context in zip(batch.scheduled, batch.context, strict=True):
+        if tokens == 1 and context and batch.kind == "mixed":
+            decode_seqs += 1
+            decode_context += context
+        else:
+            prefill_seqs += 1
+            prefill_tokens += tokens
+            prefill_context += context
+    return Load(prefill_seqs, prefill_tokens, prefill_context, decode_seqs, decode_context)
+
+
+class Executor(Protocol):
+    """Runs a batch, for real or on paper."""
+
+    def run(self, load: Load) -> float:
+        """Seconds that a step with this load takes."""
+
+    def idle(self) -> float:
+        """Seconds that a pass takes in which the scheduler finds nothing to run."""

@@ -1,0 +1,46 @@
+"""The executor that looks a step's duration up in a cost profile."""
+
+from __future__ import annotations
+
+from simkv.executors import Load
+from simkv.profile import Feature, Profile, feature_of, step_cost
+
+
+class SimulatedExecutor:
+    """Takes as long as the profile says, and keeps count of what lay outside its range.
+
+    ``outside`` maps a feature to the seconds of steps in which it left the range, and ``extremes``
+    to the smallest and largest value seen; ``busy`` is the sum of all steps, in seconds.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.busy = 0.0
+        self.outside: dict[Feature, float] = {}
+        self.extremes: dict[Feature, tuple[float, float]] = {}
+        self._cost = step_cost(profile)
+        self._range = list(profile.range.items())
+
+    def run(self, load: Load) -> float:
+        seconds = self._cost(load)
+        self.busy += seconds
+        for feature, (low, high) in self._range:
+            value = feature_of(load, feature)
+            # A step without any prefill (or decode) is not outside the range of prefills.
+            if value and not low <= value <= high:
+                self.outside[feature] = self.outside.get(feature, 0.0) + seconds
+                least, most = self.extremes.get(feature, (value, value))
+                self.extremes[feature] = (min(least, value), max(most, value))
+        return seconds
+
+    def alone(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Seconds from first to last token's end of a request that has the GPU to itself.
+
+        One prefill, then decodes at batch 1, taken at their mean context.
+        """
+        first = self._cost(Load(1, prompt_tokens, 0, 0, 0))
+        decodes = output_tokens - 1
+        return first + decodes * self._cost(Load(0, 0, 0, 1, prompt_tokens + decodes // 2))
+
+    def idle(self) -> float:
+        return self.profile.idle_pass_s

@@ -1,0 +1,195 @@
+"""Cost profiles: what a step of a named engine on a named GPU costs, as typed JSON."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simkv.errors import InputError, nearest
+from simkv.executors import Load
+
+Feature = Literal[
+    "steps",
+    "prefill_seqs",
+    "prefill_tokens",
+    "prefill_context",
+    "decode_seqs",
+    "decode_context",
+    "tokens",
+]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Piece(_Model):
+    """``base + slope * feature`` seconds for values of the feature up to ``up_to`` (inclusive)."""
+
+    up_to: int | None = None
+    base: float
+    slope: float = 0.0
+
+
+class Term(_Model):
+    """One summand of a step's cost, in seconds.
+
+    It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
+    or ``steps``, which is 1), given as ``seconds`` per unit, as linear ``pieces``, or as a
+    ``table`` of measured ``[value, seconds]`` points with straight lines between them. ``when``
+    restricts it to steps that prefill or that decode anything.
+    """
+
+    name: str
+    feature: Feature
+    when: Literal["prefill", "decode", "any"] = "any"
+    seconds: Seconds | None = None
+    pieces: list[Piece] | None = Field(None, min_length=1)
+    table: list[tuple[float, float]] | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Term:
+        given = [f for f in ("seconds", "pieces", "table") if getattr(self, f) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of seconds, pieces, table is needed; found {given}")
+        if self.pieces:
+            limits = [p.up_to for p in self.pieces]
+            finite = [limit for limit in limits[:-1] if limit is not None]
+            if limits[-1] is not None or len(finite) < len(limits) - 1 or finite != sorted(finite):
+                raise ValueError("pieces need a rising up_to each, and none in the last")
+        if self.table and [x for x, _ in self.table] != sorted({x for x, _ in self.table}):
+            raise ValueError("table needs strictly rising values")
+        return self
+
+
+class Fit(_Model):
+    """How good the terms are where they were fitted: ``rms_s`` over ``points`` figures."""
+
+    points: int
+    rms_s: float | None = None
+    note: str = ""
+
+
+class Profile(_Model):
+    """What a step costs, on what, how that is known, and where it holds.
+
+    ``range`` gives, by feature, the smallest and largest value per step that the data cover.
+    ``idle_pass_s`` is the time of a scheduler pass that finds nothing to run.
+    """
+
+    format: Literal[1] = 1
+    name: str
+    engine: str
+    model: str
+    gpu: str
+    basis: Literal["measured", "fitted to published figures", "assumed"]
+    terms: list[Term] = Field(min_length=1)
+    idle_pass_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    range: dict[Feature, tuple[float, float]]
+    fit: Fit
+    source: list[str]
+
+    @model_validator(mode="after")
+    def _costs_time(self) -> Profile:
+        for load in (Load(1, 1, 0, 0, 0), Load(0, 0, 0, 1, 1)):
+            if step_cost(self)(load) <= 0:
+                kind = "prefill" if load.prefill_seqs else "decode"
+                raise ValueError(f"terms: a {kind} step of one sequence must cost more than 0 s")
+        return self
+
+
+Cost = Callable[[Load], float]
+
+
+def feature_of(load: Load, feature: Feature) -> float:
+    """Value of a feature of one step."""
+    if feature == "steps":
+        return 1
+    if feature == "tokens":
+        return load.prefill_tokens + load.decode_seqs
+    value: int = getattr(load, feature)
+    return value
+
+
+def step_cost(profile: Profile) -> Cost:
+    """The profile as a function from a step's load to seconds."""
+    terms = [(term, _form(term)) for term in profile.terms]
+
+    def cost(load: Load) -> float:
+        total = 0.0
+        for term, form in terms:
+            if term.when == "prefill" and not load.prefill_seqs:
+                continue
+            if term.when == "decode" and not load.decode_seqs:
+                continue
+            total += form(feature_of(load, term.feature))
+        return total
+
+    return cost
+
+
+def _form(term: Term) -> Callable[[float], float]:
+    if term.seconds is not None:
+        per_unit = term.seconds
+        return lambda x: per_unit * x
+    if term.pieces is not None:
+        pieces = term.pieces
+
+        def by_pieces(x: float) -> float:
+            piece = next(p for p in pieces if p.up_to is None or x <= p.up_to)
+            return piece.base + piece.slope * x
+
+        return by_pieces
+    assert term.table is not None
+    xs, ys = zip(*term.table, strict=True)
+
+    def by_table(x: float) -> float:
+        """Straight lines between points; beyond the ends the nearest line goes on."""
+        if len(xs) == 1:
+            return float(ys[0])
+        right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+        left = right - 1
+        slope = (ys[right] - ys[left]) / (xs[right] - xs[left])
+        return max(float(ys[left] + slope * (x - xs[left])), 0.0)
+
+    return by_table
+
+
+PACKAGED = Path(__file__).parent / "profiles"
+
+
+def packaged_profiles() -> list[str]:
+    """Names of the profiles that come with simkv."""
+    return sorted(path.stem for path in PACKAGED.glob("*.json"))
+
+
+def load_profile(name: str, beside: Path | None = None) -> Profile:
+    """A packaged profile by name, or one from a JSON file (relative to the folder ``beside``).
+
+    Raises InputError if there is no such profile or if it is not valid.
+    """
+    if name.endswith(".json"):
+        path = (beside or Path()) / name
+        if not path.is_file():
+            raise InputError(f"profile: there is no file {path}")
+    else:
+        path = PACKAGED / f"{name}.json"
+        if name not in packaged_profiles():
+            known = packaged_profiles()
+            raise InputError(
+                f"profile: {name!r} is not known{nearest(name, known)}; expected one of "
+                f"{', '.join(known)}, or the path of a .json file"
+            )
+    try:
+        return Profile.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise InputError(f"{path}: {where}: {first['msg']}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text") from error

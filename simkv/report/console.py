@@ -1,0 +1,169 @@
+"""What a run prints: a block per variant as ``vllm bench serve`` prints it, then comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from simkv.metrics import figure
+from simkv.report.published import Comparison
+from simkv.run import Result
+from simkv.scenario import Scenario
+
+WIDTH = 50
+_LATENCIES = (
+    ("Time to First Token", "TTFT", "ttft_ms"),
+    ("Time per Output Token (excl. 1st token)", "TPOT", "tpot_ms"),
+    ("Inter-token Latency", "ITL", "itl_ms"),
+    ("End-to-end Latency", "E2EL", "e2e_ms"),
+)
+_SIDE_BY_SIDE = (
+    ("verdict", "Verdict"),
+    ("finished", "Finished"),
+    ("starved", "Starved"),
+    ("stalled", "Stalled"),
+    ("rejected", "Rejected"),
+    ("lost", "Lost"),
+    ("cut_off", "Cut off"),
+    ("makespan_s", "Makespan (s)"),
+    ("output_throughput", "Output tok/s"),
+    ("ttft_ms.mean", "Mean TTFT (ms)"),
+    ("ttft_ms.p99", "P99 TTFT (ms)"),
+    ("itl_ms.p99", "P99 ITL (ms)"),
+    ("e2e_ms.mean", "Mean E2EL (ms)"),
+    ("e2e_ms.p99", "P99 E2EL (ms)"),
+    ("longest_stall_s", "Longest stall (s)"),
+    ("preemptions", "Preemptions"),
+    ("recomputed_tokens", "Recomputed tokens"),
+    ("jain_index", "Jain index of speed"),
+    ("steps", "Steps"),
+)
+
+
+def print_results(
+    console: Console, results: dict[str, Result], comparisons: Sequence[Comparison]
+) -> None:
+    """Print everything about a run to ``console``."""
+    scenario = next(iter(results.values())).scenario
+    say(console, f"{scenario.name}: {scenario.summary}".rstrip(": "))
+    if scenario.report:
+        say(console, f"Replays {scenario.report}")
+    for variant, result in results.items():
+        say(console, "")
+        for line in _block(variant, result):
+            say(console, line)
+    if len(results) > 1:
+        say(console, "")
+        console.print(_side_by_side(results))
+    if comparisons:
+        say(console, "")
+        console.print(_published(comparisons))
+        for variant, published in scenario.published.items():
+            if published.note and variant in results:
+                say(console, f"{variant}: {published.note}")
+    _print_provenance(console, scenario, results)
+
+
+def say(console: Console, line: str) -> None:
+    """Print one line as it is: no markup, no wrapping, no colours for numbers."""
+    console.print(Text(line), soft_wrap=True)
+
+
+def _block(variant: str, result: Result) -> Iterator[str]:
+    figures = result.summary
+    failed = figures["requests"] - figures["finished"]
+    yield f"{' Serving Simulation Result ':=^{WIDTH}}"
+    yield _row("Variant:", variant)
+    yield _row("Engine:", f"{result.scenario.engine.name} {result.scenario.engine.variant}")
+    yield _row("Successful requests:", figures["finished"])
+    yield _row("Failed requests:", failed)
+    for outcome in ("starved", "rejected", "lost", "stalled", "cut_off"):
+        if figures[outcome]:
+            yield _row(f"  {outcome.replace('_', ' ')}:", figures[outcome])
+    yield _row("Benchmark duration (s):", figures["makespan_s"])
+    yield _row("Total input tokens:", figures["total_input_tokens"])
+    yield _row("Total generated tokens:", figures["total_output_tokens"])
+    yield _row("Request throughput (req/s):", figures["request_throughput"])
+    yield _row("Output token throughput (tok/s):", figures["output_throughput"])
+    yield _row("Total token throughput (tok/s):", figures["total_token_throughput"])
+    for title, short, key in _LATENCIES:
+        yield f"{title:-^{WIDTH}}"
+        for name in ("mean", "median", "p90", "p95", "p99"):
+            yield _row(f"{name.capitalize()} {short} (ms):", figures[key][name])
+    yield f"{'Scheduling':-^{WIDTH}}"
+    yield _row("Preemptions:", figures["preemptions"])
+    yield _row("Recomputed tokens:", figures["recomputed_tokens"])
+    yield _row("Longest stall (s):", figures["longest_stall_s"])
+    yield _row("Starved requests:", figures["starved"])
+    yield _row("Jain index of speed:", figures["jain_index"])
+    yield "=" * WIDTH
+    yield f"Verdict: {figures['verdict']}: {figures['verdict_detail']}"
+    for note in result.notes:
+        yield f"Note: {note}"
+
+
+def _row(label: str, value: Any) -> str:
+    return f"{label:<40}{_number(value):<10}".rstrip()
+
+
+def _number(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _side_by_side(results: dict[str, Result]) -> Table:
+    table = Table(title="Variants side by side", box=box.SIMPLE, title_justify="left")
+    table.add_column("")
+    for variant in results:
+        table.add_column(variant, justify="right")
+    for key, label in _SIDE_BY_SIDE:
+        values = [figure(result.summary, key) for result in results.values()]
+        if key in ("rejected", "lost", "cut_off", "stalled") and not any(values):
+            continue
+        table.add_row(label, *(_number(value) for value in values))
+    return table
+
+
+def _published(comparisons: Sequence[Comparison]) -> Table:
+    table = Table(title="Published beside simulated", box=box.SIMPLE, title_justify="left")
+    for name in ("variant", "figure"):
+        table.add_column(name)
+    for name in ("published", "simulated", "error"):
+        table.add_column(name, justify="right")
+    for row in comparisons:
+        published = f"≥ {row.published:g}" if row.bound else f"{row.published:g}"
+        simulated = "none" if row.simulated is None else f"{row.simulated:.2f}"
+        table.add_row(row.variant, row.figure, published, simulated, _error(row))
+    return table
+
+
+def _error(row: Comparison) -> str:
+    if row.holds is not None:
+        return "holds" if row.holds else "does not hold"
+    if row.error is not None:
+        return f"{100 * row.error:+.2f} %"
+    return "equal" if row.simulated == row.published else "differs"
+
+
+def _print_provenance(console: Console, scenario: Scenario, results: dict[str, Result]) -> None:
+    """What was given, fitted and assumed, and how good each cost profile is."""
+    sources = scenario.provenance
+    for title, lines in (
+        ("Given", sources.given),
+        ("Fitted", sources.fitted),
+        ("Assumed", sources.assumed),
+    ):
+        if lines:
+            say(console, f"\n{title}")
+            for line in lines:
+                say(console, f"  - {line}")
+    say(console, "\nCosts")
+    profiles = {result.profile.name: result.profile for result in results.values()}
+    for profile in profiles.values():
+        rms = "" if profile.fit.rms_s is None else f", rms error {profile.fit.rms_s:g} s"
+        points = f"{profile.fit.points} figures{rms}"
+        say(console, f"  - {profile.name} ({profile.gpu}): {profile.basis}, {points}")

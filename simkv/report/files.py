@@ -1,0 +1,150 @@
+"""The files that a run leaves: figures, tables and pictures, all of them or none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from simkv import __version__
+from simkv.errors import InputError
+from simkv.metrics import request_rows, step_rows
+from simkv.report.published import Comparison
+from simkv.run import Result
+from simkv.scenario import Scenario
+
+#: By this a folder is known as one that simkv wrote and may replace.
+MARK = "summary.json"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise InputError if ``folder`` is not one that a run may be written to."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: is a file; expected a folder for the results")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        raise InputError(
+            f"--out {folder}: holds other files and no earlier run; expected a new or empty folder"
+        )
+
+
+def write_run(
+    folder: Path,
+    results: dict[str, Result],
+    comparisons: Sequence[Comparison],
+    draw: Callable[[Path], Any],
+    *,
+    steps: bool = False,
+) -> None:
+    """Write a run to ``folder``, in place of an earlier one, complete or not at all.
+
+    ``draw`` writes the pictures into the folder that it is given; ``steps`` adds ``steps.csv``.
+    """
+    check_folder(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        _write_all(new, results, comparisons, steps=steps)
+        draw(new)
+        _replace(folder, new, Path(scratch) / "old")
+
+
+def _replace(folder: Path, new: Path, old: Path) -> None:
+    """Two renames on one file system; the old run survives until the new one is in place."""
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_all(
+    folder: Path, results: dict[str, Result], comparisons: Sequence[Comparison], *, steps: bool
+) -> None:
+    import pandas as pd
+
+    scenario = next(iter(results.values())).scenario
+    summary = {
+        "scenario": scenario.name,
+        "version": __version__,
+        "report": scenario.report,
+        "provenance": scenario.provenance.model_dump(),
+        "variants": {
+            name: {**result.summary, "profile": _profile(result)}
+            for name, result in results.items()
+        },
+        "published": [
+            {
+                "variant": row.variant,
+                "figure": row.figure,
+                "published": row.published,
+                "bound": row.bound,
+                "simulated": row.simulated,
+                "error": row.error,
+            }
+            for row in comparisons
+        ],
+    }
+    _write_text(folder / MARK, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    requests = [
+        row for name, result in results.items() for row in request_rows(name, result.record)
+    ]
+    pd.DataFrame(requests).to_csv(folder / "requests.csv", index=False, lineterminator="\n")
+    if steps:
+        rows = [row for name, result in results.items() for row in step_rows(name, result.record)]
+        pd.DataFrame(rows).to_csv(folder / "steps.csv", index=False, lineterminator="\n")
+    with (folder / "scenario.yaml").open("w", encoding="utf-8") as file:
+        YAML().dump(resolved(results), file)
+    for result in results.values():
+        if result.scenario.profile.endswith(".json"):
+            text = result.profile.model_dump_json(indent=1, exclude_none=True)
+            _write_text(folder / Path(result.scenario.profile).name, text + "\n")
+
+
+def _profile(result: Result) -> dict[str, Any]:
+    profile = result.profile
+    return {
+        "name": profile.name,
+        "gpu": profile.gpu,
+        "basis": profile.basis,
+        "rms_s": profile.fit.rms_s,
+    }
+
+
+def resolved(results: dict[str, Result]) -> dict[str, Any]:
+    """A scenario file that gives this run again: overrides applied, engine defaults filled in.
+
+    A profile that is a file is meant to lie beside it.
+    """
+    first = next(iter(results.values())).scenario
+    common = first.model_dump(
+        exclude_defaults=True,
+        include={"name", "report", "summary", "provenance", "published"},
+    )
+    variants = {name: _run_fields(result.scenario) for name, result in results.items()}
+    return {**common, **next(iter(variants.values())), "variants": variants}
+
+
+def _run_fields(scenario: Scenario) -> dict[str, Any]:
+    return {
+        "workload": scenario.workload.model_dump(exclude_defaults=True),
+        "engine": asdict(scenario.engine),
+        "profile": Path(scenario.profile).name,
+        "timeout": scenario.timeout,
+        "horizon": scenario.horizon,
+        "engine_ready": scenario.engine_ready,
+    }
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")

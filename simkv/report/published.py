@@ -1,0 +1,58 @@
+"""Published figures beside simulated ones, with the error of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simkv.metrics import e2e, figure
+from simkv.run import Result
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure: ``bound`` says that the published one is a lower bound.
+
+    ``error`` is (simulated - published) / published, or None where that means nothing.
+    """
+
+    variant: str
+    figure: str
+    published: float
+    simulated: float | None
+    bound: bool = False
+
+    @property
+    def error(self) -> float | None:
+        if self.bound or self.simulated is None or not self.published:
+            return None
+        return (self.simulated - self.published) / self.published
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether a bound holds; None for a plain figure."""
+        if not self.bound:
+            return None
+        return self.simulated is not None and self.simulated >= self.published
+
+
+def compare(results: dict[str, Result]) -> list[Comparison]:
+    """Every published figure of the scenario with what was simulated for it."""
+    rows: list[Comparison] = []
+    for variant, result in results.items():
+        published = result.scenario.published.get(variant)
+        if published is None:
+            continue
+        for name, value in published.figures.items():
+            rows.append(Comparison(variant, name, value, figure(result.summary, name)))
+        for name, value in published.at_least.items():
+            rows.append(Comparison(variant, name, value, figure(result.summary, name), bound=True))
+        for i, value in published.e2e_s.items():
+            life = result.record.lives.get(i)
+            rows.append(
+                Comparison(variant, f"request {i} e2e_s", value, e2e(life) if life else None)
+            )
+        for i, value in published.finish_s.items():
+            life = result.record.lives.get(i)
+            finish = life.last_token if life else None
+            rows.append(Comparison(variant, f"request {i} finish_s", value, finish))
+    return rows

@@ -1,0 +1,99 @@
+"""Run scenarios: from a checked scenario to its record and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import simpy
+
+from simkv.engine import Engine, serve
+from simkv.executors.simulated import SimulatedExecutor
+from simkv.metrics import summary
+from simkv.profile import Profile, load_profile
+from simkv.record import Record
+from simkv.request import Request
+from simkv.scenario import Scenario, load
+from simkv.schedulers import build
+from simkv.schedulers.base import Scheduler, blocks_for
+from simkv.workload import generate
+
+
+@dataclass(frozen=True)
+class Result:
+    """One variant of a scenario, run: its record, its figures and what a reader must know.
+
+    ``notes`` say where the result leaves the range of the cost profile, or which requests can
+    never fit into the cache.
+    """
+
+    scenario: Scenario
+    record: Record
+    summary: dict[str, Any]
+    notes: list[str]
+    profile: Profile
+
+
+def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Result]:
+    """Run all variants of a scenario file, in the file's order, and return them by name.
+
+    ``overrides`` are ``path=value`` assignments. Raises InputError if the file, an override or
+    a profile cannot be used.
+    """
+    return {
+        name: run_scenario(scenario, path.parent)
+        for name, scenario in load(path, overrides).items()
+    }
+
+
+def run_scenario(
+    scenario: Scenario, folder: Path, resolved: Callable[[], None] | None = None
+) -> Result:
+    """Run one scenario; profiles given as files are looked for beside ``folder``.
+
+    ``resolved`` is called whenever a request ends. Raises InputError if the profile cannot be used.
+    """
+    profile = load_profile(scenario.profile, folder)
+    executor = SimulatedExecutor(profile)
+    scheduler = build(scenario.engine)
+    requests = generate(scenario.workload, scenario.timeout)
+    engine = Engine(simpy.Environment(), scheduler, executor, scenario.engine_ready, resolved)
+    record = serve(engine, requests, scenario.horizon)
+    record.alone_s = {r.id: executor.alone(r.prompt_tokens, r.output_tokens) for r in requests}
+    notes = [*_never_fit(requests, scheduler, scenario), *_outside(executor)]
+    return Result(scenario, record, {**summary(record), "notes": notes}, notes, profile)
+
+
+def _never_fit(requests: list[Request], scheduler: Scheduler, scenario: Scenario) -> list[str]:
+    """Requests whose KV needs more blocks than the whole cache has."""
+    block_size = getattr(scenario.engine, "block_size", None)
+    if block_size is None:
+        return []
+    too_large = [
+        (blocks_for(r.prompt_tokens + r.output_tokens - 1, block_size), r.id)
+        for r in requests
+        if blocks_for(r.prompt_tokens + r.output_tokens - 1, block_size) > scheduler.num_blocks
+    ]
+    if not too_large:
+        return []
+    need, worst = max(too_large)
+    return [
+        f"{len(too_large)} requests can never fit: request {worst} needs {need} blocks of "
+        f"{block_size} tokens, the cache has {scheduler.num_blocks}"
+    ]
+
+
+def _outside(executor: SimulatedExecutor) -> list[str]:
+    """How much of the run lies where the cost profile has no data."""
+    notes = []
+    for feature, seconds in sorted(executor.outside.items()):
+        low, high = executor.profile.range[feature]
+        least, most = executor.extremes[feature]
+        share = 100.0 * seconds / executor.busy
+        notes.append(
+            f"outside the range of profile {executor.profile.name} for {share:.1f} % of the busy "
+            f"time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
+        )
+    return notes

@@ -1,0 +1,305 @@
+"""Scenario files: YAML in, checked and typed scenarios out; every error names its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
+from pydantic_core import CoreSchema, ErrorDetails
+
+from simkv.document import Document, find_key, read_document
+from simkv.errors import InputError, nearest
+from simkv.metrics import FIGURES
+from simkv.schedulers.mistralrs import MistralrsConfig
+from simkv.workload import FORMS, Time, Workload
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+EngineConfig = MistralrsConfig
+CONFIGS: tuple[type[EngineConfig], ...] = (MistralrsConfig,)
+
+
+def _strict_model(config: type[EngineConfig]) -> type[BaseModel]:
+    """A pydantic model with the fields of an engine's config, which is a plain dataclass."""
+    hints = get_type_hints(config, include_extras=True)
+    definitions: dict[str, Any] = {
+        field.name: (hints[field.name], field.default) for field in fields(config)
+    }
+    strict = ConfigDict(extra="forbid", strict=True)
+    return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
+
+
+class _CheckedByModel:
+    """Checks the fields of ``engine`` strictly, picks the config by ``name`` and builds it."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        configs = {_strict_model(config): config for config in CONFIGS}
+
+        def build(model: BaseModel) -> EngineConfig:
+            return configs[type(model)](**dict(model))
+
+        choice: Any = reduce(or_, configs)
+        if len(configs) > 1:
+            choice = Annotated[choice, Field(discriminator="name")]
+        return handler.generate_schema(Annotated[choice, AfterValidator(build)])
+
+
+class Provenance(_Model):
+    """What the scenario's numbers rest on, one sentence each."""
+
+    given: list[str] = []
+    fitted: list[str] = []
+    assumed: list[str] = []
+
+
+def _known_figure(name: str) -> str:
+    if name not in FIGURES:
+        raise ValueError(
+            f"{name!r} is not a figure of summary.json{nearest(name, FIGURES)}; "
+            f"expected one of {', '.join(FIGURES)}"
+        )
+    return name
+
+
+Figure = Annotated[str, AfterValidator(_known_figure)]
+
+
+class Published(_Model):
+    """Figures of the public report for one variant, to be shown beside the simulated ones.
+
+    ``figures`` are named as in ``summary.json`` (``e2e_ms.mean``); ``at_least`` are lower bounds;
+    ``e2e_s`` and ``finish_s`` are single requests by id, in seconds.
+    """
+
+    figures: dict[Figure, float] = {}
+    at_least: dict[Figure, float] = {}
+    e2e_s: dict[int, float] = {}
+    finish_s: dict[int, float] = {}
+    note: str = ""
+
+
+class Scenario(_Model):
+    """One experiment: a workload, an engine with its knobs, and what its steps cost.
+
+    ``timeout`` (s) is how long a client waits for its last token, ``horizon`` (s) ends the run,
+    ``engine_ready`` (s) is when the engine looks at its queue for the first time. ``profile`` is a
+    packaged cost profile or a JSON file beside the scenario.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    report: str | None = None
+    summary: str = ""
+    workload: Workload
+    engine: Annotated[EngineConfig, _CheckedByModel()]
+    profile: str
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    engine_ready: Time = 0.0
+    provenance: Provenance = Provenance()
+    published: dict[str, Published] = {}
+
+
+class ScenarioFile(Scenario):
+    """A scenario with named overrides, which run side by side.
+
+    An override has the shape of the scenario; what it does not mention stays as it is.
+    """
+
+    variants: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)],
+        dict[str, Any],
+    ] = {}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of scenario files, for editors."""
+    return TypeAdapter(ScenarioFile).json_schema()
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
+    """The variants of a scenario file by name; a file without any has one, named ``run``.
+
+    ``overrides`` are ``path=value`` assignments that apply to the file before its variants do.
+    Raises InputError with file, line and field, what is wrong and what would be right.
+    """
+    document = read_document(path)
+    for assignment in overrides:
+        document.override(assignment)
+    _check(document, document.tree, ScenarioFile)
+    base = {key: value for key, value in document.tree.items() if key != "variants"}
+    variants = document.tree.get("variants") or {"run": {}}
+    return {
+        str(name): _check(document, merge(base, override), Scenario, ("variants", str(name)))
+        for name, override in variants.items()
+    }
+
+
+def merge(base: Any, override: Any) -> Any:
+    """``override`` on top of ``base``: mappings by key, everything else replaced.
+
+    Another form of workload, or another engine, replaces the former one as a whole.
+    """
+    if not isinstance(base, dict) or not isinstance(override, dict):
+        return deepcopy(override)
+    result = {key: deepcopy(value) for key, value in base.items()}
+    if any(form in override for form in FORMS):
+        result = {
+            key: value for key, value in result.items() if key not in FORMS or key in override
+        }
+    for key, value in override.items():
+        former = result.get(key)
+        if key == "engine" and _other_engine(former, value):
+            former = None
+        result[key] = merge(former, value)
+    return result
+
+
+def _other_engine(former: Any, new: Any) -> bool:
+    if not isinstance(former, dict) or not isinstance(new, dict):
+        return False
+    return "name" in new and new["name"] != former.get("name")
+
+
+def _check(
+    document: Document, data: Any, model: type[Scenario], prefix: tuple[str, ...] = ()
+) -> Any:
+    try:
+        return model.model_validate(_plain(data))
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        raise InputError("\n".join(_messages(document, data, details, prefix))) from error
+
+
+def _plain(node: Any) -> Any:
+    """The data without the YAML reader's own types."""
+    if isinstance(node, dict):
+        return {_scalar(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    return _scalar(node)
+
+
+def _scalar(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _messages(
+    document: Document, data: Any, details: list[ErrorDetails], prefix: tuple[str, ...]
+) -> list[str]:
+    """One line per error, each place once: ``file:line: field: what is wrong; what is right``."""
+    lines: dict[str, str] = {}
+    for detail in details:
+        location = _location(data, detail["loc"])
+        place = document.place((*prefix, *location))
+        if prefix and _key_path(document.tree, (*prefix, *location)) is None:
+            place = document.place(location)
+        field = ".".join(str(part) for part in location) or "scenario"
+        variant = f" (variant {prefix[1]})" if prefix else ""
+        lines.setdefault(field, f"{place}: {field}{variant}: {_explain(detail, location)}")
+    return list(lines.values())
+
+
+def _key_path(tree: Any, location: Sequence[str | int]) -> Any:
+    node = tree
+    for part in location:
+        key = find_key(node, part)
+        if key is None:
+            return None
+        node = node[key]
+    return location
+
+
+def _location(data: Any, loc: tuple[str | int, ...]) -> list[str | int]:
+    """Pydantic's location without the tags of unions, which are not in the file."""
+    location: list[str | int] = []
+    node = data
+    for index, part in enumerate(loc):
+        key = find_key(node, part)
+        if key is not None:
+            location.append(part)
+            node = node[key]
+        elif index == len(loc) - 1:
+            location.append(part)
+    return location
+
+
+def _explain(detail: ErrorDetails, location: list[str | int]) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    found = detail.get("input")
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _known_fields(location[:-1])
+        return f"unknown field{nearest(str(location[-1]), known)}; known here: {', '.join(known)}"
+    if kind in ("missing", "missing_argument"):
+        return "missing; this field is needed"
+    if kind in ("value_error", "assertion_error"):
+        return re.sub(r"^Value error, ", "", detail["msg"])
+    if kind in ("union_tag_invalid", "literal_error"):
+        known = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags"))))
+        return f"{found!r} is not known{nearest(str(found), known)}; expected {', '.join(known)}"
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    message = message.replace("input should be", "should be")
+    shown = f"{type(found).__name__}" if isinstance(found, dict | list) else repr(found)
+    return f"{message}; found {shown}"
+
+
+def _known_fields(location: Sequence[str | int]) -> list[str]:
+    """Fields that the schema knows at ``location``."""
+    schema = json_schema()
+    definitions = schema["$defs"]
+    nodes = [schema]
+    for part in location:
+        nodes = [
+            child for node in _alternatives(nodes, definitions) for child in _children(node, part)
+        ]
+    fields: dict[str, None] = {}
+    for node in _alternatives(nodes, definitions):
+        fields.update(dict.fromkeys(node.get("properties", {})))
+    return list(fields)
+
+
+def _children(node: Mapping[str, Any], part: str | int) -> list[dict[str, Any]]:
+    if part in node.get("properties", {}):
+        return [node["properties"][part]]
+    if isinstance(node.get("additionalProperties"), dict):
+        return [node["additionalProperties"]]
+    return [node["items"]] if "items" in node else []
+
+
+def _alternatives(
+    nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """The nodes with references and unions resolved."""
+    flat: list[Mapping[str, Any]] = []
+    for node in nodes:
+        if "$ref" in node:
+            target = definitions[node["$ref"].rsplit("/", 1)[1]]
+            flat += _alternatives([target], definitions)
+        elif options := node.get("anyOf") or node.get("oneOf"):
+            flat += _alternatives(options, definitions)
+        else:
+            flat.append(node)
+    return flat

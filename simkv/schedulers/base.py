@@ -1,0 +1,113 @@
+"""The seam between an engine's rules and the rest of simkv.
+
+A scheduler is pure: it has no clock but the arrival stamps it was told, does no I/O, draws no
+random numbers and never sees how many tokens a request will emit. It imports neither SimPy nor
+torch nor pandas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from simkv.request import Prompt
+
+Kind = Literal["prefill", "decode", "mixed", "idle"]
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that hold ``tokens`` tokens (ceiling division)."""
+    return -(-tokens // block_size)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Where a set of rules comes from (repository, commit or pull request) and what it is."""
+
+    source: str
+    summary: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """One decision: what the model is to compute in the next step.
+
+    ``scheduled`` lists ``(request id, new tokens)`` in the engine's order and ``context`` the
+    tokens whose KV each of them already has. ``emits`` are the ids that get a token when the step
+    has run. ``preempted`` are the ids whose blocks were taken back, in order (an id may stand
+    twice), ``ignored`` those refused, ``lost`` those that no queue holds any more though they
+    never ended. ``fatal`` says why the real engine dies on this batch, if it does.
+    """
+
+    scheduled: list[tuple[int, int]] = field(default_factory=list)
+    context: list[int] = field(default_factory=list)
+    emits: list[int] = field(default_factory=list)
+    kind: Kind = "idle"
+    preempted: list[int] = field(default_factory=list)
+    ignored: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    fatal: str | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """What became of a batch: ids that were given a token, and ids that ended, in order."""
+
+    delivered: list[int]
+    finished: list[int]
+
+
+class Livelock(Exception):
+    """A single ``schedule`` call of the real engine would never return.
+
+    ``cycle`` names the requests that go round; ``why`` says how, in one sentence.
+    """
+
+    def __init__(self, why: str, cycle: Sequence[int]) -> None:
+        super().__init__(why)
+        self.why = why
+        self.cycle = list(cycle)
+
+
+class Scheduler(Protocol):
+    """What the engine loop needs from a scheduler."""
+
+    #: Batches in flight: 1 completes a batch before the next ``schedule``, 2 completes it after.
+    pipeline_depth: int
+
+    def add(self, prompt: Prompt) -> None:
+        """Take a new request, just before a ``schedule`` call."""
+
+    def schedule(self) -> Batch:
+        """Decide the next step. Raises Livelock where the real call would never return."""
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Account for a batch that has run; ``ended`` are the ids whose token was their last."""
+
+    def abort(self, request_id: int) -> None:
+        """The client of this request has gone away."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can use (a null block is not one of them)."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be had now, cached but unreferenced ones included."""
+
+    def waiting_ids(self) -> list[int]:
+        """Ids in the waiting queue, head first."""
+
+    def running_ids(self) -> list[int]:
+        """Ids in the running list, in the engine's own order."""
+
+    def blocks_held(self) -> Mapping[int, int]:
+        """Blocks in each live request's table, by id (shared blocks count for each sharer)."""
+
+    def fingerprint(self) -> Hashable:
+        """All state that decides what ``schedule`` does next.
+
+        If it is equal at two steps and nothing came from outside in between, the engine goes
+        round in a circle for ever.
+        """

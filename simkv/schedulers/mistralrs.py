@@ -1,0 +1,671 @@
+"""The PagedAttention scheduler of EricLBuehler/mistral.rs, from 2025-05 to 2026-07, bugs included.
+
+Seven states of one file of that repository. ``seed`` has a block engine of its own and is written
+out in full; the others share the rules of ``bucketed`` and differ where their ``Rules`` differ;
+``pr2034july`` changed the shape of the decision and overrides two methods.
+
+Common to all: waiting requests go before decodes; a batch is all prefill or all decode; a
+preempted sequence keeps its tokens, goes to the front of the queue and prefills them all again; the
+engine never rejects a request at arrival and does not notice when a client goes away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+
+from simkv.blocks import BlockPool
+from simkv.prefix import BlockKeys, Content
+from simkv.request import Prompt
+from simkv.schedulers.base import Batch, Completion, Livelock, Scheduler, Variant, blocks_for
+
+VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034july", "merged2250"]
+
+
+@dataclass(frozen=True)
+class MistralrsConfig:
+    """Knobs of the engine, under its own names.
+
+    ``block_size`` in tokens; ``num_gpu_blocks`` as given to the engine: all but ``seed`` keep one
+    of them as a null block. ``waiting_timeout`` counts failed admission attempts of the head of
+    the queue before it may evict (a constant 64 in the engine). The two ``prefill_batch`` limits
+    exist in ``pr2034`` only. Prefix caching is off by default here, unlike in the engine, because
+    a workload has to say which prompts share what.
+    """
+
+    name: Literal["mistralrs"] = "mistralrs"
+    variant: VariantName = "merged2250"
+    block_size: Annotated[int, Gt(0)] = 32
+    num_gpu_blocks: Annotated[int, Gt(1)] = 1024
+    max_num_seqs: Annotated[int, Gt(0)] = 16
+    prefix_caching: bool = False
+    waiting_timeout: Annotated[int, Ge(0)] = 64
+    prefill_batch_max_seqs: Annotated[int, Gt(0)] = 10
+    prefill_batch_max_tokens: Annotated[int, Gt(0)] = 16384
+
+    def __post_init__(self) -> None:
+        if self.variant == "seed" and self.prefix_caching:
+            raise ValueError("prefix_caching: variant 'seed' has no prefix cache; use false")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Where the variants that have a KV manager differ from each other."""
+
+    #: Order of decodes by arrival; victims are taken from the other end.
+    decode_order: Literal["newest first", "oldest first"] = "newest first"
+    #: What becomes of running sequences whose length is not the chosen one.
+    unequal_decodes: Literal["preempt", "wait", "run together"] = "preempt"
+    #: Which length group runs.
+    bucket: Literal["shortest", "oldest"] = "shortest"
+    #: Whether prompts with and without images may be admitted in one call.
+    mixed_prefill: bool = False
+    #: A running sequence whose modality is not that of the first of the batch.
+    mixed_decode: Literal["look again", "run together", "append"] = "look again"
+    #: After the waiting timeout: evict one sequence, or go on until the head fits.
+    evict: Literal["one", "until it fits"] = "one"
+    #: Whether ``prefill_batch_max_seqs`` and ``prefill_batch_max_tokens`` apply.
+    prefill_limit: bool = False
+
+
+BUCKETED = Rules()
+RULES: Mapping[str, Rules] = {
+    "bucketed": BUCKETED,
+    "merged2250": replace(BUCKETED, decode_order="oldest first"),
+    "pr2031a": replace(BUCKETED, unequal_decodes="run together", mixed_decode="run together"),
+    "pr2031": replace(BUCKETED, unequal_decodes="wait"),
+    "pr2034": Rules(
+        decode_order="oldest first",
+        unequal_decodes="run together",
+        bucket="oldest",
+        mixed_decode="append",
+        evict="until it fits",
+        prefill_limit=True,
+    ),
+    "pr2034july": Rules(decode_order="oldest first", bucket="oldest", mixed_prefill=True),
+}
+
+VARIANTS: Mapping[str, Variant] = {
+    "seed": Variant(
+        "EricLBuehler/mistral.rs@b95c8ecb7 (2025-05-29, #1388)",
+        "no length buckets; evicts the oldest; livelocks when the head waits too long",
+    ),
+    "bucketed": Variant(
+        "EricLBuehler/mistral.rs@97708f210 (2026-03-14)",
+        "only one length runs, all others are preempted and prefilled again",
+    ),
+    "pr2031a": Variant(
+        "EricLBuehler/mistral.rs@0773c31ad (2026-03-25, first commit of #2031)",
+        "decodes of all lengths run together",
+    ),
+    "pr2031": Variant(
+        "EricLBuehler/mistral.rs@b8d859db1 (2026-03-25, head of #2031)",
+        "decodes of other lengths wait with their KV",
+    ),
+    "pr2034": Variant(
+        "EricLBuehler/mistral.rs@5e7dad2e9 (2026-04-02, #2034 as re-applied in #2047)",
+        "oldest first, no decode buckets, prefill batches limited",
+    ),
+    "pr2034july": Variant(
+        "EricLBuehler/mistral.rs@72710c751 (2026-07-12, head of #2034)",
+        "the oldest decides the length that runs; others wait with their KV",
+    ),
+    "merged2250": Variant(
+        "EricLBuehler/mistral.rs@bf86b7184 (2026-06-25, #2250)",
+        "bucketed, but the newest is evicted first",
+    ),
+}
+
+
+class State(Enum):
+    """States of a sequence that the rules look at; DONE and IGNORED count as finished."""
+
+    WAITING = "waiting"
+    PROMPT = "prompt"
+    COMPLETION = "completion"
+    DONE = "done"
+    IGNORED = "ignored"
+
+
+FINISHED = (State.DONE, State.IGNORED)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in the engine: ``length`` is prompt plus emitted tokens, ``prefix`` the tokens
+    that a prefix-cache hit spares, ``computed`` those that have KV, ``failures`` the failed
+    admission attempts, ``registered`` the leading blocks offered to the prefix cache."""
+
+    prompt: Prompt
+    length: int
+    content: Content
+    state: State = State.WAITING
+    prefix: int = 0
+    computed: int = 0
+    failures: int = 0
+    registered: int = 0
+    keys: list[int] = field(default_factory=list)
+
+    @property
+    def id(self) -> int:
+        return self.prompt.id
+
+    @property
+    def has_images(self) -> bool:
+        return self.prompt.has_images
+
+    @property
+    def age(self) -> tuple[float, int]:
+        return (self.prompt.arrival, self.prompt.id)
+
+
+Key = tuple[int, bool]
+
+
+def differs(q: Sequence, batch: list[Sequence]) -> bool:
+    """Whether the first of ``batch`` has images and ``q`` has not, or the other way round."""
+    return bool(batch) and batch[0].has_images != q.has_images
+
+
+def build(config: MistralrsConfig) -> Scheduler:
+    """The scheduler of ``config.variant``."""
+    if config.variant == "seed":
+        return Seed(config)
+    if config.variant == "pr2034july":
+        return July(config)
+    return Bucketed(config)
+
+
+class Queues:
+    """What all variants share: the two queues, the pool, and the engine's hook after a step."""
+
+    pipeline_depth = 1
+
+    def __init__(self, config: MistralrsConfig, usable_blocks: int) -> None:
+        self.config = config
+        self.pool = BlockPool(usable_blocks)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._live: dict[int, Sequence] = {}
+        self._batch = Batch()
+
+    def add(self, prompt: Prompt) -> None:
+        sequence = Sequence(prompt, prompt.prompt_tokens, Content(prompt))
+        self._live[prompt.id] = sequence
+        self.waiting.append(sequence)
+
+    def abort(self, request_id: int) -> None:
+        """Nothing: these versions keep serving a client that is gone (spec section 1)."""
+
+    def schedule(self) -> Batch:
+        """One call of the engine's schedule function, and the engine's look at the result."""
+        self._batch = Batch()
+        chosen = self._choose()
+        batch = self._batch
+        if chosen:
+            # The engine looks at the first sequence only, whatever the others are.
+            prefill = chosen[0].state is State.PROMPT
+            batch.kind = "prefill" if prefill else "decode"
+            for q in chosen:
+                new = q.length - q.prefix if prefill else 1
+                batch.scheduled.append((q.id, new))
+                batch.context.append(q.length - new)
+                batch.emits.append(q.id)
+            batch.fatal = self._fatal(chosen, prefill)
+        if batch.preempted or batch.ignored:
+            batch.lost = self._lost()
+        return batch
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Give every sequence of the batch its token, then drop the finished from ``running``."""
+        for i in batch.emits:
+            q = self._live[i]
+            q.computed = q.length
+            q.length += 1
+            if i in ended:
+                q.state = State.DONE
+            elif q.state is State.PROMPT:
+                self._prompt_ran(q)
+        finished = [q for q in self.running if q.state in FINISHED]
+        if finished:
+            self.running = [q for q in self.running if q.state not in FINISHED]
+        for q in finished:
+            self._free_finished(q)
+            del self._live[q.id]
+        return Completion(batch.emits, [q.id for q in finished if q.state is State.DONE])
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        return self.pool.free
+
+    def waiting_ids(self) -> list[int]:
+        return [q.id for q in self.waiting]
+
+    def running_ids(self) -> list[int]:
+        return [q.id for q in self.running]
+
+    def blocks_held(self) -> Mapping[int, int]:
+        return {owner: len(table) for owner, table in self.pool.tables.items()}
+
+    def fingerprint(self) -> Hashable:
+        expired = self.config.waiting_timeout + 2
+        queues = (self.waiting, self.running)
+        states = (
+            tuple((q.id, q.state, q.length, min(q.failures, expired)) for q in queue)
+            for queue in queues
+        )
+        return (*states, self.pool.fingerprint())
+
+    def _choose(self) -> list[Sequence]:
+        raise NotImplementedError
+
+    def _prompt_ran(self, q: Sequence) -> None:
+        """A prefill of ``q`` has run; only ``pr2034july`` changes the state here."""
+
+    def _free_finished(self, q: Sequence) -> None:
+        self.pool.release(q.id)
+
+    def _ignore(self, q: Sequence) -> None:
+        q.state = State.IGNORED
+        self._batch.ignored.append(q.id)
+
+    def _fatal(self, chosen: list[Sequence], prefill: bool) -> str | None:
+        """Batches on which the engine dies (spec section 1)."""
+        if len(set(chosen)) < len(chosen):
+            ids = [q.id for q in chosen]
+            return f"self-deadlock: the scheduled batch holds the same sequence twice {ids}"
+        if not prefill:
+            for q in chosen:
+                if not self.pool.held(q.id):
+                    return f"panic: sequence {q.id} is in a completion batch without blocks"
+        return None
+
+    def _lost(self) -> list[int]:
+        """Sequences that stand in no queue any more though nothing ended them."""
+        queued = {q.id for q in self.waiting} | {q.id for q in self.running}
+        gone = [i for i in self._live if i not in queued]
+        lost = [i for i in gone if self._live[i].state not in FINISHED]
+        for i in gone:
+            del self._live[i]
+        return lost
+
+
+class Seed(Queues):
+    """The scheduler before length buckets, with a block engine that counts a slot ahead."""
+
+    def __init__(self, config: MistralrsConfig) -> None:
+        super().__init__(config, config.num_gpu_blocks)
+
+    def _choose(self) -> list[Sequence]:
+        scheduled = self._admit()
+        return self._decode() if scheduled is None else scheduled
+
+    def _admit(self) -> list[Sequence] | None:
+        """Move waiting sequences to running while they fit; None if the decodes may go on."""
+        scheduled: list[Sequence] = []
+        again: list[Sequence] = []
+        ignored = False  # never reset within a call: one ignored head takes the rest with it
+        watch = Circle()
+        while self.waiting:
+            q = self.waiting[0]
+            if len(self.running) + 1 == self.config.max_num_seqs:
+                break
+            waited = q.failures
+            fits = self._can_allocate(q)
+            if fits == "later":
+                if waited <= self.config.waiting_timeout:
+                    break
+                watch.look(
+                    self.fingerprint(),
+                    [q, *self.running],
+                    "the evicted sequence is put "
+                    "back in place of the waiting one, which is examined again",
+                )
+                if self.running:
+                    self._preempt(self.running.pop())
+                    if self._can_allocate(q) != "ok":
+                        self._ignore(q)
+                        ignored = True
+                else:
+                    self._ignore(q)
+                    ignored = True
+            elif fits == "impossible":
+                self._ignore(q)
+                ignored = True
+            if differs(q, scheduled):
+                again.append(self.waiting.popleft())
+                continue
+            if not ignored:
+                q.state = State.PROMPT
+                self.pool.abandon(q.id)  # a table that it already had is overwritten and leaks
+                self.pool.take(q.id, self._need(q))
+            popped = self.waiting.popleft()  # after an eviction this is the victim, not q
+            self.running.append(popped)
+            if not ignored:
+                scheduled.append(popped)
+        self.waiting.extend(again)
+        return scheduled if scheduled or ignored else None
+
+    def _decode(self) -> list[Sequence]:
+        todo = deque(sorted(self.running, key=lambda q: q.prompt.arrival)[::-1])
+        keep: list[Sequence] = []
+        watch = Circle()
+        while todo:
+            q = todo.popleft()
+            while self._append_need(q) > self.pool.free:
+                if not todo:
+                    self._preempt(q)
+                    break
+                self._preempt(todo.pop())
+            else:
+                self.pool.take(q.id, self._append_need(q))
+                if not differs(q, keep):
+                    keep.append(q)
+                else:
+                    todo.append(q)
+                    watch.look((tuple(todo), self.pool.free), todo, MIXED_DECODE)
+        self.running = keep
+        for q in keep:
+            q.state = State.COMPLETION
+        return list(keep)
+
+    def _need(self, q: Sequence) -> int:
+        """Blocks for all tokens and the next one."""
+        return q.length // self.config.block_size + 1
+
+    def _can_allocate(self, q: Sequence) -> Literal["ok", "later", "impossible"]:
+        """Every "later" counts against ``q`` for the rest of its life."""
+        if self._need(q) > self.pool.num_blocks:
+            return "impossible"
+        if self._need(q) > self.pool.free:
+            q.failures += 1
+            return "later"
+        return "ok"
+
+    def _append_need(self, q: Sequence) -> int:
+        """One block at a block border; none for a sequence that has no table at all."""
+        return int(self.pool.held(q.id) > 0 and q.length % self.config.block_size == 0)
+
+    def _preempt(self, q: Sequence) -> None:
+        q.state = State.WAITING
+        self.pool.release(q.id)
+        self.waiting.appendleft(q)
+        self._batch.preempted.append(q.id)
+
+
+class Bucketed(Queues):
+    """The scheduler on top of the KV manager; ``RULES`` says how its variants differ."""
+
+    def __init__(self, config: MistralrsConfig) -> None:
+        super().__init__(config, config.num_gpu_blocks - 1)
+        self.rules = RULES[config.variant]
+        self._keys = BlockKeys(config.block_size)
+
+    def _choose(self) -> list[Sequence]:
+        admitted = self._admit()
+        if admitted:
+            chosen, others = self._bucket(admitted)
+            self._bounce(others)
+            return chosen
+        return self._decode()
+
+    def _admit(self) -> list[Sequence]:
+        scheduled: list[Sequence] = []
+        again: list[Sequence] = []
+        looked_at = prefill_tokens = 0
+        while self.waiting:
+            q = self.waiting[0]
+            if len(self.running) >= self.config.max_num_seqs:
+                break
+            if self.rules.prefill_limit:
+                tokens = prefill_tokens + q.length
+                if looked_at and (
+                    tokens > self.config.prefill_batch_max_tokens
+                    or looked_at >= self.config.prefill_batch_max_seqs
+                ):
+                    break
+                looked_at, prefill_tokens = looked_at + 1, tokens
+            hit = self._lookup(q)
+            ignored = False  # an ignored head may come here again, and is then revived if it fits
+            if not self._admits(q, hit):
+                q.failures += 1
+                if q.failures <= self.config.waiting_timeout:
+                    break
+                ignored = not self._evict_for(q, hit)
+            if not self.rules.mixed_prefill and differs(q, scheduled):
+                if not ignored:
+                    self.pool.release(q.id)
+                again.append(self.waiting.popleft())
+                continue
+            if not ignored:
+                q.state = State.PROMPT
+                q.prefix = q.computed = len(hit) * self.config.block_size
+            popped = self.waiting.popleft()  # after an eviction this is the last victim, not q
+            if ignored:
+                popped.failures = 0
+                self.pool.release(popped.id)
+                continue  # and it stands in no queue any more, ignored or not
+            self.running.append(popped)
+            scheduled.append(popped)
+        self.waiting.extend(again)
+        return scheduled
+
+    def _evict_for(self, q: Sequence, hit: list[int]) -> bool:
+        """The head has waited too long: evict until it is admitted, or give it up."""
+        while self.running:
+            self._preempt(self.running.pop())
+            if self._admits(q, hit):
+                return True
+            if self.rules.evict == "one":
+                break
+        self._ignore(q)
+        return False
+
+    def _decode(self) -> list[Sequence]:
+        todo = deque(self._decode_order())
+        keep: list[Sequence] = []
+        appended: list[Sequence] = []
+        watch = Circle()
+        while todo:
+            q = todo.popleft()
+            if not self._grows(q, todo):
+                continue
+            if self.rules.mixed_decode == "run together" or not differs(q, keep):
+                keep.append(q)
+            elif self.rules.mixed_decode == "append":
+                appended.append(q)
+            else:
+                todo.append(q)
+                watch.look((tuple(todo), self.pool.free), todo, MIXED_DECODE)
+        self.running = keep + appended
+        chosen = self.running
+        if self.rules.unequal_decodes != "run together":
+            chosen, others = self._bucket(keep)
+            if self.rules.unequal_decodes == "preempt":
+                self._bounce(others)
+            else:
+                self.running = others + chosen
+        for q in self.running:
+            q.state = State.COMPLETION
+            self._register(q, q.length)
+        return list(chosen)
+
+    def _grows(self, q: Sequence, todo: deque[Sequence]) -> bool:
+        """Room for the next token, taken from the far end of ``todo`` if need be."""
+        while not self._allocate(q, self._decode_tokens(q)):
+            if not todo:
+                self._preempt(q)
+                return False
+            self._preempt(todo.pop())
+        return True
+
+    def _decode_order(self) -> list[Sequence]:
+        order = sorted(self.running, key=lambda q: q.prompt.arrival)
+        return order if self.rules.decode_order == "oldest first" else order[::-1]
+
+    def _decode_tokens(self, q: Sequence) -> int:
+        """KV slots that a decode asks for: one ahead of the token that it writes."""
+        return q.length + 1
+
+    def _key(self, q: Sequence) -> Key:
+        if q.state is State.PROMPT:
+            return (q.length - q.prefix, q.has_images)
+        return (q.length, False)
+
+    def _bucket(self, sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """The group of equal length that runs, and all others, group by group, last first."""
+        groups: dict[Key, list[Sequence]] = {}
+        for q in sequences:
+            groups.setdefault(self._key(q), []).append(q)
+        if len(groups) <= 1:
+            return sequences, []
+        if self.rules.bucket == "shortest":
+            chosen = min(groups, key=lambda key: key[0])
+        else:
+            chosen = min(groups, key=lambda key: min(q.prompt.arrival for q in groups[key]))
+        running = groups.pop(chosen)
+        return running, [q for group in groups.values() for q in reversed(group)]
+
+    def _bounce(self, others: list[Sequence]) -> None:
+        for q in others:
+            self._preempt(q)
+        gone = set(others)
+        self.running = [q for q in self.running if q not in gone]
+
+    def _preempt(self, q: Sequence) -> None:
+        if q.state in FINISHED:
+            return
+        q.state = State.WAITING
+        q.prefix = 0
+        self._register(q, self._known_tokens(q))
+        self._release(q)
+        self.waiting.appendleft(q)
+        self._batch.preempted.append(q.id)
+
+    def _free_finished(self, q: Sequence) -> None:
+        self._register(q, self._known_tokens(q))
+        self._release(q)
+
+    def _admits(self, q: Sequence, hit: list[int]) -> bool:
+        if not self._allocate(q, q.length, hit):
+            return False
+        q.failures = 0
+        return True
+
+    def _allocate(self, q: Sequence, tokens: int, hit: Iterable[int] = ()) -> bool:
+        """Extend the table of ``q``, or make one of cached and new blocks; all or nothing."""
+        new = blocks_for(tokens, self.config.block_size) - self.pool.held(q.id)
+        if q.id in self.pool.tables:
+            hit = ()
+        hit = list(hit)
+        revived = sum(1 for block in hit if self.pool.is_free(block))
+        if new - len(hit) + revived > self.pool.free:
+            return False
+        if hit:
+            self.pool.share(q.id, hit)
+            q.registered = len(hit)
+        self.pool.take(q.id, max(new - len(hit), 0))
+        return True
+
+    def _release(self, q: Sequence) -> None:
+        self.pool.release(q.id)
+        q.registered = 0
+
+    def _lookup(self, q: Sequence) -> list[int]:
+        """Cached blocks of the prompt; its last token is always computed."""
+        if not self.config.prefix_caching:
+            return []
+        self._keys.extend(q.keys, q.content, q.length)
+        return self.pool.lookup(q.keys[: (q.length - 1) // self.config.block_size])
+
+    def _known_tokens(self, q: Sequence) -> int:
+        """Tokens that count as computed when KV goes to the prefix cache.
+
+        All of them, also those of a prompt that never ran: later hits on these are phantoms.
+        """
+        return q.length
+
+    def _register(self, q: Sequence, tokens: int) -> None:
+        if not self.config.prefix_caching:
+            return
+        self._keys.extend(q.keys, q.content, tokens)
+        table = self.pool.tables.get(q.id, [])
+        full = min(tokens // self.config.block_size, len(table))
+        for index in range(q.registered, full):
+            self.pool.register(table[index], q.keys[index])
+        q.registered = max(q.registered, full)
+
+
+class July(Bucketed):
+    """The later design of pull request 2034: one length runs, the others keep their KV and wait."""
+
+    def _choose(self) -> list[Sequence]:
+        prompts = [q for q in self.running if q.state is State.PROMPT]
+        if prompts:
+            return self._like_the_oldest(prompts)[0]
+        admitted = self._admit()
+        if admitted:
+            return self._like_the_oldest(admitted)[0]
+        return self._decode()
+
+    def _decode(self) -> list[Sequence]:
+        todo = deque(sorted(self.running, key=lambda q: q.age))
+        key = self._key(todo[0]) if todo else None
+        keep: list[Sequence] = []
+        deferred: list[Sequence] = []
+        while todo:
+            q = todo.popleft()
+            if self._key(q) != key:
+                deferred.append(q)
+            elif q.length <= q.computed or self._grows(q, todo):
+                keep.append(q)
+        self.running = keep + deferred
+        for q in self.running:
+            self._register(q, q.computed)
+        return list(keep)
+
+    def _like_the_oldest(self, sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Those whose key is that of the oldest sequence, and the others, in the given order."""
+        if not sequences:
+            return [], []
+        key = self._key(min(sequences, key=lambda q: q.age))
+        return (
+            [q for q in sequences if self._key(q) == key],
+            [q for q in sequences if self._key(q) != key],
+        )
+
+    def _key(self, q: Sequence) -> Key:
+        return (super()._key(q)[0], q.has_images)
+
+    def _decode_tokens(self, q: Sequence) -> int:
+        return q.length
+
+    def _known_tokens(self, q: Sequence) -> int:
+        return q.computed
+
+    def _prompt_ran(self, q: Sequence) -> None:
+        q.state = State.COMPLETION
+
+
+MIXED_DECODE = "running sequences with and without images are queued again for ever"
+
+
+class Circle:
+    """Raises Livelock when a loop inside one call comes back to a state that it has been in."""
+
+    def __init__(self) -> None:
+        self._seen: set[Hashable] = set()
+
+    def look(self, state: Hashable, sequences: Iterable[Sequence], why: str) -> None:
+        if state in self._seen:
+            raise Livelock(why, sorted({q.id for q in sequences}))
+        self._seen.add(state)
