@@ -126,9 +126,12 @@ def longest_stall(record: Record) -> float:
 
 
 def jain(values: Floats) -> float:
-    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 is equal, 1/n is one taking all."""
+    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 is equal, 1/n is one taking all.
+
+    0 where nobody got anything.
+    """
     if not len(values) or not values.any():
-        return 1.0
+        return 0.0
     return math.fsum(values) ** 2 / (len(values) * math.fsum(np.square(values)))
 
 

@@ -16,6 +16,7 @@ from simkv.run import Result
 from simkv.scenario import Scenario
 
 WIDTH = 50
+_PER_TABLE = 7
 _LATENCIES = (
     ("Time to First Token", "TTFT", "ttft_ms"),
     ("Time per Output Token (excl. 1st token)", "TPOT", "tpot_ms"),
@@ -58,10 +59,13 @@ def print_results(
         for line in _block(variant, result):
             say(console, line)
     if len(results) > 1:
-        say(console, "")
-        console.print(_side_by_side(results))
+        say(console, "\nVariants side by side")
+        names = list(results)
+        for start in range(0, len(names), _PER_TABLE):
+            part = names[start : start + _PER_TABLE]
+            console.print(_side_by_side({name: results[name] for name in part}))
     if comparisons:
-        say(console, "")
+        say(console, "\nPublished beside simulated")
         console.print(_published(comparisons))
         for variant, published in scenario.published.items():
             if published.note and variant in results:
@@ -116,10 +120,10 @@ def _number(value: Any) -> str:
 
 
 def _side_by_side(results: dict[str, Result]) -> Table:
-    table = Table(title="Variants side by side", box=box.SIMPLE, title_justify="left")
+    table = Table(box=box.SIMPLE)
     table.add_column("")
     for variant in results:
-        table.add_column(variant, justify="right")
+        table.add_column(variant, justify="right", overflow="fold")
     for key, label in _SIDE_BY_SIDE:
         values = [figure(result.summary, key) for result in results.values()]
         if key in ("rejected", "lost", "cut_off", "stalled") and not any(values):
@@ -129,7 +133,7 @@ def _side_by_side(results: dict[str, Result]) -> Table:
 
 
 def _published(comparisons: Sequence[Comparison]) -> Table:
-    table = Table(title="Published beside simulated", box=box.SIMPLE, title_justify="left")
+    table = Table(box=box.SIMPLE)
     for name in ("variant", "figure"):
         table.add_column(name)
     for name in ("published", "simulated", "error"):
@@ -165,5 +169,5 @@ def _print_provenance(console: Console, scenario: Scenario, results: dict[str, R
     profiles = {result.profile.name: result.profile for result in results.values()}
     for profile in profiles.values():
         rms = "" if profile.fit.rms_s is None else f", rms error {profile.fit.rms_s:g} s"
-        points = f"{profile.fit.points} figures{rms}"
-        say(console, f"  - {profile.name} ({profile.gpu}): {profile.basis}, {points}")
+        points = f", points: {profile.fit.points}{rms}" if profile.fit.points else ""
+        say(console, f"  - {profile.name} ({profile.gpu}): {profile.basis}{points}")
