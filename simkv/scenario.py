@@ -26,7 +26,10 @@ from pydantic_core import CoreSchema, ErrorDetails
 from simkv.document import Document, find_key, read_document
 from simkv.errors import InputError, nearest
 from simkv.metrics import FIGURES
+from simkv.schedulers.fastdeploy import FastDeployConfig
 from simkv.schedulers.mistralrs import MistralrsConfig
+from simkv.schedulers.sglang import SglangConfig
+from simkv.schedulers.vllm import VllmConfig
 from simkv.workload import FORMS, Time, Workload
 
 
@@ -34,8 +37,13 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-EngineConfig = MistralrsConfig
-CONFIGS: tuple[type[EngineConfig], ...] = (MistralrsConfig,)
+EngineConfig = MistralrsConfig | VllmConfig | SglangConfig | FastDeployConfig
+CONFIGS: tuple[type[EngineConfig], ...] = (
+    MistralrsConfig,
+    VllmConfig,
+    SglangConfig,
+    FastDeployConfig,
+)
 
 
 def _strict_model(config: type[EngineConfig]) -> type[BaseModel]:
