@@ -1,0 +1,100 @@
+"""Replays of vLLM traces: one line per ``schedule`` call."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import fields
+
+from simkv.conform.lockstep import Emitted, Standstill, arrivals_by_step
+from simkv.conform.trace import Line
+from simkv.request import Prompt, Segment
+from simkv.schedulers.base import Batch, Completion
+from simkv.schedulers.vllm import VllmConfig, VllmScheduler
+
+
+def replay(header: Line, at_least: int) -> Iterator[Line]:
+    """Decisions of simkv's scheduler on the workload of ``header`` (see ``simkv.conform.Replay``).
+
+    An iteration schedules a step and then, once ``pipeline_depth`` batches are under way, delivers
+    the oldest.
+    """
+    scheduler = VllmScheduler(_config(header))
+    emitted = Emitted(header["requests"])
+    arrivals = arrivals_by_step(header["requests"])
+    standstill = Standstill()
+    alive = {request["id"] for request in header["requests"]}
+    under_way: deque[Batch] = deque()
+    step = 0
+    while alive:
+        for request in arrivals.pop(step, ()):
+            scheduler.add(_prompt(request))
+            standstill.progress()
+        batch, line = _schedule(scheduler)
+        under_way.append(batch)
+        completion = Completion([], [])
+        line["step"] = step
+        line["delivered"] = int(len(under_way) == scheduler.pipeline_depth)
+        if line["delivered"]:
+            oldest = under_way.popleft()
+            completion = scheduler.complete(oldest, emitted.ended(oldest))
+            emitted.count(completion)
+        if completion.delivered:
+            standstill.progress()
+        alive -= {*completion.finished, *batch.ignored}
+        line["finished"] = completion.finished
+        line["waiting"] = scheduler.waiting_ids()
+        line["running"] = scheduler.running_ids()
+        line["free_blocks"] = scheduler.free_blocks
+        yield line
+        if not arrivals and step >= at_least and standstill.repeats(scheduler.fingerprint()):
+            yield {"truncated": True, "ending": "stall", "why": f"no progress: {sorted(alive)}"}
+            return
+        step += 1
+
+
+def _schedule(scheduler: VllmScheduler) -> tuple[Batch, Line]:
+    """One ``schedule`` call, and what can be seen of it right after."""
+    running, held = set(scheduler.running_ids()), scheduler.blocks_held()
+    batch = scheduler.schedule()
+    tables = scheduler.pool.tables
+    new_blocks = [[i, tables[i][held.get(i, 0) :]] for i, _ in batch.scheduled]
+    return batch, {
+        "scheduled": [list(row) for row in batch.scheduled],
+        "kind": batch.kind,
+        "preempted": batch.preempted,
+        "ignored": batch.ignored,
+        "hits": [
+            [i, context]
+            for (i, _), context in zip(batch.scheduled, batch.context, strict=True)
+            if i not in running
+        ],
+        "new_blocks": [[i, blocks] for i, blocks in new_blocks if blocks],
+        "cached_blocks_after_schedule": scheduler.pool.cached,
+        "running_after_schedule": scheduler.running_ids(),
+        "free_blocks_after_schedule": scheduler.free_blocks,
+    }
+
+
+class _UncheckedConfig(VllmConfig):
+    """The recorder drove the scheduler alone and so could give it what vLLM refuses at start-up,
+    such as a pool in which ``max_model_len`` tokens do not fit."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def _config(header: Line) -> VllmConfig:
+    knobs = {knob.name for knob in fields(VllmConfig)} - {"name", "variant"}
+    return _UncheckedConfig(**{knob: header["config"][knob] for knob in knobs})
+
+
+def _prompt(request: Line) -> Prompt:
+    return Prompt(
+        id=request["id"],
+        prompt_tokens=request["prompt_tokens"],
+        max_tokens=request["max_tokens"],
+        arrival=request["timestamp"],
+        priority=request["priority"],
+        segments=tuple(Segment(*segment) for segment in request.get("prompt_segments", ())),
+    )

@@ -1,0 +1,494 @@
+"""The V1 scheduler of vLLM 0.33, for a text-only model on one engine without speculative decoding.
+
+There is no prefill phase and no decode phase: each request has tokens without KV to catch up on,
+and a step gives the running requests, then the waiting ones, as many as the token budget allows.
+A running request that cannot grow takes the blocks of the last one (of the least urgent one under
+priority), which keeps its tokens and computes them all again.
+
+The asynchronous scheduler differs in one thing only: it decides a step before the last one's
+tokens are known. ``RequestState`` counts what is under way, so one set of rules serves both.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from simkv.blocks import BlockPool
+from simkv.prefix import BlockKeys, Content
+from simkv.request import Prompt
+from simkv.schedulers.base import Batch, Completion, Scheduler, Variant, blocks_for
+
+VARIANTS: Mapping[str, Variant] = {
+    "0.33.0": Variant(
+        "vllm-project/vllm@4ba787ec9 (0.33.0), vllm/v1/core/sched",
+        "chunked prefill, decodes first; the whole sequence must fit when it is admitted",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    """Knobs of the engine, under its own names and with its defaults.
+
+    ``block_size`` is in tokens. ``num_gpu_blocks`` counts the null block too, so one less can be
+    used; vLLM finds it by measuring memory and takes ``max_model_len`` (tokens, prompt and output
+    together) from the model: the defaults of these two are ours.
+
+    ``max_num_seqs`` limits running requests (``max_num_active_seqs`` replaces it if set) and
+    ``max_num_batched_tokens`` the tokens of a step (``max_num_scheduled_tokens`` too, if set).
+    Their defaults are those of ``vllm serve`` on a GPU with less than 70 GiB or an A100; with
+    more memory it takes 8192 tokens (16384 from 160 GiB on) and 1024 requests.
+
+    ``long_prefill_token_threshold`` caps the tokens that one request gets in a step, 0 is off;
+    ``..._adaptive`` raises it to an equal share of the batch. ``scheduler_reserve_full_isl`` asks
+    at admission for room for the whole sequence, not for its first chunk only. ``watermark`` is
+    the share of all blocks that an admission must leave free, unless nothing runs.
+    ``prefill_schedule_interval`` lets prefills into every n-th step only while others decode.
+
+    Raises ValueError where vLLM refuses to start.
+    """
+
+    name: Literal["vllm"] = "vllm"
+    variant: Literal["0.33.0"] = "0.33.0"
+    block_size: Annotated[int, Gt(0)] = 16
+    num_gpu_blocks: Annotated[int, Gt(1)] = 1024
+    max_num_seqs: Annotated[int, Gt(0)] = 256
+    max_num_batched_tokens: Annotated[int, Gt(0)] = 2048
+    max_num_scheduled_tokens: Annotated[int, Gt(0)] | None = None
+    max_num_active_seqs: Annotated[int, Gt(0)] | None = None
+    max_model_len: Annotated[int, Gt(1)] = 8192
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: Annotated[int, Ge(0)] = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool = True
+    watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
+    prefill_schedule_interval: Annotated[int, Gt(0)] = 1
+    async_scheduling: bool = True
+
+    def __post_init__(self) -> None:
+        usable = (self.num_gpu_blocks - 1) * self.block_size
+        if usable < self.max_model_len:
+            raise ValueError(
+                f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} tokens, less "
+                f"the null block, hold {usable} tokens; max_model_len {self.max_model_len} must fit"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs {self.max_num_seqs}"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
+                f"max_model_len {self.max_model_len} when enable_chunked_prefill is false"
+            )
+        if self.long_prefill_token_threshold > self.max_model_len:
+            raise ValueError(
+                f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be at "
+                f"most max_model_len {self.max_model_len}"
+            )
+        if (self.max_num_active_seqs or 0) > self.max_num_seqs:
+            raise ValueError(
+                f"max_num_active_seqs: {self.max_num_active_seqs} must be at most max_num_seqs "
+                f"{self.max_num_seqs}"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request in the engine; all counts are in tokens.
+
+    ``length`` is prompt plus delivered tokens, never lost; the request ends at ``stop_length``.
+    ``computed`` have KV or will have it when the steps under way are done. ``chunk``: when last
+    scheduled, some tokens were left without KV.
+
+    Under way: ``placeholders`` are tokens to be delivered, ``in_flight`` tokens being computed,
+    ``stale`` those of them whose blocks were taken back.
+
+    Prefix cache: ``keys`` name the leading full blocks as far as they were needed, the first
+    ``registered`` blocks of the table carry theirs.
+    """
+
+    prompt: Prompt
+    length: int
+    stop_length: int
+    content: Content
+    computed: int = 0
+    chunk: bool = False
+    placeholders: int = 0
+    in_flight: int = 0
+    stale: int = 0
+    registered: int = 0
+    keys: list[int] = field(default_factory=list)
+
+    @property
+    def id(self) -> int:
+        return self.prompt.id
+
+
+class FcfsQueue:
+    """Waiting requests as they came; one put back goes to the very front."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[int, RequestState] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._requests.values())
+
+    def head(self) -> RequestState:
+        return next(iter(self))
+
+    def add(self, r: RequestState) -> None:
+        self._requests[r.id] = r
+
+    def put_back(self, r: RequestState) -> None:
+        self.add(r)
+        self._requests.move_to_end(r.id, last=False)
+
+    def remove(self, r: RequestState) -> None:
+        del self._requests[r.id]
+
+
+class PriorityQueue:
+    """Waiting requests by (priority, arrival, id), smallest first, wherever they come from."""
+
+    def __init__(self) -> None:
+        self._requests: list[RequestState] = []  # the head is last, where a list pops fast
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return reversed(self._requests)
+
+    def head(self) -> RequestState:
+        return self._requests[-1]
+
+    def add(self, r: RequestState) -> None:
+        insort(self._requests, r, key=self._urgency)
+
+    put_back = add
+
+    def remove(self, r: RequestState) -> None:
+        del self._requests[bisect_left(self._requests, self._urgency(r), key=self._urgency)]
+
+    @staticmethod
+    def _urgency(r: RequestState) -> tuple[int, float, int]:
+        return (-r.prompt.priority, -r.prompt.arrival, -r.id)
+
+
+@dataclass(slots=True)
+class Step:
+    """One ``schedule`` call: its constants, the ``budget`` left, and what it has given so far.
+
+    ``threshold`` caps the tokens per request (0: no cap), ``hold`` keeps prefills out. ``prefill``
+    notes whether any got in.
+    """
+
+    budget: int
+    threshold: int
+    hold: bool
+    prefill: bool = False
+    tokens: dict[RequestState, int] = field(default_factory=dict)
+    preempted: list[int] = field(default_factory=list)
+
+
+def build(config: VllmConfig) -> Scheduler:
+    """The scheduler of ``config.variant``."""
+    return VllmScheduler(config)
+
+
+class VllmScheduler:
+    """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, one budget."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self.config = config
+        self.pipeline_depth = 2 if config.async_scheduling else 1
+        self.pool = BlockPool(config.num_gpu_blocks - 1)
+        self.waiting = PriorityQueue() if config.policy == "priority" else FcfsQueue()
+        self.running: list[RequestState] = []
+        self._max_running = config.max_num_active_seqs or config.max_num_seqs
+        self._max_tokens = min(
+            config.max_num_scheduled_tokens or config.max_num_batched_tokens,
+            config.max_num_batched_tokens,
+        )
+        self._watermark = int(config.watermark * config.num_gpu_blocks)
+        self._keys = BlockKeys(config.block_size)
+        self._live: dict[int, RequestState] = {}
+        self._refused: list[int] = []
+        self._tokens_delivered = 0
+        # For prefill_schedule_interval: non-empty steps since one with prefill, and whether an
+        # admission phase left requests behind, which allows prefills in the next step too.
+        self._since_prefill = config.prefill_schedule_interval
+        self._backlog = False
+
+    def add(self, prompt: Prompt) -> None:
+        """Queue a request; a prompt of ``max_model_len`` or more is refused, as by the API server.
+
+        The next batch names it as ignored.
+        """
+        if prompt.prompt_tokens >= self.config.max_model_len:
+            self._refused.append(prompt.id)
+            return
+        stop = min(prompt.prompt_tokens + prompt.max_tokens, self.config.max_model_len)
+        r = RequestState(prompt, prompt.prompt_tokens, stop, Content(prompt))
+        self._live[r.id] = r
+        self.waiting.add(r)
+
+    def schedule(self) -> Batch:
+        """One call of the engine's ``schedule``."""
+        step = Step(self._max_tokens, self._threshold(), self._hold())
+        self._continue_running(step)
+        if not step.preempted:
+            self._admit_waiting(step)
+        return self._dispatch(step)
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Give the batch's requests their tokens; free those that end, by the model's word or ours.
+
+        A token that was under way when its request was preempted still counts; one whose request
+        has ended or was aborted since is dropped.
+        """
+        completion = Completion([], [])
+        emits = set(batch.emits)
+        for i, n in batch.scheduled:
+            r = self._live.get(i)
+            if r is None:
+                continue
+            r.in_flight -= n
+            stale = r.stale > 0
+            if stale:
+                r.stale -= n
+            if i not in emits:
+                continue
+            r.length += 1
+            completion.delivered.append(i)
+            if not stale:
+                r.placeholders -= 1
+                self._register(r, r.length - 1)  # all but the new token have KV now
+            if r.length >= r.stop_length or i in ended:
+                self._remove(r)
+                completion.finished.append(i)
+        self._tokens_delivered += len(completion.delivered)
+        return completion
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request and free its blocks at once, as vLLM does when the client disconnects."""
+        if request_id in self._live:
+            self._remove(self._live[request_id])
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        return self.pool.free
+
+    def waiting_ids(self) -> list[int]:
+        return [r.id for r in self.waiting]
+
+    def running_ids(self) -> list[int]:
+        return [r.id for r in self.running]
+
+    def blocks_held(self) -> Mapping[int, int]:
+        return {owner: len(table) for owner, table in self.pool.tables.items()}
+
+    def fingerprint(self) -> Hashable:
+        """State between two steps, not counting what only arrivals and aborts can change.
+
+        Who waits follows from who runs, and in which order too: running and then waiting is
+        always one sequence under fcfs, and waiting is sorted under priority.
+        """
+        running = tuple((r.id, r.computed, r.placeholders, r.in_flight) for r in self.running)
+        since = min(self._since_prefill, self.config.prefill_schedule_interval)
+        pool = self.pool.fingerprint()
+        return (self._tokens_delivered, running, since, self._backlog, pool)
+
+    def _threshold(self) -> int:
+        """Tokens that one request may get in this step; 0 for no limit."""
+        threshold = self.config.long_prefill_token_threshold
+        requests = len(self.running) + len(self.waiting)
+        if requests == 1 or threshold == 0:
+            return 0
+        if self.config.long_prefill_token_threshold_adaptive and requests:
+            return max(threshold, self.config.max_num_batched_tokens // requests)
+        return threshold
+
+    def _hold(self) -> bool:
+        """Whether it is too early for prefills and somebody decodes."""
+        return (
+            not self._backlog
+            and self._since_prefill + 1 < self.config.prefill_schedule_interval
+            and not all(r.chunk for r in self.running)
+        )
+
+    def _continue_running(self, step: Step) -> None:
+        running, pool, block_size = self.running, self.pool, self.config.block_size
+        i = 0
+        while i < len(running) and step.budget > 0:
+            r = running[i]
+            n = self._next_tokens(r, step)
+            if n == 0:
+                i += 1
+                continue
+            needed = blocks_for(r.computed + n, block_size) - pool.held(r.id)
+            while needed > pool.free:
+                at = self._victim()
+                victim = running.pop(at)
+                if at < i:
+                    i -= 1
+                step.budget += step.tokens.pop(victim, 0)
+                self._preempt(victim, step)
+                if victim is r:
+                    break
+            else:
+                step.prefill |= r.chunk
+                self._grant(r, n, needed, step)
+                i += 1
+
+    def _next_tokens(self, r: RequestState, step: Step) -> int:
+        """Tokens of a running request to compute now; 0 lets it sit out the step."""
+        if step.hold and r.chunk:
+            return 0
+        if r.placeholders and r.length + r.placeholders >= r.stop_length:
+            return 0  # the token under way is its last
+        n = r.length + r.placeholders - r.computed
+        if 0 < step.threshold < n:
+            n = step.threshold
+        return min(n, step.budget)
+
+    def _victim(self) -> int:
+        """Position in ``running`` of the request to preempt."""
+        if self.config.policy == "fcfs":
+            return len(self.running) - 1
+        prompts = [r.prompt for r in self.running]
+        return max(range(len(prompts)), key=lambda i: (prompts[i].priority, prompts[i].arrival))
+
+    def _preempt(self, r: RequestState, step: Step) -> None:
+        """Take all blocks of ``r``, which has left ``running``; its tokens under way go stale."""
+        self.pool.release(r.id, keyless_first=True)
+        r.computed = r.placeholders = 0
+        r.stale = r.in_flight
+        self.waiting.put_back(r)
+        step.preempted.append(r.id)
+
+    def _admit_waiting(self, step: Step) -> None:
+        stale: list[RequestState] = []
+        while step.budget > 0 and self.waiting and len(self.running) < self._max_running:
+            r = self.waiting.head()
+            if r.stale:  # its old step is still under way: the next one gets the chance
+                self.waiting.remove(r)
+                stale.append(r)
+                continue
+            hits = self._hits(r)
+            start = len(hits) * self.config.block_size
+            n = r.length - start
+            prefill = n > 1
+            if prefill and step.hold:
+                break
+            if 0 < step.threshold < n:
+                n = step.threshold
+            if n > step.budget:
+                if not self.config.enable_chunked_prefill:
+                    break
+                n = step.budget
+            if not self._fits(r, hits, start + n):
+                break
+            self.waiting.remove(r)
+            self.running.append(r)
+            self.pool.share(r.id, hits)
+            r.computed = start
+            r.registered = len(hits)
+            step.prefill |= prefill
+            blocks = blocks_for(start + n, self.config.block_size) - len(hits)
+            self._grant(r, n, blocks, step)
+        if not step.hold:
+            self._backlog = len(self.waiting) > 0
+        for r in reversed(stale):
+            self.waiting.put_back(r)
+
+    def _hits(self, r: RequestState) -> list[int]:
+        """Cached blocks that ``r`` can start from; at least its last token is left to compute."""
+        if not self.config.enable_prefix_caching:
+            return []
+        blocks = (r.length - 1) // self.config.block_size
+        self._keys.extend(r.keys, r.content, blocks * self.config.block_size)
+        return self.pool.lookup(r.keys[:blocks])
+
+    def _fits(self, r: RequestState, hits: list[int], end: int) -> bool:
+        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        if self.config.scheduler_reserve_full_isl:
+            end = r.length
+        revived = sum(map(self.pool.is_free, hits))
+        reserve = self._watermark if self.running else 0
+        needed = blocks_for(end, self.config.block_size) - len(hits)
+        return needed + revived + reserve <= self.pool.free
+
+    def _grant(self, r: RequestState, n: int, blocks: int, step: Step) -> None:
+        """Let ``r`` compute ``n`` tokens in this step, with ``blocks`` new blocks.
+
+        The blocks that they will fill are registered already: they can be hit in this very step,
+        and stay even if a preemption drops ``r`` from it and they are never computed.
+        """
+        if blocks:
+            self.pool.take(r.id, blocks)
+        self._register(r, min(r.computed + n, r.length))
+        step.tokens[r] = n
+        step.budget -= n
+
+    def _register(self, r: RequestState, tokens: int) -> None:
+        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        full = tokens // self.config.block_size
+        if full <= r.registered or not self.config.enable_prefix_caching:
+            return
+        self._keys.extend(r.keys, r.content, tokens)
+        table = self.pool.tables[r.id]
+        for index in range(r.registered, full):
+            self.pool.register(table[index], r.keys[index])
+        r.registered = full
+
+    def _dispatch(self, step: Step) -> Batch:
+        """Count the step's tokens as computed and write down the batch."""
+        batch = Batch(preempted=step.preempted, ignored=self._refused)
+        self._refused = []
+        decodes = 0
+        for r, n in step.tokens.items():
+            start = r.computed
+            batch.scheduled.append((r.id, n))
+            batch.context.append(start)
+            r.computed += n
+            r.in_flight += n
+            r.chunk = r.computed < r.length + r.placeholders
+            if not r.chunk:
+                r.placeholders += 1
+                batch.emits.append(r.id)
+                decodes += n == 1 and start >= r.prompt.prompt_tokens
+        if step.tokens:
+            batch.kind = "mixed" if decodes else "prefill"
+            if decodes == len(step.tokens):
+                batch.kind = "decode"
+            self._since_prefill += 1
+        if step.prefill:
+            self._since_prefill = 0
+        return batch
+
+    def _remove(self, r: RequestState) -> None:
+        """Take a request out of the engine, wherever it is."""
+        if self.pool.held(r.id):
+            self.running.remove(r)
+            self.pool.release(r.id, keyless_first=True)
+        else:
+            self.waiting.remove(r)
+        del self._live[r.id]

@@ -1,0 +1,449 @@
+"""Single rules of vLLM's scheduler, each in a case small enough to follow by hand.
+
+Blocks hold 4 tokens. Unless said otherwise 8 of them can be used, a sequence may grow to 32
+tokens and nothing is cached or asynchronous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+from simkv.request import Prompt, Segment
+from simkv.schedulers.base import Batch, Completion
+from simkv.schedulers.vllm import VllmConfig, VllmScheduler
+
+PLAIN: dict[str, Any] = {
+    "block_size": 4,
+    "num_gpu_blocks": 9,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 32,
+    "enable_prefix_caching": False,
+    "async_scheduling": False,
+}
+
+
+def engine(prompts: Iterable[Prompt] = (), **knobs: Any) -> VllmScheduler:
+    scheduler = VllmScheduler(VllmConfig(**PLAIN | knobs))
+    for prompt in prompts:
+        scheduler.add(prompt)
+    return scheduler
+
+
+def ask(i: int, tokens: int, max_tokens: int = 20, priority: int = 0, at: float = 0.0) -> Prompt:
+    return Prompt(i, tokens, max_tokens, arrival=at, priority=priority)
+
+
+def shared(i: int, tokens: int, common: int) -> Prompt:
+    """A prompt whose first ``common`` tokens are the same for all that have any."""
+    own = Segment(f"u{i}", 0, tokens - common)
+    return Prompt(i, tokens, 8, segments=(Segment("g", 0, common), own))
+
+
+def step(scheduler: VllmScheduler, ended: Collection[int] = ()) -> Batch:
+    """A step whose results are processed before the next."""
+    batch = scheduler.schedule()
+    scheduler.complete(batch, ended)
+    scheduler.pool.check()
+    return batch
+
+
+def steps(scheduler: VllmScheduler, count: int) -> list[Batch]:
+    return [step(scheduler) for _ in range(count)]
+
+
+# Limits
+
+
+def test_one_block_is_the_null_block() -> None:
+    assert engine().num_blocks == engine().free_blocks == 8
+    with pytest.raises(ValueError, match="hold 32 tokens"):
+        engine(max_model_len=33)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 31, "enable_chunked_prefill": False},
+        {"long_prefill_token_threshold": 33},
+        {"max_num_active_seqs": 9},
+    ],
+)
+def test_what_vllm_does_not_start_with(knobs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must be at (least|most)"):
+        engine(**knobs)
+
+
+def test_a_prompt_without_room_for_a_token_is_refused() -> None:
+    scheduler = engine([ask(0, 32), ask(1, 31)])
+    batch = step(scheduler)
+    assert batch.ignored == [0]
+    assert batch.scheduled == [(1, 31)]
+    assert scheduler.running_ids() == []  # it ended with its first token, at max_model_len
+    assert step(scheduler).ignored == []
+
+
+def test_a_request_ends_at_max_tokens_or_when_the_model_says_so() -> None:
+    scheduler = engine([ask(0, 4, max_tokens=2), ask(1, 4)])
+    assert scheduler.complete(scheduler.schedule(), {1}) == Completion([0, 1], [1])
+    assert scheduler.complete(scheduler.schedule(), ()) == Completion([0], [0])
+    assert scheduler.free_blocks == 8
+
+
+def test_only_emitted_tokens_are_decoded() -> None:
+    scheduler = engine([ask(0, 1)])
+    assert [b.kind for b in steps(scheduler, 2)] == ["prefill", "decode"]
+    scheduler.add(ask(1, 1))
+    assert step(scheduler).kind == "mixed"
+    scheduler.abort(0)
+    scheduler.abort(1)
+    assert step(scheduler).kind == "idle"
+
+
+# Preemption
+
+
+def test_fcfs_preempts_the_last_and_admits_nobody_in_that_step() -> None:
+    scheduler = engine([ask(0, 16), ask(1, 16, priority=-1), ask(2, 4)])
+    assert step(scheduler).scheduled == [(0, 16), (1, 16)]
+    preempting = step(scheduler)
+    assert preempting.preempted == [1]
+    assert preempting.scheduled == [(0, 1)]
+    assert scheduler.waiting_ids() == [1, 2]  # back at the very front
+    assert scheduler.free_blocks == 3  # room for request 2, but behind the head
+    assert step(scheduler).scheduled == [(0, 1)]
+
+
+def test_several_victims_keep_their_order() -> None:
+    scheduler = engine(
+        [ask(0, 24), *(ask(i, 4) for i in (1, 2, 3, 4))],
+        long_prefill_token_threshold=12,
+        scheduler_reserve_full_isl=False,
+    )
+    step(scheduler)  # 3 blocks and 4 single ones
+    assert step(scheduler).preempted == [4, 3, 2]  # two for the chunk, one for request 1
+    assert scheduler.waiting_ids() == [2, 3, 4]
+
+
+def test_a_preempted_request_prefills_its_old_outputs_too() -> None:
+    scheduler = engine([ask(0, 12), ask(1, 12)], long_prefill_token_threshold=12)
+    while not (batch := step(scheduler)).preempted:
+        pass
+    assert batch.preempted == [1]
+    assert scheduler.waiting.head().length == 17  # 12 and the 5 that it had emitted
+    assert scheduler.free_blocks == 3
+    for _ in range(3):
+        assert step(scheduler).scheduled == [(0, 1)]  # 12 tokens would fit, 17 do not
+    scheduler.abort(0)
+    batch = step(scheduler)
+    assert (batch.scheduled, batch.kind, batch.emits) == ([(1, 17)], "prefill", [1])
+    assert step(scheduler).scheduled == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("usable", "scheduled"),
+    [
+        (7, [(1, 1), (2, 7)]),  # taken for 1: its token is in the budget again when 2 has its turn
+        (8, [(1, 1), (2, 6)]),  # taken for 2, whose chunk was cut before: it stays as it was
+    ],
+)
+def test_priority_preempts_the_least_urgent_even_if_it_is_in_the_step(
+    usable: int, scheduled: list[tuple[int, int]]
+) -> None:
+    scheduler = engine(
+        policy="priority",
+        num_gpu_blocks=usable + 1,
+        max_model_len=28,
+        max_num_batched_tokens=8,
+        scheduler_reserve_full_isl=False,
+    )
+    for prompt in (ask(0, 6, priority=9), ask(1, 7), ask(2, 24, priority=1)):
+        scheduler.add(prompt)
+        step(scheduler)
+    batch = step(scheduler)
+    assert batch.preempted == [0]
+    assert batch.scheduled == scheduled
+    assert scheduler.waiting_ids() == [0]
+
+
+def test_a_priority_tie_takes_the_first_in_running_order() -> None:
+    prompts = [ask(0, 12, at=1.0), ask(1, 8, at=1.0), ask(2, 12, at=0.5)]
+    scheduler = engine(prompts, policy="priority")
+    assert step(scheduler).scheduled == [(2, 12), (0, 12), (1, 8)]
+    assert step(scheduler).preempted == [0]
+
+
+def test_priority_self_preemption_lets_the_next_go_on() -> None:
+    scheduler = engine(policy="priority")
+    for prompt in (ask(0, 14, priority=1), ask(1, 15)):
+        scheduler.add(prompt)
+        step(scheduler)
+    step(scheduler)  # both have filled 4 blocks
+    batch = step(scheduler)
+    assert (batch.preempted, batch.scheduled) == ([0], [(1, 1)])
+
+
+def test_an_urgent_arrival_evicts_nobody_but_goes_to_the_head() -> None:
+    scheduler = engine([ask(0, 16, priority=5), ask(1, 8, priority=5)], policy="priority")
+    step(scheduler)
+    waiting = (
+        ask(2, 8, priority=1, at=1.0),
+        ask(3, 12, priority=0, at=3.0),
+        ask(4, 8, priority=1, at=1.0),
+    )
+    for prompt in waiting:
+        scheduler.add(prompt)
+    batch = step(scheduler)
+    assert (batch.preempted, len(batch.scheduled)) == ([], 2)
+    assert scheduler.waiting_ids() == [3, 2, 4]
+    scheduler.abort(2)
+    assert scheduler.waiting_ids() == [3, 4]
+
+
+# Admission
+
+
+def test_the_whole_sequence_must_fit_only_when_asked_to() -> None:
+    prompts = [ask(0, 16, max_tokens=1), ask(1, 20)]
+    reserving = engine(prompts, max_num_batched_tokens=20)
+    assert step(reserving).scheduled == [(0, 16)]
+    eager = engine(prompts, max_num_batched_tokens=20, scheduler_reserve_full_isl=False)
+    assert step(eager).scheduled == [(0, 16), (1, 4)]
+
+
+def test_nothing_overtakes_the_head() -> None:
+    scheduler = engine([ask(0, 16), ask(1, 20), ask(2, 4)])
+    assert step(scheduler).scheduled == [(0, 16)]
+    assert scheduler.waiting_ids() == [1, 2]
+
+
+def test_without_chunked_prefill_a_prompt_waits_for_the_budget() -> None:
+    prompts = [ask(0, 20), ask(1, 14)]
+    knobs: dict[str, Any] = {"max_num_batched_tokens": 32, "num_gpu_blocks": 20}
+    assert step(engine(prompts, **knobs)).scheduled == [(0, 20), (1, 12)]
+    assert step(engine(prompts, enable_chunked_prefill=False, **knobs)).scheduled == [(0, 20)]
+    prompts = [ask(0, 20), ask(1, 20)]
+    capped = engine(prompts, enable_chunked_prefill=False, long_prefill_token_threshold=16, **knobs)
+    assert step(capped).scheduled == [(0, 16), (1, 16)]  # it is the capped 16 that must fit
+
+
+def test_the_threshold_spares_a_lone_request() -> None:
+    knobs = {"long_prefill_token_threshold": 8}
+    assert step(engine([ask(0, 20)], **knobs)).scheduled == [(0, 20)]
+    scheduler = engine([ask(0, 20), ask(1, 4)], **knobs)
+    assert step(scheduler).scheduled == [(0, 8), (1, 4)]
+    assert step(scheduler).scheduled == [(0, 8), (1, 1)]
+
+
+def test_an_adaptive_threshold_is_at_least_an_equal_share() -> None:
+    knobs: dict[str, Any] = {
+        "long_prefill_token_threshold": 4,
+        "long_prefill_token_threshold_adaptive": True,
+        "max_num_batched_tokens": 20,
+        "max_num_seqs": 2,
+    }
+    assert step(engine([ask(0, 20), ask(1, 8)], **knobs)).scheduled == [(0, 10), (1, 8)]
+
+
+def test_the_watermark_counts_all_blocks_and_spares_an_idle_engine() -> None:
+    knobs: dict[str, Any] = {"num_gpu_blocks": 10, "watermark": 0.2}  # 2 of 10, though 9 are usable
+    assert step(engine([ask(0, 31)], **knobs, max_num_seqs=1)).scheduled == [(0, 31)]
+    assert step(engine([ask(0, 16), ask(1, 12)], **knobs)).scheduled == [(0, 16), (1, 12)]
+    assert step(engine([ask(0, 20), ask(1, 12)], **knobs)).scheduled == [(0, 20)]
+
+
+def test_running_requests_are_capped_by_active_seqs_if_set() -> None:
+    prompts = [ask(i, 4) for i in range(4)]
+    assert len(step(engine(prompts, max_num_seqs=3)).scheduled) == 3
+    assert len(step(engine(prompts, max_num_seqs=3, max_num_active_seqs=2)).scheduled) == 2
+
+
+def test_the_tail_starves_when_the_budget_is_short() -> None:
+    scheduler = engine([ask(0, 4), ask(1, 4)], max_num_scheduled_tokens=4)
+    assert [b.scheduled for b in steps(scheduler, 3)] == [
+        [(0, 4)],
+        [(0, 1), (1, 3)],
+        [(0, 1), (1, 1)],
+    ]
+    narrow = engine([ask(0, 1), ask(1, 1)], max_num_scheduled_tokens=1)
+    assert [b.scheduled for b in steps(narrow, 3)] == [[(0, 1)]] * 3
+
+
+def test_a_prefill_interval_holds_prefills_back_while_others_decode() -> None:
+    scheduler = engine([ask(0, 4)], prefill_schedule_interval=3)
+    step(scheduler)
+    scheduler.add(ask(1, 6))
+    batches = steps(scheduler, 3)
+    assert [b.kind for b in batches] == ["decode", "decode", "mixed"]
+    scheduler.add(ask(2, 1))  # a single token is no prefill
+    assert step(scheduler).scheduled == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_a_prefill_interval_holds_chunks_too() -> None:
+    scheduler = engine(
+        [ask(0, 4), ask(1, 20)], max_num_batched_tokens=8, prefill_schedule_interval=3
+    )
+    assert [b.scheduled for b in steps(scheduler, 7)] == [
+        [(0, 4), (1, 4)],
+        [(0, 1)],
+        [(0, 1)],
+        [(0, 1), (1, 7)],
+        [(0, 1)],
+        [(0, 1)],
+        [(0, 1), (1, 7)],
+    ]
+    alone = engine([ask(0, 20)], max_num_batched_tokens=8, prefill_schedule_interval=3)
+    assert [b.scheduled for b in steps(alone, 3)] == [[(0, 8)], [(0, 8)], [(0, 4)]]
+
+
+def test_a_backlog_lifts_the_prefill_interval() -> None:
+    scheduler = engine(
+        [ask(0, 6), ask(1, 4)],
+        enable_chunked_prefill=False,
+        max_model_len=8,
+        max_num_batched_tokens=8,
+        prefill_schedule_interval=5,
+    )
+    assert step(scheduler).scheduled == [(0, 6)]
+    assert step(scheduler).scheduled == [(0, 1), (1, 4)]
+
+
+# Prefix cache
+
+
+def test_blocks_can_be_hit_in_the_step_that_computes_them() -> None:
+    scheduler = engine([shared(0, 10, 8), shared(1, 11, 8)], enable_prefix_caching=True)
+    batch = step(scheduler)
+    assert batch.scheduled == [(0, 10), (1, 3)]
+    assert batch.context == [0, 8]
+    assert scheduler.blocks_held() == {0: 3, 1: 3}
+    assert scheduler.free_blocks == 4  # two are shared
+
+
+def test_a_fully_cached_prompt_computes_its_last_block_again() -> None:
+    scheduler = engine([shared(0, 8, 8)], enable_prefix_caching=True)
+    step(scheduler, ended={0})
+    scheduler.add(shared(1, 8, 8))
+    assert step(scheduler).scheduled == [(1, 4)]
+
+
+def test_a_hit_on_free_blocks_counts_them_as_taken() -> None:
+    """Six blocks for 24 tokens, of which two are cached and free: 2 must stay for others."""
+    knobs: dict[str, Any] = {"enable_prefix_caching": True, "scheduler_reserve_full_isl": False}
+    scheduler = engine([shared(0, 9, 8)], **knobs)
+    step(scheduler, ended={0})
+    scheduler.add(ask(1, 12))
+    step(scheduler)
+    scheduler.add(shared(2, 24, 8))
+    assert step(scheduler).scheduled == [(1, 1)]
+    scheduler.abort(1)
+    assert step(scheduler).scheduled == [(2, 16)]
+
+
+def test_keyless_blocks_are_reused_first_and_tails_are_evicted_before_heads() -> None:
+    scheduler = engine([shared(0, 14, 12)], enable_prefix_caching=True)
+    step(scheduler, ended={0})
+    scheduler.add(ask(1, 23))
+    step(scheduler)
+    assert scheduler.pool.tables[1] == [4, 5, 6, 7, 8, 3]  # block 4 was not full, 3 is the tail
+    scheduler.add(shared(2, 14, 12))
+    scheduler.abort(1)
+    assert step(scheduler).context == [8]
+
+
+def test_outputs_are_cached_when_their_block_is_computed() -> None:
+    scheduler = engine([ask(0, 6)], enable_prefix_caching=True)
+    cached = []
+    for _ in range(4):
+        batch = scheduler.schedule()
+        cached.append(scheduler.pool.cached)
+        scheduler.complete(batch, ())
+    assert cached == [1, 1, 2, 2]  # token 8 is emitted by step 1 and computed in step 2
+
+
+def test_a_resumed_request_finds_what_is_left_of_its_blocks() -> None:
+    scheduler = engine([ask(0, 12), ask(1, 12)], enable_prefix_caching=True)
+    while not step(scheduler).preempted:
+        pass
+    scheduler.abort(0)  # request 0 had taken the last of the 4 blocks
+    batch = step(scheduler)
+    assert (batch.scheduled, batch.context) == ([(1, 5)], [12])
+    assert scheduler.pool.cached == 7  # 3 hit, the 4th filled again; 3 that request 0 left
+
+
+# Asynchronous scheduling
+
+
+def test_async_computes_nothing_for_a_request_whose_last_token_is_under_way() -> None:
+    scheduler = engine([ask(0, 4, max_tokens=2), ask(1, 30, max_tokens=9)], async_scheduling=True)
+    assert scheduler.pipeline_depth == 2
+    first, second, third = (scheduler.schedule() for _ in range(3))
+    assert (first.scheduled, second.scheduled, third.scheduled) == ([(0, 4)], [(0, 1)], [])
+    scheduler.complete(first, ())
+    assert scheduler.complete(second, ()) == Completion([0], [0])
+
+
+def test_async_delivers_a_token_under_way_to_its_preempted_request() -> None:
+    scheduler = engine([ask(0, 16), ask(1, 16, max_tokens=1)], async_scheduling=True)
+    under_way = scheduler.schedule()
+    batch = scheduler.schedule()
+    assert batch.preempted == [1]
+    assert scheduler.complete(under_way, ()) == Completion([0, 1], [1])  # it ends while waiting
+    assert scheduler.waiting_ids() == []
+
+    scheduler = engine([ask(0, 16), ask(1, 16), ask(2, 4)], async_scheduling=True)
+    under_way = scheduler.schedule()
+    assert scheduler.schedule().preempted == [1]
+    scheduler.abort(0)
+    late = scheduler.schedule()
+    assert late.scheduled == [(2, 4)]  # request 1 must wait for its stale token; others need not
+    assert scheduler.waiting_ids() == [1]
+    scheduler.complete(under_way, ())
+    again = scheduler.schedule()
+    assert (again.scheduled, again.emits) == ([(2, 1), (1, 17)], [2, 1])
+    assert scheduler.schedule().scheduled == [(2, 1), (1, 1)]
+
+
+def test_async_drops_what_is_under_way_for_an_ended_or_aborted_request() -> None:
+    scheduler = engine([ask(0, 4), ask(1, 4)], async_scheduling=True)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    scheduler.abort(1)
+    assert scheduler.free_blocks == 6
+    assert scheduler.complete(first, {0}) == Completion([0], [0])
+    assert scheduler.complete(second, ()) == Completion([], [])
+    assert scheduler.free_blocks == 8
+
+
+def test_async_registers_what_is_computed_even_as_the_request_ends() -> None:
+    scheduler = engine([ask(0, 6, max_tokens=3)], enable_prefix_caching=True, async_scheduling=True)
+    under_way = [scheduler.schedule() for _ in range(2)]
+    cached = []
+    for _ in range(3):
+        scheduler.complete(under_way.pop(0), ())
+        cached.append(scheduler.pool.cached)
+        under_way.append(scheduler.schedule())
+    assert scheduler.running_ids() == []
+    assert cached == [1, 1, 2]  # token 8 was computed, but no step after that allocates for it
+
+
+# Standstill
+
+
+def test_a_stalled_engine_repeats_its_fingerprint_and_a_working_one_does_not() -> None:
+    scheduler = engine([ask(0, 31)], max_num_scheduled_tokens=1)
+    prints = []
+    for _ in range(4):
+        step(scheduler)
+        prints.append(scheduler.fingerprint())
+    assert len(set(prints)) == 4
+    idle = engine(num_gpu_blocks=10)
+    idle.pool.take(99, 9)  # nobody in the engine will give these back
+    idle.add(ask(1, 8))
+    step(idle)
+    before = idle.fingerprint()
+    step(idle)
+    assert idle.fingerprint() == before
