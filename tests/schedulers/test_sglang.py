@@ -1,0 +1,422 @@
+"""Single rules of the SGLang scheduler; each test fails if its rule is turned round."""
+
+import random
+from collections.abc import Collection
+from itertools import product
+from typing import Any
+
+import pytest
+
+from simkv.prefix import Content
+from simkv.request import Prompt, Segment
+from simkv.schedulers.base import Batch
+from simkv.schedulers.sglang import SglangConfig, SglangScheduler
+from simkv.schedulers.sglang_memory import Memory, Req
+
+
+def engine(tokens: int, **knobs: Any) -> SglangScheduler:
+    """The normal loop without a prefix cache unless asked otherwise."""
+    plain = {"disable_radix_cache": True, "disable_overlap_schedule": True}
+    return SglangScheduler(SglangConfig(max_total_num_tokens=tokens, **{**plain, **knobs}))
+
+
+def step(scheduler: SglangScheduler, ended: Collection[int] = ()) -> Batch:
+    batch = scheduler.schedule()
+    scheduler.complete(batch, ended)
+    return batch
+
+
+def steps_until(scheduler: SglangScheduler, attribute: str) -> Batch:
+    """Step until the batch says something under ``attribute``; that batch."""
+    for _ in range(100):
+        if getattr(batch := step(scheduler), attribute):
+            return batch
+    raise AssertionError(f"never {attribute}")
+
+
+def ids(batch: Batch) -> list[int]:
+    return [i for i, _ in batch.scheduled]
+
+
+def shared(i: int, group: str, tokens: int, own: int, max_tokens: int = 1) -> Prompt:
+    segments = (Segment(group, 0, tokens), Segment(f"u{i}", 0, own))
+    return Prompt(i, tokens + own, max_tokens, segments=segments)
+
+
+# ---------------------------------------------------------------------- arrival
+
+
+def test_a_limit_is_clipped_to_what_the_pool_can_hold() -> None:
+    scheduler = engine(64, page_size=16)
+    scheduler.add(Prompt(0, 20, 1000))
+    assert scheduler.waiting[0].max_new == 64 - 32 - 16 - 1
+
+
+def test_a_prompt_of_almost_the_pool_is_refused() -> None:
+    scheduler = engine(40)
+    scheduler.add(Prompt(0, 34, 1))
+    scheduler.add(Prompt(1, 33, 1))
+    batch = step(scheduler)
+    assert (batch.ignored, ids(batch)) == ([0], [1])
+
+
+# ---------------------------------------------------------------------- admission
+
+
+@pytest.mark.parametrize(("limit", "admitted"), [(5, [0]), (4, [0, 1])])
+def test_a_candidate_must_fit_with_a_token_to_spare(limit: int, admitted: list[int]) -> None:
+    scheduler = engine(20)
+    scheduler.add(Prompt(0, 5, 3))  # promised 5 + 3 and a page: 11 left
+    scheduler.add(Prompt(1, 5, limit))  # wants 5 + limit and a page
+    assert ids(step(scheduler)) == admitted
+
+
+@pytest.mark.parametrize(
+    ("ratio", "tokens", "admitted"),
+    [(1, 14, False), (1, 13, True), (0.5, 22, False), (0.5, 21, True)],
+)
+def test_running_requests_are_promised_their_remaining_output_times_the_ratio(
+    ratio: float, tokens: int, admitted: bool
+) -> None:
+    scheduler = engine(40, init_new_token_ratio=ratio, min_new_token_ratio_factor=1)
+    scheduler.add(Prompt(0, 5, 20))
+    for _ in range(4):
+        step(scheduler)
+    scheduler.add(Prompt(1, tokens, 1))  # wants 2 more; 32 are free and 16 * ratio promised
+    assert ids(step(scheduler)) == [1 if admitted else 0]
+
+
+def test_nobody_is_passed_over() -> None:
+    scheduler = engine(40)
+    scheduler.add(Prompt(0, 10, 5))
+    scheduler.add(Prompt(1, 30, 5))
+    scheduler.add(Prompt(2, 1, 1))
+    assert ids(step(scheduler)) == [0]
+    assert scheduler.waiting_ids() == [1, 2]
+
+
+def test_a_full_batch_does_not_look_at_the_queue_until_somebody_leaves() -> None:
+    scheduler = engine(40)
+    scheduler.add(Prompt(0, 10, 5))
+    scheduler.add(Prompt(1, 30, 5))
+    step(scheduler)
+    step(scheduler)  # here the running batch is replaced, and the latch with it, then set again
+    scheduler.abort(1)
+    scheduler.add(Prompt(2, 1, 1))
+    assert ids(step(scheduler, ended=[0])) == [0]
+    assert ids(step(scheduler)) == [2]
+
+
+# ---------------------------------------------------------------------- chunks
+
+
+def test_a_chunk_goes_on_first_and_leaves_the_rest_of_the_budget_to_others() -> None:
+    scheduler = engine(100, chunked_prefill_size=8)
+    scheduler.add(Prompt(0, 10, 3))
+    scheduler.add(Prompt(1, 7, 3))
+    first = step(scheduler)
+    assert (first.scheduled, first.emits) == ([(0, 8)], [])
+    assert (scheduler.decode_ids(), scheduler.running_ids()) == ([], [0])
+    second, third = step(scheduler), step(scheduler)
+    assert (second.scheduled, second.context, second.emits) == ([(0, 2), (1, 6)], [8, 0], [0])
+    assert third.scheduled == [(1, 1)]
+    assert scheduler.running_ids() == [0, 1]
+
+
+def test_a_chunk_in_progress_is_not_tested_and_can_run_the_engine_out_of_memory() -> None:
+    scheduler = engine(
+        40,
+        chunked_prefill_size=4,
+        enable_mixed_chunk=True,
+        schedule_conservativeness=0,
+        clip_max_new_tokens_estimation=0,
+    )
+    scheduler.add(Prompt(0, 2, 30))
+    step(scheduler)
+    scheduler.add(Prompt(1, 33, 5))
+    batch = step(scheduler)
+    assert (batch.kind, batch.scheduled) == ("mixed", [(1, 3), (0, 1)])
+    batch = steps_until(scheduler, "fatal")
+    assert "out of memory" in (batch.fatal or "")
+    assert ids(batch) == [1]
+
+
+def test_mixed_rows_become_the_running_order() -> None:
+    scheduler = engine(100, chunked_prefill_size=16, enable_mixed_chunk=True)
+    scheduler.add(Prompt(0, 4, 9))
+    scheduler.add(Prompt(1, 4, 9))
+    step(scheduler)
+    ratio = scheduler.ratio
+    scheduler.add(Prompt(2, 4, 9))
+    assert step(scheduler).kind == "mixed"
+    assert scheduler.running_ids() == [2, 0, 1]
+    assert scheduler.ratio == ratio
+
+
+# ---------------------------------------------------------------------- prefix cache
+
+
+def test_at_least_one_token_is_computed_however_much_is_cached() -> None:
+    scheduler = engine(100, disable_radix_cache=False)
+    scheduler.add(shared(0, "g", 40, 0))
+    scheduler.add(Prompt(1, 5, 5))
+    step(scheduler)
+    scheduler.add(shared(2, "g", 40, 0))
+    batch = step(scheduler)
+    assert (batch.scheduled, batch.context) == ([(2, 1)], [39])
+
+
+def test_cached_outputs_can_be_evicted_without_their_prompt() -> None:
+    memory = Memory(100, page_size=1, prefix_cache=True)
+    req = Req(0, 10, 6, False, Content(Prompt(0, 10, 6)), out=5, end=15)  # as after a retraction
+    memory.extend([req])
+    memory.publish(req, 15)
+    memory.release(req)
+    assert (memory.free, memory.evictable) == (85, 15)
+    assert memory.reclaim(86)
+    assert memory.evictable == 10
+
+
+def test_a_decode_step_evicts_a_page_for_every_row_needed_or_not() -> None:
+    scheduler = engine(36, page_size=4, disable_radix_cache=False)
+    scheduler.add(Prompt(0, 16, 1))
+    step(scheduler)
+    scheduler.add(Prompt(1, 5, 2))
+    scheduler.add(Prompt(2, 5, 2))
+    step(scheduler)
+    assert scheduler.memory.evictable == 16
+    scheduler.schedule()
+    assert scheduler.memory.evictable == 0
+
+
+# ---------------------------------------------------------------------- retraction
+
+
+def crowded(**knobs: Any) -> SglangScheduler:
+    """Three requests whose output was not reckoned with, and a fourth that waits."""
+    scheduler = engine(42, clip_max_new_tokens_estimation=0, retract_decode_steps=2, **knobs)
+    for i, tokens in enumerate((10, 12, 10, 30)):
+        scheduler.add(Prompt(i, tokens, 20))
+    return scheduler
+
+
+def test_the_least_output_goes_first() -> None:
+    scheduler = engine(42, clip_max_new_tokens_estimation=0)
+    scheduler.add(Prompt(0, 14, 20))
+    step(scheduler)
+    step(scheduler)
+    scheduler.add(Prompt(1, 10, 20))
+    scheduler.add(Prompt(2, 10, 20))
+    assert steps_until(scheduler, "preempted").preempted == [2]
+
+
+def test_of_equal_outputs_the_longest_prompt_goes_to_the_tail_of_the_queue() -> None:
+    scheduler = crowded()
+    assert ids(step(scheduler)) == [0, 1, 2]
+    batch = steps_until(scheduler, "preempted")
+    assert batch.preempted == [1]
+    assert ids(batch) == [0, 2]  # the others decode in the same step
+    assert scheduler.waiting_ids() == [3, 1]
+
+
+def test_of_equals_the_last_goes_and_the_order_of_the_choice_stays() -> None:
+    scheduler = engine(42, clip_max_new_tokens_estimation=0)
+    scheduler.add(Prompt(0, 14, 20))
+    scheduler.add(Prompt(1, 10, 20))
+    scheduler.add(Prompt(2, 10, 20))
+    step(scheduler)
+    assert steps_until(scheduler, "preempted").preempted == [0]
+    assert scheduler.running_ids() == [1, 2]
+    assert steps_until(scheduler, "preempted").preempted == [2]
+
+
+def test_a_retraction_sets_the_ratio_from_the_survivors() -> None:
+    scheduler = crowded()
+    ratios = []
+    while not step(scheduler).preempted:
+        ratios.append(scheduler.ratio)
+    decay = (0.7 - 0.7 * 0.14) / 600
+    assert ratios[:3] == [0.7, 0.7 - decay, 0.7 - decay - decay]  # the prefill does not decay it
+    emitted = len(ratios)  # by each survivor before this step
+    assert scheduler.ratio == (2 * emitted + 2 * 2) / (2 * 20 + 1)
+
+
+def test_a_retracted_request_recomputes_its_outputs_and_goes_on() -> None:
+    scheduler = crowded()
+    steps_until(scheduler, "preempted")
+    victim = scheduler.waiting[-1]
+    out = victim.out
+    scheduler.abort(3)
+    scheduler.abort(0)
+    scheduler.abort(2)
+    step(scheduler)
+    batch = step(scheduler)
+    assert batch.scheduled == [(1, 12 + out)]
+    assert victim.out == out + 1
+
+
+def test_an_idle_engine_forgets_the_ratio() -> None:
+    scheduler = engine(100)
+    scheduler.add(Prompt(0, 4, 3))
+    for _ in range(3):
+        step(scheduler)
+    assert scheduler.ratio < scheduler.init_ratio
+    assert step(scheduler).kind == "idle"
+    assert scheduler.ratio == scheduler.init_ratio
+
+
+# ---------------------------------------------------------------------- queue order
+
+
+def test_lpm_takes_the_longest_cached_prefix_first_and_keeps_the_order() -> None:
+    scheduler = engine(400, disable_radix_cache=False, schedule_policy="lpm")
+    scheduler.add(shared(0, "g", 40, 1))
+    step(scheduler)
+    scheduler.add(Prompt(1, 40, 1))
+    scheduler.add(shared(2, "g", 40, 5))
+    batch = step(scheduler)
+    assert (batch.scheduled, batch.context) == ([(2, 5), (1, 40)], [40, 0])
+
+
+@pytest.mark.parametrize(("tokens", "order"), [(32, [0, 2, 1]), (31, [0, 1, 2])])
+def test_lpm_holds_back_who_shares_a_beginning_with_another(tokens: int, order: list[int]) -> None:
+    scheduler = engine(400, disable_radix_cache=False, schedule_policy="lpm")
+    scheduler.add(shared(0, "g", tokens, 9))
+    scheduler.add(shared(1, "g", tokens, 9))
+    scheduler.add(Prompt(2, 40, 1))
+    assert ids(step(scheduler)) == order
+
+
+@pytest.mark.parametrize(("others", "first"), [(127, 128), (128, 1)])
+def test_lpm_does_not_sort_a_long_queue(others: int, first: int) -> None:
+    knobs = {"disable_radix_cache": False, "schedule_policy": "lpm", "prefill_max_requests": 1}
+    scheduler = engine(4000, **knobs)
+    scheduler.add(shared(0, "g", 40, 1))
+    step(scheduler)
+    for i in range(1, others + 1):
+        scheduler.add(Prompt(i, 5, 1))
+    scheduler.add(shared(others + 1, "g", 40, 5))
+    assert ids(step(scheduler)) == [first]
+
+
+def test_hrrn_weighs_the_wait_against_the_uncached_prompt() -> None:
+    knobs = {"disable_radix_cache": False, "schedule_policy": "hrrn", "prefill_max_requests": 1}
+    scheduler = engine(400, **knobs)
+    for i, tokens in enumerate((20, 30, 5)):
+        scheduler.add(Prompt(i, tokens, 1))
+    assert [ids(step(scheduler)) for _ in range(3)] == [[0], [2], [1]]
+
+
+def test_without_a_tree_lpm_is_fcfs() -> None:
+    scheduler = engine(400, schedule_policy="lpm")
+    scheduler.add(shared(0, "g", 40, 1))
+    scheduler.add(shared(1, "g", 40, 1))
+    scheduler.add(Prompt(2, 40, 1))
+    assert ids(step(scheduler)) == [0, 1, 2]
+
+
+# ---------------------------------------------------------------------- loops
+
+
+def test_after_a_prefill_the_interval_belongs_to_decoding() -> None:
+    scheduler = engine(100, prefill_decode_interval=2)
+    scheduler.add(Prompt(0, 4, 9))
+    step(scheduler)
+    scheduler.add(Prompt(1, 4, 9))
+    assert [step(scheduler).kind for _ in range(4)] == ["decode", "decode", "prefill", "decode"]
+
+
+def test_the_overlap_loop_schedules_a_stopped_request_once_more() -> None:
+    scheduler = engine(100, disable_overlap_schedule=False)
+    scheduler.add(Prompt(0, 4, 9))
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    assert scheduler.complete(first, [0]).finished == [0]
+    assert ids(second) == [0]
+    assert scheduler.schedule().kind == "idle"
+    assert scheduler.complete(second, []).delivered == []
+    assert scheduler.free_blocks == scheduler.num_blocks
+
+
+def test_the_overlap_loop_foresees_an_end_by_length() -> None:
+    scheduler = engine(100, disable_overlap_schedule=False)
+    scheduler.add(Prompt(0, 4, 2))
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    scheduler.complete(first, [])
+    assert scheduler.schedule().kind == "idle"
+    assert scheduler.complete(second, []).finished == [0]
+
+
+def test_an_aborted_request_gives_its_memory_back_in_silence() -> None:
+    scheduler = engine(100, chunked_prefill_size=8)
+    scheduler.add(Prompt(0, 4, 9))
+    scheduler.add(Prompt(1, 10, 9))
+    step(scheduler)
+    scheduler.abort(1)  # in the middle of its prompt
+    assert scheduler.blocks_held() == {0: 4}
+    scheduler.abort(0)
+    batch = scheduler.schedule()
+    assert ids(batch) == [0]
+    completion = scheduler.complete(batch, [])
+    assert (completion.delivered, completion.finished) == ([], [])
+    assert scheduler.free_blocks == scheduler.num_blocks
+
+
+def test_a_request_that_may_fill_the_pool_and_must_not_stop_waits_for_ever() -> None:
+    scheduler = engine(80)
+    scheduler.add(Prompt(0, 25, 1000, ignore_eos=True))
+    scheduler.add(Prompt(1, 1, 1))
+    before = scheduler.fingerprint()
+    assert step(scheduler).kind == "idle"
+    assert scheduler.fingerprint() == before
+
+
+# ---------------------------------------------------------------------- configuration, laws
+
+
+@pytest.mark.parametrize("knob", ["max_total_num_tokens", "chunked_prefill_size"])
+def test_pool_and_chunk_are_whole_pages(knob: str) -> None:
+    with pytest.raises(ValueError, match=f"{knob}.*must be a multiple of page_size"):
+        SglangConfig(**{"max_total_num_tokens": 64, "page_size": 16, knob: 40})
+
+
+@pytest.mark.parametrize(
+    ("page", "no_cache", "no_overlap", "mixed"),
+    [*product((1, 4), (False, True), (False, True), (False, True))],
+)
+def test_every_token_of_the_pool_has_one_owner(
+    page: int, no_cache: bool, no_overlap: bool, mixed: bool
+) -> None:
+    rng = random.Random(page)
+    scheduler = engine(
+        160,
+        page_size=page,
+        disable_radix_cache=no_cache,
+        disable_overlap_schedule=no_overlap,
+        enable_mixed_chunk=mixed,
+        chunked_prefill_size=16,
+        schedule_policy="lpm",
+        schedule_conservativeness=0,
+        clip_max_new_tokens_estimation=8,
+        retract_decode_steps=2,
+    )
+    left = {i: rng.randint(1, 30) for i in range(30)}
+    for i in left:
+        scheduler.add(shared(i, f"g{i % 3}", rng.randint(1, 30), rng.randint(1, 10), 30))
+    before, retracted = Batch(), 0
+    while left:
+        batch = scheduler.schedule()
+        assert batch.fatal is None
+        before, done = (batch, batch) if no_overlap else (batch, before)
+        completion = scheduler.complete(done, [i for i in done.emits if left.get(i, 0) <= 1])
+        for i in completion.delivered:
+            left[i] -= 1
+        for i in completion.finished:
+            assert left.pop(i) == 0
+        retracted += len(batch.preempted)
+        memory, admitted = scheduler.memory, scheduler._admitted.values()
+        in_tree = sum(node.tokens for node in memory.tree.nodes()) if memory.tree else 0
+        held = sum(memory.up(r.kv) - r.owned for r in admitted)
+        assert memory.free + in_tree + held == 160
+    assert retracted
