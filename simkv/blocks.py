@@ -36,6 +36,10 @@ class BlockPool:
         """Blocks in the table of ``owner``; 0 if it has none."""
         return len(self.tables.get(owner, ()))
 
+    def holdings(self) -> dict[int, int]:
+        """Blocks by owner; a shared block counts for each."""
+        return {owner: len(table) for owner, table in self.tables.items()}
+
     def is_free(self, block: int) -> bool:
         """Whether nobody holds ``block``."""
         return self._references[block] == 0
@@ -134,3 +138,43 @@ class BlockPool:
             del blocks[block]
             if not blocks:
                 del self._blocks_of[key]
+
+
+class BlockCounter:
+    """A pool without a prefix cache whose blocks nobody reads: counts only, so taking is cheap.
+
+    Makes the same decisions as ``BlockPool``, since without a cache one free block is as good as
+    another.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.free = num_blocks
+        self.counts: dict[int, int] = {}
+
+    def held(self, owner: int) -> int:
+        """Blocks of ``owner``; 0 if it has none."""
+        return self.counts.get(owner, 0)
+
+    def holdings(self) -> dict[int, int]:
+        """Blocks by owner."""
+        return dict(self.counts)
+
+    def take(self, owner: int, count: int) -> None:
+        """Give ``owner`` that many blocks more. Raises RuntimeError if fewer are free."""
+        if count > self.free:
+            raise RuntimeError(f"{count} blocks asked for, {self.free} free")
+        self.free -= count
+        self.counts[owner] = self.counts.get(owner, 0) + count
+
+    def release(self, owner: int, *, keyless_first: bool = False) -> None:  # noqa: ARG002
+        """Take all blocks of ``owner`` back; no order to keep."""
+        self.free += self.counts.pop(owner, 0)
+
+    def fingerprint(self) -> Hashable:
+        """What decides later allocations."""
+        return self.free
+
+    def check(self) -> None:
+        """Assert that free + held = total."""
+        assert self.free + sum(self.counts.values()) == self.num_blocks

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
 
 import simpy
-from simpy.events import EventPriority
 
-from simkv.executors import Executor, load_of
-from simkv.record import Life, Outcome, Record, Standstill
+from simkv.clock import Moment
+from simkv.executors import Executor, Load, load_of
+from simkv.record import Life, Outcome, Queues, Record, Standstill
 from simkv.request import Request
-from simkv.schedulers.base import Batch, Livelock, Scheduler
+from simkv.schedulers.base import Batch, Completion, Livelock, Scheduler
 
 Process = Generator[simpy.Event, Any, None]
 
+#: A leap is not planned further ahead than this many steps.
+FARTHEST = 512
 
-class _Moment(simpy.Event):
-    """A timeout that comes after all other events of its time.
 
-    So a schedule call sees whatever arrived up to its own time, and what it sees does not depend
-    on the order in which events were queued.
-    """
+class InFlight(NamedTuple):
+    """A batch on the GPU: its row in the step log, when it is done, and whose last token it has
+    among the requests that it lists."""
 
-    def __init__(self, env: simpy.Environment, time: float) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        env.schedule(self, EventPriority(2), max(time - env.now, 0.0))
+    batch: Batch
+    row: int
+    end: float
+    last_of: frozenset[int]
 
 
 @dataclass(slots=True)
-class _InFlight:
-    batch: Batch
-    end: float
+class Leap:
+    """A stretch of like steps under way.
+
+    ``load`` is that of the step just launched, ``ends`` are the ends of those that follow it. At
+    ``moments`` one iteration of the loop would be over and the next begin.
+    """
+
+    load: Load
+    ends: list[float]
+    moments: list[float]
+    wake: Moment
 
 
 class Engine:
@@ -44,6 +53,10 @@ class Engine:
     Start ``run()`` as a SimPy process and hand requests to ``submit``. A batch of a pipelined
     scheduler (``pipeline_depth`` 2) is decided while its predecessor runs. Requests that come
     before ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended.
+
+    With ``leaping``, a stretch of steps in which nothing but decoding would happen is one event.
+    What comes from outside in the meantime ends the stretch with the step that it falls into, so
+    leaping changes nothing but the work.
     """
 
     def __init__(
@@ -53,24 +66,35 @@ class Engine:
         executor: Executor,
         ready: float = 0.0,
         resolved: Callable[[], None] | None = None,
+        *,
+        leaping: bool = True,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
         self.executor = executor
         self.record = Record(scheduler.num_blocks)
+        self.leaping = leaping
+        self.leaps = 0
         self.dead = False
         self._ready = ready
         self._resolved = resolved
-        self._arrived: list[Request] = []
-        self._wake = env.event()
+        self._inbox: list[Request | int] = []
         self._outside = False
+        self._wake: simpy.Event | None = None
+        self._leap: Leap | None = None
+        self._in_flight: deque[InFlight] = deque()
+        self._group_row = self._completed_row = -1
+        # Tokens of each request that no step has been asked for yet, and the rows of the step log
+        # in which members of the decode group will get their last one.
         self._left: dict[int, int] = {}
+        self._finishes: list[tuple[int, int, int]] = []
+        self._ending: dict[int, list[int]] = {}
 
     def submit(self, request: Request) -> None:
         """A request reaches the engine now; its client starts to wait."""
         life = self.record.arrive(request)
         self._left[request.id] = request.output_tokens
-        self._arrived.append(request)
+        self._inbox.append(request)
         if request.timeout is not None:
             patience = self.env.timeout(max(request.arrival + request.timeout - self.env.now, 0.0))
             patience.callbacks.append(lambda _: self._give_up(life))
@@ -78,29 +102,33 @@ class Engine:
 
     def run(self) -> Process:
         """The engine's iterations, as a SimPy process."""
-        in_flight: deque[_InFlight] = deque()
+        in_flight = self._in_flight
         watch = _CycleWatch(self.scheduler.fingerprint)
         gpu_free = 0.0
-        yield _Moment(self.env, self._ready)
+        yield Moment(self.env, self._ready)
         while True:
             batch = self._schedule()
             if batch is None:
                 return
-            start = max(self.env.now, gpu_free)
-            if batch.scheduled:
-                gpu_free = self._launch(batch, start)
-            in_flight.append(_InFlight(batch, gpu_free))
-            if len(in_flight) < self.scheduler.pipeline_depth and batch.scheduled:
+            load, newest = self._launch(batch, max(self.env.now, gpu_free))
+            gpu_free = max(gpu_free, newest.end)
+            in_flight.append(newest)
+            if len(in_flight) < self.scheduler.pipeline_depth and batch:
                 continue
+            if in_flight[0].batch:
+                if leap := self._plan_leap(batch, load):
+                    yield leap.wake
+                    self._land(leap, len(leap.moments) - 1)
+                    gpu_free = in_flight[-1].end
+                else:
+                    yield Moment(self.env, in_flight[0].end)
             oldest = in_flight.popleft()
-            if oldest.batch.scheduled:
-                yield _Moment(self.env, oldest.end)
-            delivered = self._complete(oldest.batch)
+            delivered = self._complete(oldest)
             if self._outside or delivered:
                 watch.progress()
                 self._outside = False
                 self.record.standstill = None
-            working = bool(batch.scheduled or oldest.batch.scheduled or in_flight)
+            working = bool(batch or oldest.batch or any(f.batch for f in in_flight))
             if not working and not self._busy():
                 yield from self._sleep()
             elif watch.repeats(working):
@@ -108,20 +136,24 @@ class Engine:
                 yield from self._sleep()
             elif not working:
                 self.record.idle_passes += 1
-                yield _Moment(self.env, self.env.now + self.executor.idle())
+                yield Moment(self.env, self.env.now + self.executor.idle())
 
     def _schedule(self) -> Batch | None:
         """Let the scheduler decide; None if that is the end of the engine."""
-        for request in self._arrived:
-            self.scheduler.add(request)
-        self._arrived.clear()
+        self.record.end = self.env.now
+        for message in self._inbox:
+            if isinstance(message, Request):
+                self.scheduler.add(message)
+            else:
+                self.scheduler.abort(message)
+        self._inbox.clear()
         try:
             batch = self.scheduler.schedule()
         except Livelock as livelock:
-            self._die(
-                "livelock", f"livelock inside one schedule call: {livelock.why}", livelock.cycle
-            )
+            why = f"livelock inside one schedule call: {livelock.why}"
+            self._die("livelock", why, livelock.cycle)
             return None
+        self._note_departures(batch)
         self.record.decided(batch, self.env.now)
         for i in batch.ignored:
             self._resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
@@ -132,45 +164,130 @@ class Engine:
             return None
         return batch
 
-    def _launch(self, batch: Batch, start: float) -> float:
-        """Put a batch on the GPU at ``start``; returns when it will be done."""
+    def _launch(self, batch: Batch, start: float) -> tuple[Load, InFlight]:
+        """Put a batch on the GPU at ``start``, behind those that are there."""
         load = load_of(batch)
+        if not batch:
+            return load, InFlight(batch, -1, self.env.now, frozenset())
         end = start + self.executor.run(load)
-        self.record.step(
-            batch,
-            load,
-            start,
-            end,
-            waiting=len(self.scheduler.waiting_ids()),
-            running=len(self.scheduler.running_ids()),
-            free_blocks=self.scheduler.free_blocks,
-        )
-        return end
-
-    def _complete(self, batch: Batch) -> bool:
-        """Deliver the tokens of a batch that has run; returns whether there were any."""
-        ended = {i for i in batch.emits if self._left[i] <= 1}
-        completion = self.scheduler.complete(batch, ended)
-        now = self.env.now
-        for i in completion.delivered:
+        scheduler = self.scheduler
+        queues = Queues(scheduler.num_waiting, scheduler.num_running, scheduler.free_blocks)
+        row = self.record.step(batch, load, start, end, queues)
+        if batch.decodes:
+            self._group_row = row
+        for i in batch.joined:
+            heappush(self._finishes, (row + self._left[i] - 1, i, row))
+        last_of = []
+        for i in batch.emits:
             self._left[i] -= 1
-            life = self.record.lives[i]
-            if life.outcome is Outcome.REJECTED:  # an engine may take up again what it gave up
-                life.outcome, life.ended_at, life.reason = None, None, ""
-            if life.outcome is None:
-                life.tokens += 1
-                life.last_token = now
-                if life.first_token is None:
-                    life.first_token = now
+            if self._left[i] == 0:
+                last_of.append(i)
+        return load, InFlight(batch, row, end, frozenset(last_of))
+
+    def _note_departures(self, batch: Batch) -> None:
+        """Requests that the decode group has lost since the batch before."""
+        for i in batch.left:
+            since = self.record.decoding_since(i)
+            if since is None:
+                continue
+            last_token = since + self._left[i] - 1
+            self._left[i] -= self.record.leave(i, self._group_row)
+            if self._completed_row < last_token <= self._group_row:
+                self._ending.setdefault(last_token, []).append(i)
+
+    def _complete(self, flight: InFlight) -> bool:
+        """Deliver the tokens of a batch that has run; returns whether there were any."""
+        batch, row = flight.batch, flight.row
+        self._completed_row = max(self._completed_row, row)
+        ended = set(flight.last_of)
+        if batch.decodes:
+            ended.update(self._ending.pop(row, ()))
+            while self._next_finish() <= row:
+                ended.add(heappop(self._finishes)[1])
+        completion = self.scheduler.complete(batch, ended)
+        if len(completion.delivered) != len(batch.emits):
+            self._note_dropped(batch, completion, row)
+        lives = self.record.lives
+        for i in completion.delivered:
+            if lives[i].outcome is Outcome.REJECTED:  # some engines take up what they gave up
+                lives[i].outcome, lives[i].ended_at, lives[i].reason = None, None, ""
         for i in completion.finished:
-            self._resolve(self.record.lives[i], Outcome.FINISHED)
-        return bool(completion.delivered)
+            self._resolve(lives[i], Outcome.FINISHED)
+        return bool(completion.delivered or batch.decodes)
+
+    def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:
+        """Tokens that were computed and thrown away have to be computed again, if ever."""
+        for i in set(batch.emits) - set(completion.delivered):
+            self._left[i] += 1
+            self.record.lives[i].dropped.append(row)
+
+    def _next_finish(self) -> float:
+        """Row of the step log in which a member of the decode group gets its last token next."""
+        while self._finishes:
+            row, i, since = self._finishes[0]
+            if self.record.decoding_since(i) == since:
+                return row
+            heappop(self._finishes)
+        return float("inf")
+
+    def _plan_leap(self, batch: Batch, load: Load) -> Leap | None:
+        """The stretch of steps like the one just launched, if it is one of decodes only."""
+        oldest, newest = self._in_flight[0], self._in_flight[-1]
+        if not self.leaping or batch.kind != "decode" or not _alike(oldest, newest):
+            return None
+        most = min(self._next_finish() - oldest.row, FARTHEST)
+        if oldest.last_of or oldest.row in self._ending:
+            most = 0
+        for i in batch.emits:
+            most = min(most, self._left[i] + newest.row - oldest.row)
+        if most < 1:
+            return None
+        steps = self.scheduler.leap(int(most) + 1) - 1
+        ends, end = [], newest.end
+        for seconds in self.executor.foresee(load, steps):
+            end += seconds
+            ends.append(end)
+        if not ends:
+            return None
+        moments = [oldest.end, *ends] if oldest is newest else [oldest.end, newest.end, *ends[:-1]]
+        self._leap = Leap(load, ends, moments, Moment(self.env, moments[-1]))
+        return self._leap
+
+    def _land(self, leap: Leap, done: int) -> None:
+        """Bring everything to where stepping would be after ``done`` more steps."""
+        oldest, newest = self._in_flight[0], self._in_flight[-1]
+        self._leap = None
+        if not done:
+            return
+        self.leaps += 1
+        batch, ends = newest.batch, leap.ends[:done]
+        self.record.repeat(batch, ends, self.scheduler.skip(done))
+        starts = [newest.end, *ends[:-1]]
+        self.executor.ran(leap.load, [b - a for a, b in zip(starts, ends, strict=True)])
+        if batch.decodes:
+            self._group_row = newest.row + done
+        lasts: dict[int, list[int]] = {}
+        for i in batch.emits:
+            lasts.setdefault(newest.row + self._left[i], []).append(i)
+            self._left[i] -= done
+        rows = [(newest.row + done, ends[-1])]
+        if oldest is not newest:
+            rows.insert(0, (oldest.row + done, leap.moments[done]))
+        self._in_flight.clear()
+        for row, end in rows:
+            self._in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
+
+    def settle(self) -> None:
+        """The run ends now: a leap under way gets as far as stepping would have got."""
+        if self._leap is not None:
+            self._land(self._leap, bisect_left(self._leap.moments, self.env.now))
+        self.record.close(self._group_row)
 
     def _give_up(self, life: Life) -> None:
         """The client's patience is over."""
         if life.outcome is None:
             self._resolve(life, Outcome.STARVED, "the client gave up")
-            self.scheduler.abort(life.request.id)
+            self._inbox.append(life.request.id)
             self._stir()
 
     def _resolve(self, life: Life, outcome: Outcome, reason: str = "") -> None:
@@ -180,28 +297,36 @@ class Engine:
                 self._resolved()
 
     def _busy(self) -> bool:
-        return bool(self.scheduler.waiting_ids() or self.scheduler.running_ids())
+        return bool(self.scheduler.num_waiting or self.scheduler.num_running)
 
     def _stir(self) -> None:
-        """Something came from outside: an engine that sleeps looks again."""
+        """Something came from outside: the engine looks again when its present step is over."""
         self._outside = True
-        if not self._wake.triggered:
+        self.record.end = self.env.now
+        if self._leap is not None:
+            moments = self._leap.moments
+            index = bisect_left(moments, self.env.now)
+            if index < len(moments) - 1:
+                del moments[index + 1 :]
+                self._leap.wake = self._leap.wake.move(moments[-1])
+        elif self._wake is not None:
             self._wake.succeed()
+            self._wake = None
 
     def _sleep(self) -> Process:
         """Wait for something from outside, and for all else that happens at that time."""
         self._wake = self.env.event()
         yield self._wake
-        yield _Moment(self.env, self.env.now)
+        yield Moment(self.env, self.env.now)
 
     def _stand_still(self, batch: Batch) -> None:
         """The state repeats: without help from outside nothing will ever change."""
         if self.record.standstill is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
-            kind = "livelock" if batch.scheduled else "deadlock"
+            kind = "livelock" if batch else "deadlock"
             why = (
                 "the same decisions repeat and no token is emitted"
-                if batch.scheduled
+                if batch
                 else "requests wait and the scheduler can run none of them"
             )
             self.record.standstill = Standstill(kind, self.env.now, why, sorted(set(stuck)))
@@ -209,6 +334,15 @@ class Engine:
     def _die(self, kind: str, why: str, requests: list[int]) -> None:
         self.dead = True
         self.record.standstill = Standstill(kind, self.env.now, why, sorted(set(requests)))
+
+
+def _alike(oldest: InFlight, newest: InFlight) -> bool:
+    """Whether the batches in flight are the same decision made again."""
+    a, b = oldest.batch, newest.batch
+    if a is b:
+        return True
+    same_group = a.decodes == b.decodes and not b.joined and not b.left
+    return a.kind == b.kind and same_group and a.scheduled == b.scheduled
 
 
 class _CycleWatch:
@@ -263,11 +397,13 @@ def serve(engine: Engine, requests: Iterable[Request], horizon: float | None) ->
     env.process(engine.run())
     env.run(until=horizon)
     record = engine.record
-    record.end = env.now
+    if horizon is not None:
+        record.end = horizon
     for request in ordered:
         if request.id not in record.lives:  # the horizon came before it did
             record.arrive(request)
     _conclude(record, horizon)
+    engine.settle()
     return record
 
 

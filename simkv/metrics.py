@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simkv.record import Life, Outcome, Record, Segment
+from simkv.record import Life, Outcome, Record, emitting_rows
 
 Floats = npt.NDArray[np.float64]
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
@@ -77,20 +77,13 @@ def token_rows(life: Life) -> list[tuple[int, int]]:
     """Rows of the step log at whose end the client got a token, as ranges (first, last)."""
     ranges: list[tuple[int, int]] = []
     left = life.tokens
-    for segment in life.segments:
-        first, last = _emitting(segment)
-        if first > last or not left:
-            continue
+    for first, last in emitting_rows(life):
+        if not left:
+            break
         last = min(last, first + left - 1)
         left -= last - first + 1
         ranges.append((first, last))
     return ranges
-
-
-def _emitting(segment: Segment) -> tuple[int, int]:
-    if segment.kind == "decode":
-        return segment.first, segment.last
-    return (segment.last, segment.last) if segment.emits else (segment.last + 1, segment.last)
 
 
 def gaps(record: Record, lives: Iterable[Life]) -> Samples:

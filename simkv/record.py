@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -26,8 +28,8 @@ class Outcome(StrEnum):
 class Segment(NamedTuple):
     """A request in consecutive rows ``first`` to ``last`` of the step log.
 
-    A ``decode`` emits one token at the end of each of them, a ``prefill`` at most one, at the end
-    of the last, if ``emits``.
+    If ``emits``, a ``decode`` emits one token at the end of each of them and a ``prefill`` one at
+    the end of the last.
     """
 
     kind: str
@@ -39,13 +41,15 @@ class Segment(NamedTuple):
 NOTHING = Segment("", -1, -1, False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Life:
     """One request's way through the engine; times in seconds since the start of the run.
 
     ``preempted_at`` are the times at which computed KV was taken away, ``bounces`` how often the
     engine took back blocks before it had computed anything into them. ``recomputed_tokens`` had
-    been computed before. ``tokens`` reached the client.
+    been computed before. ``tokens`` reached the client, the first and the last at the times given;
+    these three are worked out from the segments when the run is over. The tokens of ``dropped``
+    rows were computed and thrown away by the engine.
     """
 
     request: Request
@@ -59,6 +63,7 @@ class Life:
     recomputed_tokens: int = 0
     preempted_at: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
 
     @property
     def deadline(self) -> float | None:
@@ -69,7 +74,10 @@ class Life:
 
 @dataclass(slots=True)
 class StepLog:
-    """Columns of the step log: times in seconds, the rest counts after the schedule call."""
+    """Columns of the step log, a row per step: times in seconds, the rest counts.
+
+    Queues and free blocks are those that the schedule call of the step left behind.
+    """
 
     start: array[float] = field(default_factory=lambda: array("d"))
     end: array[float] = field(default_factory=lambda: array("d"))
@@ -84,6 +92,14 @@ class StepLog:
 
     def __len__(self) -> int:
         return len(self.end)
+
+
+class Queues(NamedTuple):
+    """What a schedule call left behind: requests waiting and running, and blocks free."""
+
+    waiting: int
+    running: int
+    free_blocks: int
 
 
 @dataclass(slots=True)
@@ -113,6 +129,7 @@ class Record:
         self._computed: dict[int, int] = {}
         self._has_kv: set[int] = set()
         self._emitting: set[int] = set()
+        self._decoding_since: dict[int, int] = {}
 
     def arrive(self, request: Request) -> Life:
         """A request reached the engine."""
@@ -129,18 +146,8 @@ class Record:
             else:
                 self.lives[i].bounces += 1
 
-    def step(
-        self,
-        batch: Batch,
-        load: Load,
-        start: float,
-        end: float,
-        *,
-        waiting: int,
-        running: int,
-        free_blocks: int,
-    ) -> None:
-        """Append a row for a step that ran from ``start`` to ``end``, and its segments."""
+    def step(self, batch: Batch, load: Load, start: float, end: float, queues: Queues) -> int:
+        """Append the row of a step and what it changes for its requests; returns its index."""
         log = self.steps
         row = len(log)
         log.start.append(start)
@@ -150,9 +157,9 @@ class Record:
         log.prefill_tokens.append(load.prefill_tokens)
         log.decode_seqs.append(load.decode_seqs)
         log.preempted.append(len(batch.preempted))
-        log.waiting.append(waiting)
-        log.running.append(running)
-        log.free_blocks.append(free_blocks)
+        log.waiting.append(queues.waiting)
+        log.running.append(queues.running)
+        log.free_blocks.append(queues.free_blocks)
         emits = set(batch.emits)
         known = self._emitting
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
@@ -167,6 +174,74 @@ class Record:
             else:
                 segments.append(Segment(kind, row, row, i in emits))
         known |= emits
+        for i in batch.joined:
+            self._decoding_since[i] = row
+        return row
+
+    def repeat(self, batch: Batch, ends: Sequence[float], free_blocks: Sequence[int]) -> None:
+        """Append the rows of the steps that follow the newest one with the same batch of decodes.
+
+        They end at ``ends`` and leave ``free_blocks``.
+        """
+        log, steps = self.steps, len(ends)
+        log.start.append(log.end[-1])
+        log.start.extend(ends[:-1])
+        log.end.extend(ends)
+        log.free_blocks.extend(free_blocks)
+        log.kind.extend([log.kind[-1]] * steps)
+        for column in (
+            log.prefill_seqs,
+            log.prefill_tokens,
+            log.decode_seqs,
+            log.waiting,
+            log.running,
+        ):
+            column.extend([column[-1]] * steps)
+        log.preempted.extend([0] * steps)
+        for i, _ in batch.scheduled:
+            segments = self.lives[i].segments
+            segments[-1] = segments[-1]._replace(last=segments[-1].last + steps)
+            self._computed[i] += steps
+
+    def leave(self, i: int, last: int) -> int:
+        """Request ``i`` has decoded in a group up to row ``last``; returns in how many steps."""
+        first = self._decoding_since.pop(i)
+        steps = last - first + 1
+        if steps > 0:
+            self.lives[i].segments.append(Segment("decode", first, last, True))
+            self._computed[i] += steps
+        return steps
+
+    def decoding_since(self, i: int) -> int | None:
+        """Row in which ``i`` joined the decode group, or None if it is in none."""
+        return self._decoding_since.get(i)
+
+    def close(self, last: int) -> None:
+        """The run is over: end the segments that are open, and work out what clients received."""
+        for i in list(self._decoding_since):
+            self.leave(i, last)
+        for life in self.lives.values():
+            if life.dropped:
+                _drop(life)
+            self._settle(life)
+
+    def _settle(self, life: Life) -> None:
+        """Count the tokens that came before the client was gone (or at its finish)."""
+        assert life.ended_at is not None
+        ends, until = self.steps.end, life.ended_at
+        if self.standstill and life.outcome is Outcome.STALLED:
+            until = min(until, self.standstill.since)
+        inclusive = life.outcome not in (Outcome.STARVED, Outcome.CUT_OFF)
+        for first, last in emitting_rows(life):
+            count = (bisect_right if inclusive else bisect_left)(
+                ends, until, first, last + 1
+            ) - first
+            if not count:
+                break
+            if life.first_token is None:
+                life.first_token = ends[first]
+            life.tokens += count
+            life.last_token = ends[first + count - 1]
 
     def _count_tokens(self, life: Life, context: int, tokens: int) -> None:
         i = life.request.id
@@ -175,3 +250,30 @@ class Record:
             life.recomputed_tokens += min(known, context + tokens) - context
         self._computed[i] = max(known, context + tokens)
         self._has_kv.add(i)
+
+
+def emitting_rows(life: Life) -> Iterator[tuple[int, int]]:
+    """Ranges (first, last) of rows of the step log at whose ends the request emitted a token."""
+    for segment in life.segments:
+        if segment.emits:
+            yield (segment.first if segment.kind == "decode" else segment.last), segment.last
+
+
+def _drop(life: Life) -> None:
+    """Cut the rows whose token the engine threw away out of the emitting segments."""
+    gone = set(life.dropped)
+    kept: list[Segment] = []
+    for segment in life.segments:
+        here = [row for row in range(segment.first, segment.last + 1) if row in gone]
+        if segment.kind == "prefill":
+            kept.append(segment._replace(emits=segment.emits and segment.last not in gone))
+            continue
+        start = segment.first
+        for row in here:
+            if row > start:
+                kept.append(Segment("decode", start, row - 1, segment.emits))
+            kept.append(Segment("decode", row, row, False))
+            start = row + 1
+        if start <= segment.last:
+            kept.append(Segment("decode", start, segment.last, segment.emits))
+    life.segments = kept

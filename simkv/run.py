@@ -49,17 +49,23 @@ def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Result]:
 
 
 def run_scenario(
-    scenario: Scenario, folder: Path, resolved: Callable[[], None] | None = None
+    scenario: Scenario,
+    folder: Path,
+    resolved: Callable[[], None] | None = None,
+    *,
+    leaping: bool = True,
 ) -> Result:
     """Run one scenario; profiles given as files are looked for beside ``folder``.
 
-    ``resolved`` is called whenever a request ends. Raises InputError if the profile cannot be used.
+    ``resolved`` is called whenever a request ends. ``leaping`` changes nothing but the work.
+    Raises InputError if the profile cannot be used.
     """
     profile = load_profile(scenario.profile, folder)
     executor = SimulatedExecutor(profile)
     scheduler = build(scenario.engine)
     requests = generate(scenario.workload, scenario.timeout)
-    engine = Engine(simpy.Environment(), scheduler, executor, scenario.engine_ready, resolved)
+    env = simpy.Environment()
+    engine = Engine(env, scheduler, executor, scenario.engine_ready, resolved, leaping=leaping)
     record = serve(engine, requests, scenario.horizon)
     record.alone_s = {r.id: executor.alone(r.prompt_tokens, r.output_tokens) for r in requests}
     notes = [*_never_fit(requests, scheduler, scenario), *_outside(executor)]

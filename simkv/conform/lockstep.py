@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from simkv.conform.trace import Line
 from simkv.schedulers.base import Batch, Completion
@@ -22,13 +22,16 @@ class Emitted:
     def __init__(self, requests: list[Line]) -> None:
         self._left = {request["id"]: request["output_tokens"] for request in requests}
 
-    def ended(self, batch: Batch) -> set[int]:
-        """Ids of ``batch`` whose token of this step is the last that the model emits."""
-        return {i for i in batch.emits if self._left[i] <= 1}
+    def ended(self, batch: Batch, members: Iterable[int] = ()) -> set[int]:
+        """Ids of ``batch`` whose token of this step is the last that the model emits.
 
-    def count(self, completion: Completion) -> None:
-        """Note the tokens that were delivered."""
-        for i in completion.delivered:
+        ``members`` are those of its decode group.
+        """
+        return {i for i in (*batch.emits, *members) if self._left[i] == 1}
+
+    def count(self, completion: Completion, members: Iterable[int] = ()) -> None:
+        """Note the tokens that were delivered, to all of ``members`` too."""
+        for i in (*completion.delivered, *members):
             self._left[i] -= 1
 
 

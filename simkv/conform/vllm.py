@@ -25,21 +25,23 @@ def replay(header: Line, at_least: int) -> Iterator[Line]:
     standstill = Standstill()
     alive = {request["id"] for request in header["requests"]}
     under_way: deque[Batch] = deque()
+    decoding: deque[list[int]] = deque()
     step = 0
     while alive:
         for request in arrivals.pop(step, ()):
             scheduler.add(_prompt(request))
             standstill.progress()
-        batch, line = _schedule(scheduler)
+        batch, line, members = _schedule(scheduler)
         under_way.append(batch)
+        decoding.append(members)
         completion = Completion([], [])
         line["step"] = step
         line["delivered"] = int(len(under_way) == scheduler.pipeline_depth)
         if line["delivered"]:
-            oldest = under_way.popleft()
-            completion = scheduler.complete(oldest, emitted.ended(oldest))
-            emitted.count(completion)
-        if completion.delivered:
+            oldest, members = under_way.popleft(), decoding.popleft()
+            completion = scheduler.complete(oldest, emitted.ended(oldest, members))
+            emitted.count(completion, members)
+        if completion.delivered or (line["delivered"] and oldest.decodes):
             standstill.progress()
         alive -= {*completion.finished, *batch.ignored}
         line["finished"] = completion.finished
@@ -53,27 +55,27 @@ def replay(header: Line, at_least: int) -> Iterator[Line]:
         step += 1
 
 
-def _schedule(scheduler: VllmScheduler) -> tuple[Batch, Line]:
-    """One ``schedule`` call, and what can be seen of it right after."""
+def _schedule(scheduler: VllmScheduler) -> tuple[Batch, Line, list[int]]:
+    """One ``schedule`` call, what can be seen of it right after, and the decode group's ids."""
     running, held = set(scheduler.running_ids()), scheduler.blocks_held()
     batch = scheduler.schedule()
-    tables = scheduler.pool.tables
-    new_blocks = [[i, tables[i][held.get(i, 0) :]] for i, _ in batch.scheduled]
-    return batch, {
-        "scheduled": [list(row) for row in batch.scheduled],
+    tables = scheduler.cache.tables if scheduler.cache else {}
+    rows = batch.rows()
+    new_blocks = [[row.id, tables.get(row.id, [])[held.get(row.id, 0) :]] for row in rows]
+    line = {
+        "scheduled": [[row.id, row.tokens] for row in rows],
         "kind": batch.kind,
         "preempted": batch.preempted,
         "ignored": batch.ignored,
-        "hits": [
-            [i, context]
-            for (i, _), context in zip(batch.scheduled, batch.context, strict=True)
-            if i not in running
-        ],
+        "hits": [[row.id, row.context] for row in rows if row.id not in running],
         "new_blocks": [[i, blocks] for i, blocks in new_blocks if blocks],
-        "cached_blocks_after_schedule": scheduler.pool.cached,
         "running_after_schedule": scheduler.running_ids(),
         "free_blocks_after_schedule": scheduler.free_blocks,
     }
+    if scheduler.cache:
+        line["cached_blocks_after_schedule"] = scheduler.cache.cached
+    explicit = {i for i, _ in batch.scheduled}
+    return batch, line, [row.id for row in rows if row.id not in explicit]
 
 
 class _UncheckedConfig(VllmConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from simkv.schedulers.base import Batch
@@ -24,9 +25,11 @@ class Load(NamedTuple):
 
 def load_of(batch: Batch) -> Load:
     """Sum up a batch. In a mixed one a row of a single token on top of KV counts as a decode."""
+    decode_seqs, decode_context = batch.decodes, batch.decode_context
     if batch.kind == "decode":
-        return Load(0, 0, 0, len(batch.scheduled), sum(batch.context))
-    prefill_seqs = prefill_tokens = prefill_context = decode_seqs = decode_context = 0
+        decode_seqs += len(batch.scheduled)
+        return Load(0, 0, 0, decode_seqs, decode_context + sum(batch.context))
+    prefill_seqs = prefill_tokens = prefill_context = 0
     for (_, tokens), context in zip(batch.scheduled, batch.context, strict=True):
         if tokens == 1 and context and batch.kind == "mixed":
             decode_seqs += 1
@@ -43,6 +46,16 @@ class Executor(Protocol):
 
     def run(self, load: Load) -> float:
         """Seconds that a step with this load takes."""
+
+    def foresee(self, load: Load, steps: int) -> list[float]:
+        """Seconds of each of the ``steps`` steps that would follow a step of nothing but decodes.
+
+        Nothing counts as run until ``ran`` says how many of them were. An executor that cannot
+        know returns an empty list, and is asked step by step.
+        """
+
+    def ran(self, load: Load, seconds: Sequence[float]) -> None:
+        """The first steps foreseen for ``load`` were run and took ``seconds``."""
 
     def idle(self) -> float:
         """Seconds that a pass takes in which the scheduler finds nothing to run."""

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simkv.executors import Load
 from simkv.profile import Feature, Profile, feature_of, step_cost
+
+
+def later(load: Load, steps: int) -> Load:
+    """The load of the same decodes ``steps`` steps on: each has read as many tokens more."""
+    context = load.decode_context + steps * load.decode_seqs
+    return Load(0, 0, 0, load.decode_seqs, context)
 
 
 class SimulatedExecutor:
@@ -23,6 +31,17 @@ class SimulatedExecutor:
 
     def run(self, load: Load) -> float:
         seconds = self._cost(load)
+        self._account(load, seconds)
+        return seconds
+
+    def foresee(self, load: Load, steps: int) -> list[float]:
+        return [self._cost(later(load, step)) for step in range(1, steps + 1)]
+
+    def ran(self, load: Load, seconds: Sequence[float]) -> None:
+        for step, taken in enumerate(seconds, start=1):
+            self._account(later(load, step), taken)
+
+    def _account(self, load: Load, seconds: float) -> None:
         self.busy += seconds
         for feature, (low, high) in self._range:
             value = feature_of(load, feature)
@@ -31,7 +50,6 @@ class SimulatedExecutor:
                 self.outside[feature] = self.outside.get(feature, 0.0) + seconds
                 least, most = self.extremes.get(feature, (value, value))
                 self.extremes[feature] = (min(least, value), max(most, value))
-        return seconds
 
     def alone(self, prompt_tokens: int, output_tokens: int) -> float:
         """Seconds from first to last token's end of a request that has the GPU to itself.

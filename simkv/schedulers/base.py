@@ -7,9 +7,9 @@ torch nor pandas.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from simkv.request import Prompt
 
@@ -29,6 +29,14 @@ class Variant:
     summary: str
 
 
+class Row(NamedTuple):
+    """A request in a step: ``tokens`` to compute on top of ``context`` tokens that have KV."""
+
+    id: int
+    tokens: int
+    context: int
+
+
 @dataclass(slots=True)
 class Batch:
     """One decision: what the model is to compute in the next step.
@@ -38,6 +46,11 @@ class Batch:
     has run. ``preempted`` are the ids whose blocks were taken back, in order (an id may stand
     twice), ``ignored`` those refused, ``lost`` those that no queue holds any more though they
     never ended. ``fatal`` says why the real engine dies on this batch, if it does.
+
+    A scheduler may keep requests that decode in lockstep as a group and then lists its changes
+    only: ``joined`` and ``left`` since the batch before, with the ``decodes`` members that are left
+    and the ``decode_context`` tokens of KV that they have in all. ``expand`` then gives all rows,
+    while the batch is the newest.
     """
 
     scheduled: list[tuple[int, int]] = field(default_factory=list)
@@ -48,11 +61,29 @@ class Batch:
     ignored: list[int] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     fatal: str | None = None
+    decodes: int = 0
+    decode_context: int = 0
+    joined: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    expand: Callable[[], list[Row]] | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to compute."""
+        return bool(self.scheduled or self.decodes)
+
+    def rows(self) -> list[Row]:
+        """All rows in the engine's order; with a group, only until the next decision."""
+        if self.expand is not None:
+            return self.expand()
+        return [Row(i, n, c) for (i, n), c in zip(self.scheduled, self.context, strict=True)]
 
 
 @dataclass(slots=True)
 class Completion:
-    """What became of a batch: ids that were given a token, and ids that ended, in order."""
+    """What became of a batch: ids that were given a token, and ids that ended, in order.
+
+    ``delivered`` does not repeat the members of a decode group, who all got one.
+    """
 
     delivered: list[int]
     finished: list[int]
@@ -73,8 +104,9 @@ class Livelock(Exception):
 class Scheduler(Protocol):
     """What the engine loop needs from a scheduler."""
 
-    #: Batches in flight: 1 completes a batch before the next ``schedule``, 2 completes it after.
-    pipeline_depth: int
+    @property
+    def pipeline_depth(self) -> int:
+        """Batches in flight: 1 completes a batch before the next ``schedule``, 2 after it."""
 
     def add(self, prompt: Prompt) -> None:
         """Take a new request, just before a ``schedule`` call."""
@@ -95,6 +127,24 @@ class Scheduler(Protocol):
     @property
     def free_blocks(self) -> int:
         """Blocks that can be had now, cached but unreferenced ones included."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of the waiting queue."""
+
+    @property
+    def num_running(self) -> int:
+        """Length of the running list."""
+
+    def leap(self, most: int) -> int:
+        """For how many steps, at least 1 and at most ``most``, ``schedule`` would return the batch
+        that it has just returned, if nothing came from outside and nobody ended."""
+
+    def skip(self, steps: int) -> list[int]:
+        """Do what that many pairs of ``complete`` and ``schedule`` would do in such a stretch.
+
+        Returns the free blocks after each of the ``schedule`` calls.
+        """
 
     def waiting_ids(self) -> list[int]:
         """Ids in the waiting queue, head first."""

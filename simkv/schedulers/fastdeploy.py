@@ -519,6 +519,21 @@ class FastDeploy:
         """Free blocks."""
         return self.manager.pool.free
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting_ids())
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running_ids())
+
+    def leap(self, most: int) -> int:  # noqa: ARG002
+        """One step at a time: reservations decay with every call, and slots run by themselves."""
+        return 1
+
+    def skip(self, steps: int) -> list[int]:
+        raise NotImplementedError("this scheduler does not leap")
+
     def waiting_ids(self) -> list[int]:
         """Ids in ``waiting``, head first."""
         return [seq.id for seq in self.manager.waiting]

@@ -165,6 +165,7 @@ class Sequence:
 
 
 Key = tuple[int, bool]
+FOREVER = 1 << 62
 
 
 def differs(q: Sequence, batch: list[Sequence]) -> bool:
@@ -185,6 +186,8 @@ class Queues:
     """What all variants share: the two queues, the pool, and the engine's hook after a step."""
 
     pipeline_depth = 1
+    #: A decode takes a block when the length is this much beyond a multiple of the block size.
+    border = 0
 
     def __init__(self, config: MistralrsConfig, usable_blocks: int) -> None:
         self.config = config
@@ -193,6 +196,7 @@ class Queues:
         self.running: list[Sequence] = []
         self._live: dict[int, Sequence] = {}
         self._batch = Batch()
+        self._chosen: list[Sequence] = []
 
     def add(self, prompt: Prompt) -> None:
         sequence = Sequence(prompt, prompt.prompt_tokens, Content(prompt))
@@ -204,9 +208,8 @@ class Queues:
 
     def schedule(self) -> Batch:
         """One call of the engine's schedule function, and the engine's look at the result."""
-        self._batch = Batch()
-        chosen = self._choose()
-        batch = self._batch
+        batch = self._batch = Batch()
+        chosen = self._chosen = self._choose()
         if chosen:
             # The engine looks at the first sequence only, whatever the others are.
             prefill = chosen[0].state is State.PROMPT
@@ -247,6 +250,43 @@ class Queues:
     def free_blocks(self) -> int:
         return self.pool.free
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def leap(self, most: int) -> int:
+        """Decodes alone, while the queue may not move and nobody needs a block that is not there.
+
+        With a prefix cache every step registers blocks, so there is no leaping.
+        """
+        batch = self._batch
+        if batch.kind != "decode" or batch.preempted or self.config.prefix_caching:
+            return 1
+        if self.waiting and not self._capped():
+            return 1
+        steps, free = 1, self.pool.free
+        for needed in self._borders(min(most, self._meets_others()) - 1):
+            free -= needed
+            if free < 0:
+                break
+            steps += 1
+        return steps
+
+    def skip(self, steps: int) -> list[int]:
+        free, left = [], self.pool.free
+        for needed in self._borders(steps):
+            left -= needed
+            free.append(left)
+        for q in self._chosen:
+            self.pool.take(q.id, sum(self._borders_of(q, steps)))
+            q.length += steps
+            q.computed = q.length - 1
+        return free
+
     def waiting_ids(self) -> list[int]:
         return [q.id for q in self.waiting]
 
@@ -267,6 +307,23 @@ class Queues:
 
     def _choose(self) -> list[Sequence]:
         raise NotImplementedError
+
+    def _capped(self) -> bool:
+        """Whether so many run that the queue is not even looked at."""
+        raise NotImplementedError
+
+    def _meets_others(self) -> int:
+        """Steps until the batch is as long as running sequences that are not in it."""
+        return FOREVER
+
+    def _borders_of(self, q: Sequence, steps: int) -> list[int]:
+        """Blocks (0 or 1) that ``q`` needs in each of the next steps, if it decodes in all."""
+        size, first = self.config.block_size, q.length + 1 - self.border
+        return [int((first + step) % size == 0) for step in range(steps)]
+
+    def _borders(self, steps: int) -> list[int]:
+        per_sequence = [self._borders_of(q, steps) for q in self._chosen]
+        return [sum(needed) for needed in zip(*per_sequence, strict=True)]
 
     def _prompt_ran(self, q: Sequence) -> None:
         """A prefill of ``q`` has run; only ``pr2034july`` changes the state here."""
@@ -317,7 +374,7 @@ class Seed(Queues):
         watch = Circle()
         while self.waiting:
             q = self.waiting[0]
-            if len(self.running) + 1 == self.config.max_num_seqs:
+            if self._capped():
                 break
             waited = q.failures
             fits = self._can_allocate(q)
@@ -378,6 +435,9 @@ class Seed(Queues):
             q.state = State.COMPLETION
         return list(keep)
 
+    def _capped(self) -> bool:
+        return len(self.running) + 1 == self.config.max_num_seqs
+
     def _need(self, q: Sequence) -> int:
         """Blocks for all tokens and the next one."""
         return q.length // self.config.block_size + 1
@@ -424,7 +484,7 @@ class Bucketed(Queues):
         looked_at = prefill_tokens = 0
         while self.waiting:
             q = self.waiting[0]
-            if len(self.running) >= self.config.max_num_seqs:
+            if self._capped():
                 break
             if self.rules.prefill_limit:
                 tokens = prefill_tokens + q.length
@@ -458,6 +518,17 @@ class Bucketed(Queues):
             scheduled.append(popped)
         self.waiting.extend(again)
         return scheduled
+
+    def _capped(self) -> bool:
+        return len(self.running) >= self.config.max_num_seqs
+
+    def _meets_others(self) -> int:
+        """Groups of equal length run together, so the batch changes when it meets another."""
+        if self.rules.unequal_decodes == "run together":
+            return FOREVER
+        length, images = self._key(self._chosen[0])
+        ahead = [key[0] - length for key in map(self._key, self.running) if key[1] == images]
+        return min((steps for steps in ahead if steps > 0), default=FOREVER)
 
     def _evict_for(self, q: Sequence, hit: list[int]) -> bool:
         """The head has waited too long: evict until it is admitted, or give it up."""
@@ -607,6 +678,8 @@ class Bucketed(Queues):
 
 class July(Bucketed):
     """The later design of pull request 2034: one length runs, the others keep their KV and wait."""
+
+    border = 1
 
     def _choose(self) -> list[Sequence]:
         prompts = [q for q in self.running if q.state is State.PROMPT]

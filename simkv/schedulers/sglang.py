@@ -31,7 +31,11 @@ VARIANTS: dict[str, Variant] = {
     "0.5.23": Variant(
         source="PyPI sglang==0.5.23, managers/scheduler.py and schedule_policy.py",
         summary="prefill first, decode memory promised by a decaying ratio, retraction to the tail",
-    )
+    ),
+    "0.5.23-lpm-aging": Variant(
+        source="PyPI sglang==0.5.23 with sgl-project/sglang#31723 (2026-07-19, open)",
+        summary="0.5.23; under lpm every pass that a request waited counts like cached tokens",
+    ),
 }
 
 
@@ -62,11 +66,15 @@ class SglangConfig:
     ``in_batch_prefix_caching_*_threshold`` (32 and 32 tokens): lpm and hrrn hold back a request
     with at most ``check`` tokens in the cache that shares ``deprioritize`` or more with another.
 
-    Raises ValueError if the pool or the chunk is not a whole number of pages.
+    ``lpm_aging_tokens_per_pass`` (0): as so many cached tokens counts each pass that a request
+    waited, in variant ``0.5.23-lpm-aging`` only.
+
+    Raises ValueError if the pool or the chunk is not a whole number of pages, or for a knob that
+    the variant does not have.
     """
 
     name: Literal["sglang"] = "sglang"
-    variant: Literal["0.5.23"] = "0.5.23"
+    variant: Literal["0.5.23", "0.5.23-lpm-aging"] = "0.5.23"
     max_total_num_tokens: Annotated[int, Gt(0)] = 16384
     page_size: Annotated[int, Gt(0)] = 1
     max_running_requests: Annotated[int, Gt(0)] = 2048
@@ -87,8 +95,14 @@ class SglangConfig:
     clip_max_new_tokens_estimation: Annotated[int, Ge(0)] = 4096
     in_batch_prefix_caching_check_threshold: Annotated[int, Ge(-1)] = 32
     in_batch_prefix_caching_deprioritize_threshold: Annotated[int, Gt(0)] = 32
+    lpm_aging_tokens_per_pass: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self) -> None:
+        if self.lpm_aging_tokens_per_pass and self.variant != "0.5.23-lpm-aging":
+            raise ValueError(
+                f"lpm_aging_tokens_per_pass: variant {self.variant!r} has no such flag; "
+                "use '0.5.23-lpm-aging'"
+            )
         if self.max_total_num_tokens % self.page_size:
             raise ValueError(
                 f"max_total_num_tokens ({self.max_total_num_tokens}) must be a multiple of "
@@ -140,6 +154,7 @@ class SglangScheduler:
             self.memory,
             config.in_batch_prefix_caching_check_threshold,
             config.in_batch_prefix_caching_deprioritize_threshold,
+            config.lpm_aging_tokens_per_pass,
         )
         self.chunk_size = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
         self.mixed = config.enable_mixed_chunk and self.chunk_size is not None
@@ -450,7 +465,48 @@ class SglangScheduler:
         self.memory.release(r)
         del self._admitted[r.id]
 
+    # ------------------------------------------------------------------ many decodes at once
+
+    def leap(self, most: int) -> int:
+        """Decodes alone, while the queue is not looked at and nothing has to be evicted."""
+        rows, memory = self.running.rows, self.memory
+        if self.last is not self.running or self.running.kind != "decode" or self.chunked:
+            return 1
+        if self.hold or (self.waiting and not self.running.full):
+            return 1
+        ahead = self.pipeline_depth - 1  # the loop sees one step early that a limit is reached
+        for r in rows:
+            most = min(most, 1 if r.aborted else r.max_new - r.out - ahead)
+        steps, free, reserve = 1, memory.free, memory.page_size * len(rows)
+        for taken in memory.growth(rows, most - 1):
+            if free < reserve:
+                break
+            free -= taken
+            steps += 1
+        return steps
+
+    def skip(self, steps: int) -> list[int]:
+        free = []
+        for taken in self.memory.growth(self.running.rows, steps):
+            self.memory.free -= taken
+            free.append(self.free_blocks)
+            self.ratio = max(self.ratio - self.decay, self.min_ratio)
+            self.processed_tokens += self.running.extend_tokens
+        for r in self.running.rows:
+            r.kv += steps
+            r.out += steps
+        self._flights = deque([self._flights[-1]] * len(self._flights))
+        return free
+
     # ------------------------------------------------------------------ what others may see
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running_ids())
 
     @property
     def num_blocks(self) -> int:
@@ -492,8 +548,12 @@ class SglangScheduler:
     def fingerprint(self) -> Hashable:
         """All state that decides what ``schedule`` does next."""
         last, tree = self.last, self.memory.tree
+        freshest = min((r.passes for r in self.waiting), default=0)
         return (
-            tuple((r.id, r.out, self.processed_tokens - r.stamp) for r in self.waiting),
+            tuple(
+                (r.id, r.out, self.processed_tokens - r.stamp, r.passes - freshest)
+                for r in self.waiting
+            ),
             _state(self.running),
             last is self.running or (last and _state(last)),
             self.chunked and self.chunked.id,

@@ -26,8 +26,9 @@ class Req:
     emitted. A prefill covers ``prefix`` (computed or cached before it) to ``end``. ``kv`` tokens
     own a slot; the first ``owned`` of them belong to the tree, whose ``node`` is locked. ``hit``
     is what the last ordering of the queue found cached, ``stamp`` the engine's count of processed
-    tokens when the request was queued. ``pending`` counts tokens that launched batches will emit
-    for it; a token that arrives when it is 0 is dropped. ``aborted``: the client has gone.
+    tokens when the request was queued, ``passes`` the passes that found it there (if they count).
+    ``pending`` counts tokens that launched batches will emit for it; a token that arrives when it
+    is 0 is dropped. ``aborted``: the client has gone.
     """
 
     id: int
@@ -43,6 +44,7 @@ class Req:
     node: Node | None = field(default=None, repr=False)
     hit: int = 0
     stamp: int = 0
+    passes: int = 0
     pending: int = 0
     finished: bool = False
     aborted: bool = False
@@ -132,6 +134,14 @@ class Memory:
             if r.kv % page == 0:
                 self.free -= page
             r.kv += 1
+
+    def growth(self, rows: Sequence[Req], steps: int) -> list[int]:
+        """Tokens that ``grow`` would take in each of the next ``steps`` steps."""
+        page = self.page_size
+        starting = [0] * page
+        for r in rows:
+            starting[-r.kv % page] += 1
+        return [page * starting[step % page] for step in range(steps)]
 
     def publish(self, req: Req, tokens: int) -> None:
         """Hand the first ``tokens`` tokens of ``req`` to the tree, in whole pages.

@@ -27,24 +27,34 @@ class QueueOrder:
     processed. Both send to the back, for this pass, a request with little in the cache whose
     beginning another request of the queue will bring (``check``, ``deprioritize``: the thresholds
     in tokens). Source: ``managers/schedule_policy.py``, class SchedulePolicy.
+
+    With ``aging`` (sgl-project/sglang#31723) lpm counts that many tokens more in the cache for each
+    pass that a request has seen in the queue, so that one with nothing in it is not put last for
+    ever. The count outlives a retraction.
     """
 
-    def __init__(self, policy: Policy, memory: Memory, check: int, deprioritize: int) -> None:
+    def __init__(
+        self, policy: Policy, memory: Memory, check: int, deprioritize: int, aging: int = 0
+    ) -> None:
         self.policy: Policy = policy if memory.tree else "fcfs"
         self.memory = memory
         self.check = check
         self.deprioritize = deprioritize
+        self.aging = aging
         self.fcfs_passes = 0
 
     def sort(self, waiting: list[Req], processed_tokens: int) -> None:
         """Order ``waiting`` in place; refreshes the cached prefixes that it looks at."""
+        if self.aging:
+            for r in waiting:
+                r.passes += 1
         if self.policy == "fcfs" or len(waiting) > MATCH_MAX:
             self._refresh(waiting)
             return
         demoted = self._match(waiting)
 
         def by_hit(r: Req) -> float:
-            return inf if r in demoted else -r.hit
+            return inf if r in demoted else -(r.hit + self.aging * r.passes)
 
         def by_response_ratio(r: Req) -> tuple[float, int]:
             if r in demoted:

@@ -12,17 +12,18 @@ tokens are known. ``RequestState`` counts what is under way, so one set of rules
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from simkv.blocks import BlockPool
+from simkv.blocks import BlockCounter, BlockPool
 from simkv.prefix import BlockKeys, Content
 from simkv.request import Prompt
-from simkv.schedulers.base import Batch, Completion, Scheduler, Variant, blocks_for
+from simkv.schedulers.base import Batch, Completion, Row, Scheduler, Variant, blocks_for
+from simkv.schedulers.decodes import DecodeGroup
 
 VARIANTS: Mapping[str, Variant] = {
     "0.33.0": Variant(
@@ -115,12 +116,17 @@ class RequestState:
 
     Prefix cache: ``keys`` name the leading full blocks as far as they were needed, the first
     ``registered`` blocks of the table carry theirs.
+
+    ``order`` is its place in ``running``; ``joined`` belongs to the decode group.
     """
 
+    id: int
     prompt: Prompt
     length: int
     stop_length: int
     content: Content
+    order: int = 0
+    joined: int = 0
     computed: int = 0
     chunk: bool = False
     placeholders: int = 0
@@ -128,10 +134,6 @@ class RequestState:
     stale: int = 0
     registered: int = 0
     keys: list[int] = field(default_factory=list)
-
-    @property
-    def id(self) -> int:
-        return self.prompt.id
 
 
 class FcfsQueue:
@@ -204,20 +206,29 @@ class Step:
     preempted: list[int] = field(default_factory=list)
 
 
-def build(config: VllmConfig) -> Scheduler:
-    """The scheduler of ``config.variant``."""
-    return VllmScheduler(config)
+def build(config: VllmConfig, *, tables: bool = False) -> Scheduler:
+    """The scheduler of ``config.variant``; with ``tables`` it hands out real blocks in any case."""
+    return VllmScheduler(config, tables=tables)
 
 
 class VllmScheduler:
-    """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, one budget."""
+    """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, one budget.
 
-    def __init__(self, config: VllmConfig) -> None:
+    Running requests that decode stand in a ``DecodeGroup``, since all that the rules do to them
+    in a step is to give each one token, and a block to those whose blocks are full.
+    ``catching_up`` are the others that run: in prefill, or waiting for their last token.
+    """
+
+    def __init__(self, config: VllmConfig, *, tables: bool = False) -> None:
         self.config = config
         self.pipeline_depth = 2 if config.async_scheduling else 1
-        self.pool = BlockPool(config.num_gpu_blocks - 1)
+        usable = config.num_gpu_blocks - 1
+        self.cache = BlockPool(usable) if config.enable_prefix_caching else None
+        self.pool = self.cache or (BlockPool(usable) if tables else BlockCounter(usable))
         self.waiting = PriorityQueue() if config.policy == "priority" else FcfsQueue()
-        self.running: list[RequestState] = []
+        self.running: dict[int, RequestState] = {}
+        self.catching_up: dict[int, RequestState] = {}
+        self.decoding: DecodeGroup[RequestState] = DecodeGroup(config.block_size)
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
         self._max_tokens = min(
             config.max_num_scheduled_tokens or config.max_num_batched_tokens,
@@ -226,12 +237,19 @@ class VllmScheduler:
         self._watermark = int(config.watermark * config.num_gpu_blocks)
         self._keys = BlockKeys(config.block_size)
         self._live: dict[int, RequestState] = {}
+        self._admissions = 0
         self._refused: list[int] = []
         self._tokens_delivered = 0
+        # Per batch under way: requests that were in its decode group and have left it since.
+        self._under_way: deque[list[RequestState]] = deque()
+        self._joined: list[int] = []
+        self._left: list[int] = []
         # For prefill_schedule_interval: non-empty steps since one with prefill, and whether an
         # admission phase left requests behind, which allows prefills in the next step too.
         self._since_prefill = config.prefill_schedule_interval
         self._backlog = False
+        # Whether the waiting would be passed over again if nothing but decodes happened.
+        self._waiting_settled = False
 
     def add(self, prompt: Prompt) -> None:
         """Queue a request; a prompt of ``max_model_len`` or more is refused, as by the API server.
@@ -242,14 +260,16 @@ class VllmScheduler:
             self._refused.append(prompt.id)
             return
         stop = min(prompt.prompt_tokens + prompt.max_tokens, self.config.max_model_len)
-        r = RequestState(prompt, prompt.prompt_tokens, stop, Content(prompt))
+        r = RequestState(prompt.id, prompt, prompt.prompt_tokens, stop, Content(prompt))
         self._live[r.id] = r
         self.waiting.add(r)
 
     def schedule(self) -> Batch:
         """One call of the engine's ``schedule``."""
         step = Step(self._max_tokens, self._threshold(), self._hold())
+        self._sort_out_decodes()
         self._continue_running(step)
+        self._waiting_settled = False
         if not step.preempted:
             self._admit_waiting(step)
         return self._dispatch(step)
@@ -260,26 +280,37 @@ class VllmScheduler:
         A token that was under way when its request was preempted still counts; one whose request
         has ended or was aborted since is dropped.
         """
+        group = self.decoding
         completion = Completion([], [])
-        emits = set(batch.emits)
-        for i, n in batch.scheduled:
-            r = self._live.get(i)
-            if r is None:
-                continue
-            r.in_flight -= n
-            stale = r.stale > 0
-            if stale:
-                r.stale -= n
-            if i not in emits:
-                continue
-            r.length += 1
-            completion.delivered.append(i)
-            if not stale:
-                r.placeholders -= 1
-                self._register(r, r.length - 1)  # all but the new token have KV now
-            if r.length >= r.stop_length or i in ended:
+        rows = {i: n for i, n in batch.scheduled if i in self._live}
+        emits = {i for i in batch.emits if i in rows}
+        late = [r for r in self._under_way.popleft() if r.id in self._live]
+        rows |= dict.fromkeys((r.id for r in late), 1)
+        emits |= {r.id for r in late}
+        touched = {i: self._live[i] for i in rows}
+        if batch.decodes:
+            group.delivered += 1
+            self._tokens_delivered += 1
+            touched |= {r.id: r for r in group.stopped(group.delivered)}
+            touched |= {i: group.members[i] for i in ended if i in group.members}
+        for r in sorted(touched.values(), key=lambda r: r.order):
+            if r.id in rows:
+                stale = r.stale > 0
+                r.in_flight -= rows[r.id]
+                if stale:
+                    r.stale -= rows[r.id]
+                if r.id not in emits:
+                    continue
+                r.length += 1
+                if not stale:
+                    r.placeholders -= 1
+            length = group.length(r) if r in group else r.length
+            if not (r.id in rows and stale):
+                self._register(r, length - 1)  # all but the new token have KV now
+            if length >= r.stop_length or r.id in ended:
                 self._remove(r)
-                completion.finished.append(i)
+                completion.finished.append(r.id)
+        completion.delivered = [i for i in batch.emits if i in emits]
         self._tokens_delivered += len(completion.delivered)
         return completion
 
@@ -287,6 +318,35 @@ class VllmScheduler:
         """Drop a request and free its blocks at once, as vLLM does when the client disconnects."""
         if request_id in self._live:
             self._remove(self._live[request_id])
+
+    def leap(self, most: int) -> int:
+        """Steps of nothing but decodes: until blocks run out or a request is at its end."""
+        group = self.decoding
+        if self.catching_up or not group or not self._waiting_settled:
+            return 1
+        stop = group.next_stop()
+        if stop is not None:
+            most = min(most, stop - group.scheduled + 1)
+        steps, free = 1, self.pool.free
+        while steps < most:
+            free -= len(group.at_border(steps - 1))
+            if free < 0:
+                break
+            steps += 1
+        return steps
+
+    def skip(self, steps: int) -> list[int]:
+        """Let the group decode: blocks for those at a border, one step after the other."""
+        group, free = self.decoding, []
+        for _ in range(steps):
+            group.delivered += 1
+            for r in self._members_to_visit():
+                self._grow(r)
+            group.step()
+            free.append(self.pool.free)
+        self._since_prefill += steps
+        self._tokens_delivered += steps
+        return free
 
     @property
     def num_blocks(self) -> int:
@@ -296,14 +356,22 @@ class VllmScheduler:
     def free_blocks(self) -> int:
         return self.pool.free
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
     def waiting_ids(self) -> list[int]:
         return [r.id for r in self.waiting]
 
     def running_ids(self) -> list[int]:
-        return [r.id for r in self.running]
+        return list(self.running)
 
     def blocks_held(self) -> Mapping[int, int]:
-        return {owner: len(table) for owner, table in self.pool.tables.items()}
+        return self.pool.holdings()
 
     def fingerprint(self) -> Hashable:
         """State between two steps, not counting what only arrivals and aborts can change.
@@ -311,7 +379,9 @@ class VllmScheduler:
         Who waits follows from who runs, and in which order too: running and then waiting is
         always one sequence under fcfs, and waiting is sorted under priority.
         """
-        running = tuple((r.id, r.computed, r.placeholders, r.in_flight) for r in self.running)
+        running = tuple(
+            (r.id, self._computed(r), r.placeholders, r.in_flight) for r in self.running.values()
+        )
         since = min(self._since_prefill, self.config.prefill_schedule_interval)
         pool = self.pool.fingerprint()
         return (self._tokens_delivered, running, since, self._backlog, pool)
@@ -331,53 +401,123 @@ class VllmScheduler:
         return (
             not self._backlog
             and self._since_prefill + 1 < self.config.prefill_schedule_interval
-            and not all(r.chunk for r in self.running)
+            and (len(self.decoding) > 0 or not all(r.chunk for r in self.catching_up.values()))
         )
 
+    def _sort_out_decodes(self) -> None:
+        """Who has only its next token to compute joins the group; who got its last one leaves."""
+        for r in self.decoding.stopped(self.decoding.scheduled):
+            self._leave(r)
+        for r in list(self.catching_up.values()):
+            if not r.chunk and not self._last_is_under_way(r):
+                del self.catching_up[r.id]
+                self.decoding.join(r)
+                self._joined.append(r.id)
+
     def _continue_running(self, step: Step) -> None:
-        running, pool, block_size = self.running, self.pool, self.config.block_size
-        i = 0
-        while i < len(running) and step.budget > 0:
-            r = running[i]
-            n = self._next_tokens(r, step)
+        """Give every running request its tokens, in order, preempting where blocks are short."""
+        rows = self._rows_to_visit(step)
+        step.budget -= len(self.decoding)
+        for r in rows:
+            if r.id not in self.running:
+                continue  # preempted in favour of one before it
+            decodes = r in self.decoding
+            n = 1 if decodes else self._next_tokens(r, step)
             if n == 0:
-                i += 1
                 continue
-            needed = blocks_for(r.computed + n, block_size) - pool.held(r.id)
-            while needed > pool.free:
-                at = self._victim()
-                victim = running.pop(at)
-                if at < i:
-                    i -= 1
-                step.budget += step.tokens.pop(victim, 0)
+            needed = blocks_for(self._computed(r) + n, self.config.block_size)
+            needed -= self.pool.held(r.id)
+            while needed > self.pool.free:
+                victim = self._victim()
                 self._preempt(victim, step)
                 if victim is r:
                     break
             else:
-                step.prefill |= r.chunk
-                self._grant(r, n, needed, step)
-                i += 1
+                if decodes:
+                    self._grow(r)
+                else:
+                    step.prefill |= r.chunk
+                    self._grant(r, n, needed, step)
+
+    def _rows_to_visit(self, step: Step) -> list[RequestState]:
+        """The running requests that a step must look at, in the order of ``running``.
+
+        Those that decode need it only at a block border, as long as the budget reaches for all of
+        them: it does if it reaches for everybody, or if the others come after them.
+        """
+        others = list(self.catching_up.values())
+        wanted = sum(self._next_tokens(r, step) for r in others)
+        if len(self.decoding) + wanted > step.budget and not self._decodes_come_first(step):
+            for r in list(self.decoding.members.values()):
+                self._leave(r)
+            others = list(self.catching_up.values())
+        return sorted([*self._members_to_visit(), *others], key=lambda r: r.order)
+
+    def _decodes_come_first(self, step: Step) -> bool:
+        if len(self.decoding) > step.budget:
+            return False
+        last = reversed(self.running)
+        return all(next(last) in self.catching_up for _ in range(len(self.catching_up)))
+
+    def _members_to_visit(self) -> list[RequestState]:
+        """Members of the group whose blocks are full; with a cache also whose will be."""
+        rows = self.decoding.at_border()
+        if not self.cache:
+            return list(rows.values())
+        # Which block goes to whom shows in the cache, so their order counts.
+        rows = rows | self.decoding.at_border(1)
+        return sorted(rows.values(), key=lambda r: r.order)
+
+    def _grow(self, r: RequestState) -> None:
+        """The next token of a member of the group."""
+        computed = self.decoding.computed(r)
+        if computed % self.config.block_size == 0:
+            self.pool.take(r.id, 1)
+        self._register(r, min(computed + 1, self.decoding.length(r)))
+
+    def _leave(self, r: RequestState) -> None:
+        """Take ``r`` out of the group; tokens under way will reach it by itself."""
+        under_way = self.decoding.leave(r)
+        for late in list(self._under_way)[len(self._under_way) - under_way :]:
+            late.append(r)
+        self.catching_up[r.id] = r
+        if r.id in self._joined:
+            self._joined.remove(r.id)
+        else:
+            self._left.append(r.id)
+
+    def _computed(self, r: RequestState) -> int:
+        return self.decoding.computed(r) if r in self.decoding else r.computed
 
     def _next_tokens(self, r: RequestState, step: Step) -> int:
         """Tokens of a running request to compute now; 0 lets it sit out the step."""
         if step.hold and r.chunk:
             return 0
-        if r.placeholders and r.length + r.placeholders >= r.stop_length:
-            return 0  # the token under way is its last
+        if self._last_is_under_way(r):
+            return 0
         n = r.length + r.placeholders - r.computed
         if 0 < step.threshold < n:
             n = step.threshold
         return min(n, step.budget)
 
-    def _victim(self) -> int:
-        """Position in ``running`` of the request to preempt."""
+    def _last_is_under_way(self, r: RequestState) -> bool:
+        return r.placeholders > 0 and r.length + r.placeholders >= r.stop_length
+
+    def _victim(self) -> RequestState:
+        """The running request to preempt."""
         if self.config.policy == "fcfs":
-            return len(self.running) - 1
-        prompts = [r.prompt for r in self.running]
-        return max(range(len(prompts)), key=lambda i: (prompts[i].priority, prompts[i].arrival))
+            return self.running[next(reversed(self.running))]
+        return max(self.running.values(), key=lambda r: (r.prompt.priority, r.prompt.arrival))
 
     def _preempt(self, r: RequestState, step: Step) -> None:
-        """Take all blocks of ``r``, which has left ``running``; its tokens under way go stale."""
+        """Take all blocks of ``r`` and its place in the step; its tokens under way go stale."""
+        if r in self.decoding:
+            self._leave(r)
+            step.budget += 1
+        else:
+            step.budget += step.tokens.pop(r, 0)
+        del self.running[r.id]
+        del self.catching_up[r.id]
         self.pool.release(r.id, keyless_first=True)
         r.computed = r.placeholders = 0
         r.stale = r.in_flight
@@ -386,6 +526,7 @@ class VllmScheduler:
 
     def _admit_waiting(self, step: Step) -> None:
         stale: list[RequestState] = []
+        self._waiting_settled = True
         while step.budget > 0 and self.waiting and len(self.running) < self._max_running:
             r = self.waiting.head()
             if r.stale:  # its old step is still under way: the next one gets the chance
@@ -397,6 +538,7 @@ class VllmScheduler:
             n = r.length - start
             prefill = n > 1
             if prefill and step.hold:
+                self._waiting_settled = False
                 break
             if 0 < step.threshold < n:
                 n = step.threshold
@@ -407,8 +549,11 @@ class VllmScheduler:
             if not self._fits(r, hits, start + n):
                 break
             self.waiting.remove(r)
-            self.running.append(r)
-            self.pool.share(r.id, hits)
+            self._admissions += 1
+            r.order = self._admissions
+            self.running[r.id] = self.catching_up[r.id] = r
+            if self.cache:
+                self.cache.share(r.id, hits)
             r.computed = start
             r.registered = len(hits)
             step.prefill |= prefill
@@ -418,20 +563,28 @@ class VllmScheduler:
             self._backlog = len(self.waiting) > 0
         for r in reversed(stale):
             self.waiting.put_back(r)
+        if stale or self._may_be_hit_soon():
+            self._waiting_settled = False
+
+    def _may_be_hit_soon(self) -> bool:
+        """Whether blocks that decodes are about to fill could become hits of a waiting head."""
+        if not self.waiting or not self.cache:
+            return False
+        return any(s.stream.startswith("o") for s in self.waiting.head().prompt.segments)
 
     def _hits(self, r: RequestState) -> list[int]:
         """Cached blocks that ``r`` can start from; at least its last token is left to compute."""
-        if not self.config.enable_prefix_caching:
+        if not self.cache:
             return []
         blocks = (r.length - 1) // self.config.block_size
         self._keys.extend(r.keys, r.content, blocks * self.config.block_size)
-        return self.pool.lookup(r.keys[:blocks])
+        return self.cache.lookup(r.keys[:blocks])
 
     def _fits(self, r: RequestState, hits: list[int], end: int) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
         if self.config.scheduler_reserve_full_isl:
             end = r.length
-        revived = sum(map(self.pool.is_free, hits))
+        revived = sum(map(self.cache.is_free, hits)) if self.cache else 0
         reserve = self._watermark if self.running else 0
         needed = blocks_for(end, self.config.block_size) - len(hits)
         return needed + revived + reserve <= self.pool.free
@@ -451,44 +604,65 @@ class VllmScheduler:
     def _register(self, r: RequestState, tokens: int) -> None:
         """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
         full = tokens // self.config.block_size
-        if full <= r.registered or not self.config.enable_prefix_caching:
+        if not self.cache or full <= r.registered:
             return
         self._keys.extend(r.keys, r.content, tokens)
-        table = self.pool.tables[r.id]
+        table = self.cache.tables[r.id]
         for index in range(r.registered, full):
-            self.pool.register(table[index], r.keys[index])
+            self.cache.register(table[index], r.keys[index])
         r.registered = full
 
     def _dispatch(self, step: Step) -> Batch:
         """Count the step's tokens as computed and write down the batch."""
+        group = self.decoding
         batch = Batch(preempted=step.preempted, ignored=self._refused)
-        self._refused = []
-        decodes = 0
+        batch.joined, batch.left = self._joined, self._left
+        batch.decodes, batch.decode_context = len(group), group.context
+        self._refused, self._joined, self._left = [], [], []
+        self._under_way.append([])
+        decodes = len(group)
+        rows: dict[int, Row] = {}
         for r, n in step.tokens.items():
-            start = r.computed
+            rows[r.id] = Row(r.id, n, r.computed)
             batch.scheduled.append((r.id, n))
-            batch.context.append(start)
+            batch.context.append(r.computed)
+            decodes += n == 1 and r.computed >= r.prompt.prompt_tokens
             r.computed += n
             r.in_flight += n
             r.chunk = r.computed < r.length + r.placeholders
             if not r.chunk:
                 r.placeholders += 1
                 batch.emits.append(r.id)
-                decodes += n == 1 and start >= r.prompt.prompt_tokens
-        if step.tokens:
+        if group:
+            group.step()
+        if batch:
             batch.kind = "mixed" if decodes else "prefill"
-            if decodes == len(step.tokens):
+            if decodes == len(step.tokens) + len(group):
                 batch.kind = "decode"
             self._since_prefill += 1
         if step.prefill:
             self._since_prefill = 0
+
+        def expand() -> list[Row]:
+            return [
+                rows.get(r.id) or Row(r.id, 1, group.computed(r) - 1)
+                for r in self.running.values()
+                if r.id in rows or r in group
+            ]
+
+        batch.expand = expand
         return batch
 
     def _remove(self, r: RequestState) -> None:
         """Take a request out of the engine, wherever it is."""
-        if self.pool.held(r.id):
-            self.running.remove(r)
-            self.pool.release(r.id, keyless_first=True)
+        if r in self.decoding:
+            self.decoding.leave(r)
+            self._left.append(r.id)
+            del self.running[r.id]
+        elif r.id in self.running:
+            del self.running[r.id]
+            del self.catching_up[r.id]
         else:
             self.waiting.remove(r)
+        self.pool.release(r.id, keyless_first=True)
         del self._live[r.id]

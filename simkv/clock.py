@@ -1,0 +1,30 @@
+"""Exact points in SimPy time."""
+
+from __future__ import annotations
+
+from heapq import heappush
+
+import simpy
+from simpy.events import EventPriority
+
+
+class Moment(simpy.Event):
+    """Happens at ``time`` (s), after all other events of that time.
+
+    So whoever waits for it sees all that came up to then, and what he sees does not depend on the
+    order in which events were queued. SimPy takes delays, and ``now + (time - now)`` is not always
+    ``time``; therefore this goes into its queue directly.
+    """
+
+    def __init__(self, env: simpy.Environment, time: float) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        when = max(time, env.now)
+        heappush(env._queue, (when, EventPriority(2), next(env._eid), self))
+
+    def move(self, time: float) -> Moment:
+        """Let those who wait for this moment wait for another one."""
+        other = Moment(self.env, time)
+        other.callbacks, self.callbacks = self.callbacks, []
+        return other
