@@ -141,40 +141,32 @@ class BlockPool:
 
 
 class BlockCounter:
-    """A pool without a prefix cache whose blocks nobody reads: counts only, so taking is cheap.
+    """A pool that only counts: without a prefix cache one free block is as good as another.
 
-    Makes the same decisions as ``BlockPool``, since without a cache one free block is as good as
-    another.
+    Makes the same decisions as ``BlockPool`` for less work, where nobody reads block tables and
+    whoever takes blocks knows how many it has.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.free = num_blocks
-        self.counts: dict[int, int] = {}
 
-    def held(self, owner: int) -> int:
-        """Blocks of ``owner``; 0 if it has none."""
-        return self.counts.get(owner, 0)
-
-    def holdings(self) -> dict[int, int]:
-        """Blocks by owner."""
-        return dict(self.counts)
-
-    def take(self, owner: int, count: int) -> None:
-        """Give ``owner`` that many blocks more. Raises RuntimeError if fewer are free."""
+    def take(self, owner: int, count: int) -> None:  # noqa: ARG002
+        """Hand out ``count`` blocks. Raises RuntimeError if fewer are free."""
         if count > self.free:
             raise RuntimeError(f"{count} blocks asked for, {self.free} free")
         self.free -= count
-        self.counts[owner] = self.counts.get(owner, 0) + count
 
-    def release(self, owner: int, *, keyless_first: bool = False) -> None:  # noqa: ARG002
-        """Take all blocks of ``owner`` back; no order to keep."""
-        self.free += self.counts.pop(owner, 0)
+    def give_back(self, count: int) -> None:
+        """Take ``count`` blocks back. Raises RuntimeError if they were never handed out."""
+        if self.free + count > self.num_blocks:
+            raise RuntimeError(f"{count} blocks given back, {self.num_blocks - self.free} out")
+        self.free += count
 
     def fingerprint(self) -> Hashable:
         """What decides later allocations."""
         return self.free
 
     def check(self) -> None:
-        """Assert that free + held = total."""
-        assert self.free + sum(self.counts.values()) == self.num_blocks
+        """Assert the law that can be seen here: neither less nor more than all is free."""
+        assert 0 <= self.free <= self.num_blocks

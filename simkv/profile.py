@@ -97,13 +97,10 @@ class Profile(_Model):
     @model_validator(mode="after")
     def _costs_time(self) -> Profile:
         for load in (Load(1, 1, 0, 0, 0), Load(0, 0, 0, 1, 1)):
-            if step_cost(self)(load) <= 0:
+            if StepCost(self)(load) <= 0:
                 kind = "prefill" if load.prefill_seqs else "decode"
                 raise ValueError(f"terms: a {kind} step of one sequence must cost more than 0 s")
         return self
-
-
-Cost = Callable[[Load], float]
 
 
 def feature_of(load: Load, feature: Feature) -> float:
@@ -116,21 +113,46 @@ def feature_of(load: Load, feature: Feature) -> float:
     return value
 
 
-def step_cost(profile: Profile) -> Cost:
-    """The profile as a function from a step's load to seconds."""
-    terms = [(term, _form(term)) for term in profile.terms]
+class StepCost:
+    """A profile as a function from a step's load to seconds."""
 
-    def cost(load: Load) -> float:
+    def __init__(self, profile: Profile) -> None:
+        self._terms = [(term, _form(term)) for term in profile.terms]
+        by_context = [t for t in profile.terms if t.feature == "decode_context"]
+        self._linear = all(t.seconds is not None for t in by_context)
+        self._slope = sum(t.seconds or 0.0 for t in by_context if t.when != "prefill")
+        self._by_batch: dict[int, float] = {}
+
+    def __call__(self, load: Load) -> float:
+        if self._linear and not load.prefill_seqs:
+            base, slope = self.of_decodes(load.decode_seqs)
+            return base + slope * load.decode_context
+        return self._sum(load)
+
+    def of_decodes(self, seqs: int) -> tuple[float, float]:
+        """Seconds of a step that decodes ``seqs`` sequences, and per token of their context.
+
+        Only for a profile that is ``linear`` in the context.
+        """
+        base = self._by_batch.get(seqs)
+        if base is None:
+            base = self._by_batch[seqs] = self._sum(Load(0, 0, 0, seqs, 0))
+        return base, self._slope
+
+    @property
+    def linear(self) -> bool:
+        """Whether the cost of a step of decodes is a straight line over their context."""
+        return self._linear
+
+    def _sum(self, load: Load) -> float:
         total = 0.0
-        for term, form in terms:
+        for term, form in self._terms:
             if term.when == "prefill" and not load.prefill_seqs:
                 continue
             if term.when == "decode" and not load.decode_seqs:
                 continue
             total += form(feature_of(load, term.feature))
         return total
-
-    return cost
 
 
 def _form(term: Term) -> Callable[[float], float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simkv.executors import Load
-from simkv.profile import Feature, Profile, feature_of, step_cost
+from simkv.profile import Feature, Profile, StepCost, feature_of
 
 
 def later(load: Load, steps: int) -> Load:
@@ -26,7 +26,7 @@ class SimulatedExecutor:
         self.busy = 0.0
         self.outside: dict[Feature, float] = {}
         self.extremes: dict[Feature, tuple[float, float]] = {}
-        self._cost = step_cost(profile)
+        self._cost = StepCost(profile)
         self._range = list(profile.range.items())
 
     def run(self, load: Load) -> float:
@@ -35,11 +35,24 @@ class SimulatedExecutor:
         return seconds
 
     def foresee(self, load: Load, steps: int) -> list[float]:
-        return [self._cost(later(load, step)) for step in range(1, steps + 1)]
+        if not self._cost.linear:
+            return [self._cost(later(load, step)) for step in range(1, steps + 1)]
+        base, slope = self._cost.of_decodes(load.decode_seqs)
+        context, seqs = load.decode_context, load.decode_seqs
+        return [base + slope * (context + step * seqs) for step in range(1, steps + 1)]
 
     def ran(self, load: Load, seconds: Sequence[float]) -> None:
+        if self._inside(later(load, 1)) and self._inside(later(load, len(seconds))):
+            self.busy += sum(seconds)
+            return
         for step, taken in enumerate(seconds, start=1):
             self._account(later(load, step), taken)
+
+    def _inside(self, load: Load) -> bool:
+        return all(
+            not (value := feature_of(load, feature)) or low <= value <= high
+            for feature, (low, high) in self._range
+        )
 
     def _account(self, load: Load, seconds: float) -> None:
         self.busy += seconds

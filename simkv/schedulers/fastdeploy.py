@@ -487,13 +487,7 @@ class FastDeploy:
         work = self.worker.work()
         prefills = sum(task.kind == "prefill" for task in parcel.tasks)
         work[prefills:] = sorted(work[prefills:], key=lambda w: place.get(w.id, len(place)))
-        return Batch(
-            scheduled=[(w.id, w.tokens) for w in work],
-            context=[w.context for w in work],
-            emits=[w.id for w in work if w.emits],
-            kind=_kind(work, prefills),
-            preempted=self.manager.preempted,
-        )
+        return batch_of(work, prefills, self.manager.preempted)
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Run the worker's step and hear its message; ``ended`` emit their last token."""
@@ -562,6 +556,17 @@ class FastDeploy:
 def build(config: FastDeployConfig) -> FastDeploy:
     """The scheduler of ``config.variant``."""
     return FastDeploy(config)
+
+
+def batch_of(work: list[Work], prefills: int, preempted: list[int]) -> Batch:
+    """What the worker computes in a step, its ``prefills`` first, as a batch."""
+    return Batch(
+        scheduled=[(w.id, w.tokens) for w in work],
+        context=[w.context for w in work],
+        emits=[w.id for w in work if w.emits],
+        kind=_kind(work, prefills),
+        preempted=preempted,
+    )
 
 
 def _kind(work: list[Work], prefills: int) -> Kind:

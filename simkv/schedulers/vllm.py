@@ -124,7 +124,7 @@ class RequestState:
     prompt: Prompt
     length: int
     stop_length: int
-    content: Content
+    content: Content | None
     order: int = 0
     joined: int = 0
     computed: int = 0
@@ -195,7 +195,7 @@ class Step:
     """One ``schedule`` call: its constants, the ``budget`` left, and what it has given so far.
 
     ``threshold`` caps the tokens per request (0: no cap), ``hold`` keeps prefills out. ``prefill``
-    notes whether any got in.
+    notes whether any got in. ``blocks`` are those that running requests got in this step.
     """
 
     budget: int
@@ -203,6 +203,7 @@ class Step:
     hold: bool
     prefill: bool = False
     tokens: dict[RequestState, int] = field(default_factory=dict)
+    blocks: dict[RequestState, int] = field(default_factory=dict)
     preempted: list[int] = field(default_factory=list)
 
 
@@ -224,7 +225,8 @@ class VllmScheduler:
         self.pipeline_depth = 2 if config.async_scheduling else 1
         usable = config.num_gpu_blocks - 1
         self.cache = BlockPool(usable) if config.enable_prefix_caching else None
-        self.pool = self.cache or (BlockPool(usable) if tables else BlockCounter(usable))
+        self.tables = self.cache or (BlockPool(usable) if tables else None)
+        self.pool = self.tables or BlockCounter(usable)
         self.waiting = PriorityQueue() if config.policy == "priority" else FcfsQueue()
         self.running: dict[int, RequestState] = {}
         self.catching_up: dict[int, RequestState] = {}
@@ -244,6 +246,7 @@ class VllmScheduler:
         self._under_way: deque[list[RequestState]] = deque()
         self._joined: list[int] = []
         self._left: list[int] = []
+        self._rows: dict[int, Row] = {}
         # For prefill_schedule_interval: non-empty steps since one with prefill, and whether an
         # admission phase left requests behind, which allows prefills in the next step too.
         self._since_prefill = config.prefill_schedule_interval
@@ -260,7 +263,8 @@ class VllmScheduler:
             self._refused.append(prompt.id)
             return
         stop = min(prompt.prompt_tokens + prompt.max_tokens, self.config.max_model_len)
-        r = RequestState(prompt.id, prompt, prompt.prompt_tokens, stop, Content(prompt))
+        content = Content(prompt) if self.cache else None
+        r = RequestState(prompt.id, prompt, prompt.prompt_tokens, stop, content)
         self._live[r.id] = r
         self.waiting.add(r)
 
@@ -281,18 +285,22 @@ class VllmScheduler:
         has ended or was aborted since is dropped.
         """
         group = self.decoding
-        completion = Completion([], [])
-        rows = {i: n for i, n in batch.scheduled if i in self._live}
-        emits = {i for i in batch.emits if i in rows}
-        late = [r for r in self._under_way.popleft() if r.id in self._live]
-        rows |= dict.fromkeys((r.id for r in late), 1)
-        emits |= {r.id for r in late}
-        touched = {i: self._live[i] for i in rows}
+        late = self._under_way.popleft()
+        touched: dict[int, RequestState] = {}
         if batch.decodes:
             group.delivered += 1
             self._tokens_delivered += 1
-            touched |= {r.id: r for r in group.stopped(group.delivered)}
+            touched = {r.id: r for r in group.stopped(group.delivered)}
             touched |= {i: group.members[i] for i in ended if i in group.members}
+        completion = Completion([], [])
+        if not (touched or late or batch.scheduled):
+            return completion  # tokens for the group only
+        rows = {i: n for i, n in batch.scheduled if i in self._live}
+        emits = {i for i in batch.emits if i in rows}
+        late = [r for r in late if r.id in self._live]
+        rows |= dict.fromkeys((r.id for r in late), 1)
+        emits |= {r.id for r in late}
+        touched |= {i: self._live[i] for i in rows}
         for r in sorted(touched.values(), key=lambda r: r.order):
             if r.id in rows:
                 stale = r.stale > 0
@@ -340,8 +348,7 @@ class VllmScheduler:
         group, free = self.decoding, []
         for _ in range(steps):
             group.delivered += 1
-            for r in self._members_to_visit():
-                self._grow(r)
+            self._grow_all()
             group.step()
             free.append(self.pool.free)
         self._since_prefill += steps
@@ -371,7 +378,7 @@ class VllmScheduler:
         return list(self.running)
 
     def blocks_held(self) -> Mapping[int, int]:
-        return self.pool.holdings()
+        return {i: self._held(r) for i, r in self.running.items()}
 
     def fingerprint(self) -> Hashable:
         """State between two steps, not counting what only arrivals and aborts can change.
@@ -416,44 +423,44 @@ class VllmScheduler:
 
     def _continue_running(self, step: Step) -> None:
         """Give every running request its tokens, in order, preempting where blocks are short."""
-        rows = self._rows_to_visit(step)
+        others = list(self.catching_up.values())
+        wanted = [self._next_tokens(r, step) for r in others]
+        if len(self.decoding) + sum(wanted) > step.budget and not self._decodes_come_first(step):
+            # Whoever is late in the order goes without: look at each.
+            for r in list(self.decoding.members.values()):
+                self._leave(r)
+            others = list(self.catching_up.values())
+            wanted = [self._next_tokens(r, step) for r in others]
         step.budget -= len(self.decoding)
-        for r in rows:
+        blocks = sum(self._blocks_to_grow(r, n) for r, n in zip(others, wanted, strict=True))
+        if self.tables is None and blocks + len(self.decoding.at_border()) <= self.pool.free:
+            self._grow_all()
+            rows = others
+        else:
+            rows = [*self._members_to_visit(), *others]
+        for r in sorted(rows, key=lambda r: r.order):
             if r.id not in self.running:
                 continue  # preempted in favour of one before it
             decodes = r in self.decoding
             n = 1 if decodes else self._next_tokens(r, step)
             if n == 0:
                 continue
-            needed = blocks_for(self._computed(r) + n, self.config.block_size)
-            needed -= self.pool.held(r.id)
+            needed = self._blocks_to_grow(r, n)
             while needed > self.pool.free:
                 victim = self._victim()
                 self._preempt(victim, step)
                 if victim is r:
                     break
             else:
+                step.blocks[r] = needed
                 if decodes:
-                    self._grow(r)
+                    self._grow(r, needed)
                 else:
                     step.prefill |= r.chunk
                     self._grant(r, n, needed, step)
 
-    def _rows_to_visit(self, step: Step) -> list[RequestState]:
-        """The running requests that a step must look at, in the order of ``running``.
-
-        Those that decode need it only at a block border, as long as the budget reaches for all of
-        them: it does if it reaches for everybody, or if the others come after them.
-        """
-        others = list(self.catching_up.values())
-        wanted = sum(self._next_tokens(r, step) for r in others)
-        if len(self.decoding) + wanted > step.budget and not self._decodes_come_first(step):
-            for r in list(self.decoding.members.values()):
-                self._leave(r)
-            others = list(self.catching_up.values())
-        return sorted([*self._members_to_visit(), *others], key=lambda r: r.order)
-
     def _decodes_come_first(self, step: Step) -> bool:
+        """Whether the budget reaches for all members of the group, as the others come last."""
         if len(self.decoding) > step.budget:
             return False
         last = reversed(self.running)
@@ -464,16 +471,39 @@ class VllmScheduler:
         rows = self.decoding.at_border()
         if not self.cache:
             return list(rows.values())
-        # Which block goes to whom shows in the cache, so their order counts.
-        rows = rows | self.decoding.at_border(1)
-        return sorted(rows.values(), key=lambda r: r.order)
+        return list((rows | self.decoding.at_border(1)).values())
 
-    def _grow(self, r: RequestState) -> None:
+    def _grow_all(self) -> None:
+        """The next token of every member of the group; the blocks for it are there."""
+        if self.tables is None:
+            self.pool.take(-1, len(self.decoding.at_border()))
+            return
+        # Which block goes to whom shows in the cache, so their order counts.
+        for r in sorted(self._members_to_visit(), key=lambda r: r.order):
+            self._grow(r, self._blocks_to_grow(r, 1))
+
+    def _grow(self, r: RequestState, blocks: int) -> None:
         """The next token of a member of the group."""
-        computed = self.decoding.computed(r)
-        if computed % self.config.block_size == 0:
-            self.pool.take(r.id, 1)
-        self._register(r, min(computed + 1, self.decoding.length(r)))
+        if blocks:
+            self.pool.take(r.id, blocks)
+        if self.cache:
+            tokens = self.decoding.computed(r) + 1
+            self._register(r, min(tokens, self.decoding.length(r)))
+
+    def _held(self, r: RequestState) -> int:
+        """Blocks of a running request: just those that its computed tokens need."""
+        return blocks_for(self._computed(r), self.config.block_size)
+
+    def _blocks_to_grow(self, r: RequestState, n: int) -> int:
+        computed, size = self._computed(r), self.config.block_size
+        return blocks_for(computed + n, size) - blocks_for(computed, size)
+
+    def _release(self, r: RequestState, unused: int = 0) -> None:
+        """Take the blocks of ``r`` back, ``unused`` ones too; it is in no group."""
+        if isinstance(self.pool, BlockPool):
+            self.pool.release(r.id, keyless_first=True)
+        else:
+            self.pool.give_back(blocks_for(r.computed, self.config.block_size) + unused)
 
     def _leave(self, r: RequestState) -> None:
         """Take ``r`` out of the group; tokens under way will reach it by itself."""
@@ -518,7 +548,7 @@ class VllmScheduler:
             step.budget += step.tokens.pop(r, 0)
         del self.running[r.id]
         del self.catching_up[r.id]
-        self.pool.release(r.id, keyless_first=True)
+        self._release(r, step.blocks.pop(r, 0))
         r.computed = r.placeholders = 0
         r.stale = r.in_flight
         self.waiting.put_back(r)
@@ -574,7 +604,7 @@ class VllmScheduler:
 
     def _hits(self, r: RequestState) -> list[int]:
         """Cached blocks that ``r`` can start from; at least its last token is left to compute."""
-        if not self.cache:
+        if not self.cache or r.content is None:
             return []
         blocks = (r.length - 1) // self.config.block_size
         self._keys.extend(r.keys, r.content, blocks * self.config.block_size)
@@ -604,7 +634,7 @@ class VllmScheduler:
     def _register(self, r: RequestState, tokens: int) -> None:
         """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
         full = tokens // self.config.block_size
-        if not self.cache or full <= r.registered:
+        if not self.cache or r.content is None or full <= r.registered:
             return
         self._keys.extend(r.keys, r.content, tokens)
         table = self.cache.tables[r.id]
@@ -643,26 +673,29 @@ class VllmScheduler:
         if step.prefill:
             self._since_prefill = 0
 
-        def expand() -> list[Row]:
-            return [
-                rows.get(r.id) or Row(r.id, 1, group.computed(r) - 1)
-                for r in self.running.values()
-                if r.id in rows or r in group
-            ]
-
-        batch.expand = expand
+        self._rows = rows
+        batch.expand = self._all_rows
         return batch
+
+    def _all_rows(self) -> list[Row]:
+        """The rows of the newest batch, those of the decode group too, in the engine's order."""
+        rows, group = self._rows, self.decoding
+        return [
+            rows.get(r.id) or Row(r.id, 1, group.computed(r) - 1)
+            for r in self.running.values()
+            if r.id in rows or r in group
+        ]
 
     def _remove(self, r: RequestState) -> None:
         """Take a request out of the engine, wherever it is."""
+        del self._live[r.id]
+        if r.id not in self.running:
+            self.waiting.remove(r)
+            return
         if r in self.decoding:
             self.decoding.leave(r)
             self._left.append(r.id)
-            del self.running[r.id]
-        elif r.id in self.running:
-            del self.running[r.id]
-            del self.catching_up[r.id]
         else:
-            self.waiting.remove(r)
-        self.pool.release(r.id, keyless_first=True)
-        del self._live[r.id]
+            del self.catching_up[r.id]
+        del self.running[r.id]
+        self._release(r)
