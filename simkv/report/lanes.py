@@ -1,0 +1,211 @@
+"""One lane per request over time: who waited, who ran, who starved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from simkv.record import Life, Outcome, Record
+from simkv.report.intervals import State, intervals, pauses, wasted
+from simkv.report.style import (
+    BLUE,
+    GREY,
+    PURPLE,
+    RED,
+    SKY,
+    WIDTH,
+    YELLOW,
+    by_arrival,
+    head,
+    mark_failures,
+    mark_standstill,
+    marks,
+    number_requests,
+    span,
+    title_and_legend,
+)
+
+Floats = npt.NDArray[np.float64]
+
+#: More lanes than this are a smear; then a sample is drawn.
+MOST_LANES = 200
+
+#: What a stretch of a lane can mean: label and colour, in the order of the legend.
+BARS: dict[str, tuple[str, str]] = {
+    "waiting": ("waiting", GREY),
+    "prefill": ("prefill", BLUE),
+    "decode": ("decode", SKY),
+    "preempted": ("preempted", YELLOW),
+    "starved": ("waited in vain: starved", RED),
+    "failed": ("waited in vain: engine failed", PURPLE),
+    "gone": ("client gone, not noticed", "#F4F4F4"),
+    "wasted": ("computed for nobody", "#8C97AB"),
+}
+HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "#B0B6C2", "linewidth": 0.0}
+
+
+class Bar(NamedTuple):
+    """A stretch of a lane, in seconds; ``kind`` is a key of BARS."""
+
+    kind: str
+    start: float
+    end: float
+
+
+def bars(record: Record, life: Life, paused: Sequence[int] | None = None) -> list[Bar]:
+    """The lane of one request, with what the engine went on to do for it after its end.
+
+    All waiting of a request without an answer was in vain and is called so, but for one that was
+    cut off by the horizon: it might yet have been served. ``paused`` are ``pauses(record)``.
+    """
+    vain = None
+    if life.outcome is Outcome.STARVED:
+        vain = "starved"
+    elif life.outcome in (Outcome.STALLED, Outcome.LOST, Outcome.REJECTED):
+        vain = "failed"
+    lane = []
+    for state, start, end in intervals(record, life, paused):
+        idle = state in (State.WAITING, State.PREEMPTED)
+        lane.append(Bar(vain if vain and idle else state.value, start, end))
+    reached = life.ended_at
+    for _, start, end in wasted(record, life, paused):
+        assert reached is not None
+        lane += [Bar("gone", reached, start), Bar("wasted", start, end)]
+        reached = end
+    return lane
+
+
+def sample(lives: Sequence[Life], most: int = MOST_LANES) -> list[Life]:
+    """At most ``most`` of ``lives``, in their order and evenly spread.
+
+    Failures get their share of the places, and up to half of them where they are few.
+    """
+    if len(lives) <= most:
+        return list(lives)
+    failed = [life for life in lives if life.outcome is not Outcome.FINISHED]
+    others = [life for life in lives if life.outcome is Outcome.FINISHED]
+    places = max(most * len(failed) // len(lives), min(len(failed), most // 2))
+    chosen = {life.request.id for life in _evenly(failed, places)}
+    chosen |= {life.request.id for life in _evenly(others, most - places)}
+    return [life for life in lives if life.request.id in chosen]
+
+
+def _evenly(lives: Sequence[Life], count: int) -> list[Life]:
+    return [lives[index * len(lives) // count] for index in range(count)]
+
+
+def draw_lanes(records: Mapping[str, Record], title: str) -> Figure:
+    """One panel per variant, one lane per request in order of arrival, the first on top."""
+    columns = 1 if len(records) <= 3 else 2
+    rows = -(-len(records) // columns)
+    lanes = max((min(len(record.lives), MOST_LANES) for record in records.values()), default=0)
+    figure = Figure(figsize=(WIDTH, 0.9 + rows * min(max(1.1 + 0.06 * lanes, 1.9), 4.5)))
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    panels: list[Axes] = list(grid.flat)
+    end = span(records.values()) or 1.0
+    seen: set[str] = set()
+    outcomes: set[Outcome | None] = set()
+    for panel, (variant, record) in zip(panels, records.items(), strict=False):
+        shown = sample(by_arrival(record))
+        outcomes |= {life.outcome for life in shown}
+        seen |= _draw(panel, record, shown, end, 1300 // columns)
+        panel.set_ylim(max(lanes, 1) - 0.5, -0.5)
+        head(panel, variant, record, columns)
+    for spare in panels[len(records) :]:
+        spare.remove()
+    for panel in panels[max(len(records) - columns, 0) : len(records)]:
+        panel.set_xlabel("time (s)")
+        panel.tick_params(labelbottom=True)
+    handles: list[Artist] = [
+        Patch(facecolor=colour, label=label, **(HATCHED if kind == "gone" else {}))
+        for kind, (label, colour) in BARS.items()
+        if kind in seen
+    ]
+    title_and_legend(figure, title, handles + marks(outcomes))
+    return figure
+
+
+def _draw(axes: Axes, record: Record, shown: Sequence[Life], end: float, bins: int) -> set[str]:
+    """Draw the lanes of ``shown``; returns the kinds of their bars."""
+    edges = np.linspace(0.0, end, bins + 1)
+    shares = np.zeros((max(len(shown), 1), len(BARS), bins))
+    seen: set[str] = set()
+    paused = pauses(record)
+    for place, life in enumerate(shown):
+        lane = bars(record, life, paused)
+        shares[place] = _shares(lane, edges)
+        seen |= {bar.kind for bar in lane}
+        gone = [bar.start for bar in lane if bar.kind == "gone"]
+        if gone:
+            rest = [(gone[0], lane[-1].end - gone[0])]
+            axes.broken_barh(rest, (place - 0.5, 1), fc="none", **HATCHED)
+    palette = np.asarray([to_rgb(colour) for _, colour in BARS.values()] + [(1.0, 1.0, 1.0)])
+    axes.imshow(
+        palette[_pixels(shares)],
+        extent=(0.0, end, len(shares) - 0.5, -0.5),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    if len(shown) <= 80:
+        axes.hlines(np.arange(len(shown) + 1) - 0.5, 0.0, end, color="white", linewidth=0.8)
+    failed: dict[Outcome, list[tuple[float, float]]] = {}
+    for place, life in enumerate(shown):
+        if life.outcome is not None and life.ended_at is not None:
+            failed.setdefault(life.outcome, []).append((life.ended_at, place))
+    mark_failures(axes, failed, min(max(200 / max(len(shown), 1), 2.5), 5.5))
+    axes.set_xlim(0.0, end)
+    axes.set_ylabel(_which(record, shown))
+    number_requests(axes, "y", shown)
+    mark_standstill(axes, record)
+    return seen
+
+
+def _which(record: Record, shown: Sequence[Life]) -> str:
+    if len(shown) == len(record.lives):
+        return "request"
+    failed = [life for life in record.lives.values() if life.outcome is not Outcome.FINISHED]
+    among = sum(life.outcome is not Outcome.FINISHED for life in shown)
+    text = f"request ({len(shown)} of {len(record.lives)} drawn"
+    return f"{text},\n{among} of {len(failed)} without an answer)" if failed else f"{text})"
+
+
+def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
+    """The share of each bin that each kind of BARS takes: an array of (kinds, bins)."""
+    shares = np.zeros((len(BARS), len(edges) - 1))
+    for index, kind in enumerate(BARS):
+        spans = [(bar.start, bar.end) for bar in lane if bar.kind == kind]
+        if spans:
+            times = np.asarray(spans).ravel()
+            lengths = np.diff(times, prepend=times[0])
+            lengths[0::2] = 0.0  # from the end of one bar to the start of the next
+            shares[index] = np.diff(np.interp(edges, times, np.cumsum(lengths)))
+    shares /= edges[1] - edges[0]
+    return shares
+
+
+def _pixels(shares: Floats) -> npt.NDArray[np.intp]:
+    """For every lane and bin the one kind to paint, or -1, from ``shares`` of (lanes, kinds, bins).
+
+    Where several kinds share a bin, each is owed its share until it has come up in another bin
+    that it has a part in. So within a few bins each gets its due, and no colour appears that the
+    legend does not have.
+    """
+    lanes, kinds, bins = shares.shape
+    owed = np.zeros((lanes, kinds))
+    painted = np.full((lanes, bins), -1, dtype=np.intp)
+    for column in range(bins):
+        share = shares[:, :, column]
+        lit = np.flatnonzero(share.sum(axis=1) >= 0.5)
+        owed[lit] += share[lit]
+        choice = np.where(share > 0.0, owed, -np.inf)[lit].argmax(axis=1)
+        owed[lit, choice] -= 1.0
+        painted[lit, column] = choice
+    return painted
