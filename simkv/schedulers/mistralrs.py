@@ -266,7 +266,7 @@ class Queues:
         batch = self._batch
         if batch.kind != "decode" or batch.preempted or self.config.prefix_caching:
             return 1
-        if self.waiting and not self._capped():
+        if (self.waiting and not self._capped()) or self._order_flips():
             return 1
         steps, free = 1, self.pool.free
         for needed in self._borders(min(most, self._meets_others()) - 1):
@@ -307,6 +307,10 @@ class Queues:
 
     def _choose(self) -> list[Sequence]:
         raise NotImplementedError
+
+    def _order_flips(self) -> bool:
+        """Whether reversing a stable sort puts equal arrivals the other way round in each step."""
+        return len({q.prompt.arrival for q in self.running}) < len(self.running)
 
     def _capped(self) -> bool:
         """Whether so many run that the queue is not even looked at."""
@@ -518,6 +522,9 @@ class Bucketed(Queues):
             scheduled.append(popped)
         self.waiting.extend(again)
         return scheduled
+
+    def _order_flips(self) -> bool:
+        return self.rules.decode_order == "newest first" and super()._order_flips()
 
     def _capped(self) -> bool:
         return len(self.running) >= self.config.max_num_seqs

@@ -1,0 +1,187 @@
+"""Random small scenarios for every engine and variant that a scenario file can name.
+
+Small pools, so that requests are preempted, refused and stuck; short lengths, so that a run is
+over in milliseconds. An engine without an entry in ``KNOBS`` fails the laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+import simpy
+from hypothesis import strategies as st
+
+from simkv.engine import Engine, serve
+from simkv.executors.simulated import SimulatedExecutor
+from simkv.profile import load_profile
+from simkv.record import Record
+from simkv.request import Request
+from simkv.scenario import CONFIGS, Scenario
+from simkv.schedulers import build
+from simkv.schedulers.base import Scheduler
+from simkv.workload import generate
+
+Knobs = dict[str, Any]
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+def _whole(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)
+
+
+def _mistralrs(draw: Draw, variant: str) -> Knobs:
+    return {
+        "block_size": draw(st.sampled_from([1, 2, 4, 8])),
+        "num_gpu_blocks": draw(_whole(2, 24)),
+        "max_num_seqs": draw(_whole(1, 6)),
+        "prefix_caching": variant != "seed" and draw(st.booleans()),
+        "waiting_timeout": draw(_whole(0, 6)),
+        "prefill_batch_max_seqs": draw(_whole(1, 4)),
+        "prefill_batch_max_tokens": draw(_whole(8, 64)),
+    }
+
+
+def _vllm(draw: Draw, variant: str) -> Knobs:
+    block_size, usable = draw(st.sampled_from([1, 2, 4])), draw(_whole(4, 24))
+    max_model_len = draw(_whole(2, block_size * usable))
+    max_num_seqs = draw(_whole(1, 6))
+    chunked = draw(st.booleans())
+    return {
+        "block_size": block_size,
+        "num_gpu_blocks": usable + 1,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_active_seqs": draw(st.none() | _whole(1, max_num_seqs)),
+        "enable_chunked_prefill": chunked,
+        "max_num_batched_tokens": draw(
+            _whole(max_num_seqs if chunked else max(max_num_seqs, max_model_len), 100)
+        ),
+        "max_num_scheduled_tokens": draw(st.none() | _whole(1, 40)),
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "enable_prefix_caching": draw(st.booleans()),
+        "long_prefill_token_threshold": draw(st.just(0) | _whole(1, max_model_len)),
+        "long_prefill_token_threshold_adaptive": draw(st.booleans()),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.05, 0.3])),
+        "prefill_schedule_interval": draw(_whole(1, 3)),
+        "async_scheduling": draw(st.booleans()),
+    }
+
+
+def _sglang(draw: Draw, variant: str) -> Knobs:
+    page_size = draw(st.sampled_from([1, 2, 4]))
+    return {
+        "page_size": page_size,
+        "max_total_num_tokens": page_size * draw(_whole(5, 30)),
+        "max_running_requests": draw(_whole(1, 6)),
+        "chunked_prefill_size": draw(st.sampled_from([-1, 4, 8, 16])),
+        "max_prefill_tokens": draw(_whole(1, 64)),
+        "prefill_max_requests": draw(st.none() | _whole(1, 3)),
+        "schedule_policy": draw(st.sampled_from(["fcfs", "lpm", "hrrn"])),
+        "disable_radix_cache": draw(st.booleans()),
+        "disable_overlap_schedule": draw(st.booleans()),
+        "enable_mixed_chunk": draw(st.booleans()),
+        "prefill_decode_interval": draw(_whole(0, 2)),
+        "prefill_decode_interval_min_bs": draw(_whole(0, 2)),
+        "schedule_conservativeness": draw(st.sampled_from([0.0, 0.3, 1.0])),
+        "new_token_ratio_decay_steps": draw(st.sampled_from([1, 5, 600])),
+        "retract_decode_steps": draw(_whole(0, 5)),
+        "clip_max_new_tokens_estimation": draw(st.sampled_from([1, 8, 4096])),
+        "in_batch_prefix_caching_check_threshold": draw(st.sampled_from([-1, 2, 32])),
+        "in_batch_prefix_caching_deprioritize_threshold": draw(st.sampled_from([2, 32])),
+    }
+
+
+def _fastdeploy(draw: Draw, variant: str) -> Knobs:
+    max_num_seqs = draw(_whole(1, 5))
+    return {
+        "block_size": draw(st.sampled_from([2, 4, 8])),
+        "num_blocks": draw(_whole(2, 24)),
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": draw(_whole(max(max_num_seqs, 4), 64)),
+        "enc_dec_block_num": draw(_whole(1, 3)),
+        "prealloc_dec_block_slot_num_threshold": draw(_whole(0, 12)),
+        "reserve_init": draw(_whole(0, 4)),
+        "reserve_decay": draw(st.sampled_from([0.025, 0.5, 2.0])),
+        "use_new_token_ratio_reserve": draw(st.sampled_from([0, 1])),
+        "new_token_ratio_decay": draw(st.sampled_from([0.001, 0.1])),
+        "new_token_ratio_decay_steps": draw(st.sampled_from([1, 5, 600])),
+        "clip_max_new_tokens": draw(st.sampled_from([8, 4096])),
+        "clip_max_new_tokens_estimation": draw(st.sampled_from([8, 4096])),
+        "chunked_prefill_size": draw(_whole(4, 32)),
+        "rem_input_tokens": draw(_whole(8, 64)),
+        "retract_decode_steps": draw(_whole(0, 5)),
+        "idle_worker_sends_ack": draw(st.booleans()),
+    }
+
+
+#: Small values for the knobs of every engine.
+KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
+    "mistralrs": _mistralrs,
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "fastdeploy": _fastdeploy,
+}
+
+#: Every (engine, variant) that a scenario can name.
+ENGINES: list[tuple[str, str]] = [
+    (config.name, variant)
+    for config in CONFIGS
+    for variant in get_args(get_type_hints(config)["variant"])
+]
+
+
+def _request(draw: Draw) -> dict[str, Any]:
+    request: dict[str, Any] = {
+        "arrival": draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 2.5, 9.0, 40.0])),
+        "prompt_tokens": draw(_whole(1, 30)),
+        "output_tokens": draw(_whole(1, 12)),
+        "priority": draw(_whole(0, 2)),
+        "has_images": draw(st.sampled_from([False, False, False, True])),
+        "ignore_eos": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        request["timeout"] = draw(st.sampled_from([0.5, 3.0, 12.0, 60.0]))
+    if draw(st.booleans()):
+        request["max_tokens"] = request["output_tokens"] + draw(_whole(0, 8))
+    if draw(st.booleans()):
+        request["prefix_group"] = draw(st.sampled_from(["a", "b"]))
+        request["prefix_tokens"] = draw(_whole(1, 16))
+    return request
+
+
+@st.composite
+def scenarios(draw: Draw, engine: str, variant: str) -> Scenario:
+    """A scenario of up to eight requests for one variant of an engine."""
+    return Scenario.model_validate(
+        {
+            "name": "random",
+            "workload": {"requests": [_request(draw) for _ in range(draw(_whole(1, 8)))]},
+            "engine": {"name": engine, "variant": variant, **KNOBS[engine](draw, variant)},
+            "profile": draw(st.sampled_from(["unit-step", "l4-mistralrs-pr2034"])),
+            "timeout": draw(st.none() | st.just(100.0)),
+            "horizon": draw(st.sampled_from([None, None, None, 7.5, 30.0])),
+            "engine_ready": draw(st.sampled_from([0.0, 0.0, 0.4])),
+        }
+    )
+
+
+@dataclass
+class Run:
+    """A scenario that has run: what was asked for, who decided, and what is left of it."""
+
+    scenario: Scenario
+    requests: list[Request]
+    scheduler: Scheduler
+    record: Record
+
+
+def run(scenario: Scenario, watch: Callable[[Scheduler], Any] = lambda scheduler: scheduler) -> Run:
+    """Run a scenario; ``watch`` may wrap the scheduler before the engine gets it."""
+    executor = SimulatedExecutor(load_profile(scenario.profile))
+    scheduler = build(scenario.engine)
+    requests = generate(scenario.workload, scenario.timeout)
+    engine = Engine(simpy.Environment(), watch(scheduler), executor, scenario.engine_ready)
+    return Run(scenario, requests, scheduler, serve(engine, requests, scenario.horizon))

@@ -1,0 +1,249 @@
+"""What holds for every scheduler on every workload (see CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.metrics import request_rows, step_rows, summary, token_rows
+from simkv.record import Outcome
+from simkv.request import Prompt, Request
+from simkv.scenario import CONFIGS
+from simkv.schedulers.base import Batch, Completion, Scheduler
+from simkv.schedulers.sglang import SglangConfig
+from simkv.schedulers.vllm import VllmConfig
+from tests.laws.scenarios import ENGINES, KNOBS, Run, run, scenarios
+
+every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
+
+
+def test_every_engine_has_small_knobs() -> None:
+    assert KNOBS.keys() == {config.name for config in CONFIGS}
+    assert {engine for engine, _ in ENGINES} == KNOBS.keys()
+
+
+# Law 1: blocks.
+
+
+def check_blocks(scheduler: Any) -> None:
+    """Free + held = total, and every block has as many references as owners."""
+    pool = getattr(scheduler, "pool", None) or getattr(
+        getattr(scheduler, "manager", None), "pool", None
+    )
+    if pool is not None:
+        pool.check()
+        assert pool.free == scheduler.free_blocks
+        assert pool.num_blocks == scheduler.num_blocks
+        return
+    memory = scheduler.memory  # tokens, of which a radix tree may own some
+    in_tree = sum(node.tokens for node in memory.tree.nodes()) if memory.tree else 0
+    held = sum(memory.up(r.kv) - r.owned for r in scheduler._admitted.values())
+    assert memory.free + in_tree + held == scheduler.config.max_total_num_tokens
+
+
+@dataclass
+class Watched:
+    """A scheduler whose laws are checked after every call."""
+
+    scheduler: Scheduler
+    leaks: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheduler, name)
+
+    def add(self, prompt: Prompt) -> None:
+        self.scheduler.add(prompt)
+        self._check()
+
+    def schedule(self) -> Batch:
+        batch = self.scheduler.schedule()
+        if not batch.fatal:
+            self._check()
+            ids = [i for i, _ in batch.scheduled]
+            assert len(set(ids)) == len(ids), "a request twice in one batch"
+            assert all(tokens > 0 for _, tokens in batch.scheduled)
+            assert all(context >= 0 for context in batch.context)
+        return batch
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        completion = self.scheduler.complete(batch, ended)
+        self._check()
+        return completion
+
+    def abort(self, request_id: int) -> None:
+        self.scheduler.abort(request_id)
+        self._check()
+
+    def _check(self) -> None:
+        assert 0 <= self.scheduler.free_blocks <= self.scheduler.num_blocks
+        if not self.leaks:
+            check_blocks(self.scheduler)
+
+
+@every_engine
+@given(data=st.data())
+def test_law_1_no_block_is_lost_or_has_two_owners(
+    engine: str, variant: str, data: st.DataObject
+) -> None:
+    # seed overwrites the table of a waiting request after an eviction: its blocks leak for ever
+    leaks = (engine, variant) == ("mistralrs", "seed")
+    run(data.draw(scenarios(engine, variant)), lambda scheduler: Watched(scheduler, leaks))
+
+
+# Law 2: requests.
+
+
+def most_tokens(done: Run, request: Request) -> int:
+    """How many tokens the engine itself lets this request emit."""
+    config = done.scenario.engine
+    if isinstance(config, VllmConfig):
+        return config.max_model_len - request.prompt_tokens
+    if isinstance(config, SglangConfig):  # the pool must hold the whole sequence, in pages
+        pool, page = config.max_total_num_tokens, config.page_size
+        pages = -(-request.prompt_tokens // page) * page
+        return max(1, min(pool - request.prompt_tokens - 2, pool - pages - page - 1))
+    return request.output_tokens
+
+
+@every_engine
+@given(data=st.data())
+def test_law_2_every_request_ends_once_and_tokens_add_up(
+    engine: str, variant: str, data: st.DataObject
+) -> None:
+    done = run(data.draw(scenarios(engine, variant)))
+    lives = done.record.lives
+    assert lives.keys() == {request.id for request in done.requests}
+    for life in lives.values():
+        assert life.outcome in Outcome
+        assert life.ended_at is not None
+        assert 0 <= life.tokens <= life.request.output_tokens
+        if life.outcome is Outcome.FINISHED:
+            assert life.tokens == min(life.request.output_tokens, most_tokens(done, life.request))
+            assert life.last_token == life.ended_at
+        assert (life.first_token is None) == (life.tokens == 0) == (life.last_token is None)
+        if life.outcome is Outcome.STARVED:
+            assert life.ended_at == pytest.approx(life.deadline)
+        if life.outcome is Outcome.CUT_OFF:
+            assert done.scenario.horizon is not None
+        if life.outcome is Outcome.STALLED:
+            assert done.record.standstill is not None
+        # the step log tells the same story as the counters
+        emitted = sum(last - first + 1 for first, last in token_rows(life))
+        assert emitted == life.tokens
+    figures = summary(done.record)
+    assert sum(figures[outcome.value] for outcome in Outcome) == figures["requests"] == len(lives)
+
+
+# Law 3: time.
+
+
+@every_engine
+@given(data=st.data())
+def test_law_3_time_never_runs_back(engine: str, variant: str, data: st.DataObject) -> None:
+    done = run(data.draw(scenarios(engine, variant)))
+    steps = done.record.steps
+    assert list(steps.start) == sorted(steps.start)
+    assert all(start < end for start, end in zip(steps.start, steps.end, strict=True))
+    before = done.scenario.engine_ready
+    for start, end in zip(steps.start, steps.end, strict=True):  # one GPU: steps do not overlap
+        assert start >= before
+        before = end
+    for life in done.record.lives.values():
+        request = life.request
+        for segment in life.segments:
+            assert steps.start[segment.first] >= request.arrival, "served before it arrived"
+        times = [t for t in (life.first_token, life.last_token, life.ended_at) if t is not None]
+        assert times == sorted(times)
+        if done.scenario.horizon is not None and request.arrival >= done.scenario.horizon:
+            assert life.outcome is Outcome.CUT_OFF
+        else:
+            assert all(t >= request.arrival for t in times)
+        assert life.preempted_at == sorted(life.preempted_at)
+        if life.deadline is not None and life.last_token is not None:
+            assert life.last_token <= life.deadline + 1e-9
+
+
+# Law 4: determinism (and across processes: test_determinism.py).
+
+
+def everything(done: Run) -> tuple[Any, ...]:
+    record = done.record
+    return (
+        summary(record),
+        request_rows("v", record),
+        step_rows("v", record),
+        {i: life.segments for i, life in record.lives.items()},
+        record.standstill,
+    )
+
+
+@every_engine
+@given(data=st.data())
+def test_law_4_the_same_scenario_gives_the_same_run(
+    engine: str, variant: str, data: st.DataObject
+) -> None:
+    scenario = data.draw(scenarios(engine, variant))
+    assert everything(run(scenario)) == everything(run(scenario))
+
+
+# Law 6: every run ends. Each example above ends, too; this one has a hard bound and more load.
+
+
+@every_engine
+@given(data=st.data())
+def test_law_6_every_run_ends_with_a_verdict(
+    engine: str, variant: str, data: st.DataObject
+) -> None:
+    scenario = data.draw(scenarios(engine, variant))
+    done = run(scenario, lambda scheduler: Bounded(scheduler))
+    figures = summary(done.record)
+    assert figures["verdict"]
+    assert figures["verdict_detail"]
+    if figures["verdict"] == "served":
+        assert figures["finished"] == figures["requests"]
+
+
+@dataclass
+class Bounded:
+    """A scheduler that may be asked only so often: eight requests need no more."""
+
+    scheduler: Scheduler
+    calls: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheduler, name)
+
+    def schedule(self) -> Batch:
+        self.calls += 1
+        assert self.calls < 50_000, "the run does not end"
+        return self.scheduler.schedule()
+
+
+# A scheduler never sees the future.
+
+
+class Told(Watched):
+    """Hands a scheduler prompts that have no ``output_tokens`` and no ``timeout``."""
+
+    def add(self, prompt: Prompt) -> None:
+        seen = {field.name: getattr(prompt, field.name) for field in fields(Prompt)}
+        self.scheduler.add(Prompt(**seen))
+
+    def _check(self) -> None:
+        pass
+
+
+@every_engine
+@given(data=st.data())
+def test_a_scheduler_never_sees_what_will_be_emitted(
+    engine: str, variant: str, data: st.DataObject
+) -> None:
+    assert not hasattr(Prompt(0, 1, 1), "output_tokens")
+    assert isinstance(Request(0, 1, 1), Prompt)
+    scenario = data.draw(scenarios(engine, variant))
+    assert everything(run(scenario, Told)) == everything(run(scenario))

@@ -1,0 +1,124 @@
+"""A leap changes nothing: with leaping off, every record is the same."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simkv.engine import Engine, serve
+from simkv.executors.simulated import SimulatedExecutor
+from simkv.metrics import request_rows, step_rows, summary
+from simkv.profile import Profile
+from simkv.record import Record
+from simkv.scenario import Scenario
+from simkv.schedulers import build
+from simkv.workload import generate
+from tests.laws.scenarios import ENGINES, scenarios
+
+#: Every kind of term, so that a stretch of decodes has steps of growing, uneven length.
+COSTS = {
+    "name": "growing",
+    "engine": "any",
+    "model": "none",
+    "gpu": "none",
+    "basis": "assumed",
+    "terms": [
+        {"name": "step", "feature": "steps", "seconds": 0.1},
+        {"name": "prompt", "feature": "prefill_tokens", "seconds": 0.013},
+        {"name": "batch", "feature": "decode_seqs", "pieces": [{"base": 0.01, "slope": 0.003}]},
+    ],
+    "idle_pass_s": 0.001,
+    "range": {"decode_context": [3, 60]},
+    "fit": {"points": 0},
+    "source": ["made up"],
+}
+LINEAR = {"name": "context", "feature": "decode_context", "seconds": 0.0007}
+CURVED = {"name": "context", "feature": "decode_context", "table": [[0, 0], [40, 0.05], [90, 0.06]]}
+
+
+def record(scenario: Scenario, profile: Profile, *, leaping: bool) -> tuple[Record, int]:
+    """Run a scenario and return its record and the number of leaps."""
+    engine = Engine(
+        simpy.Environment(),
+        build(scenario.engine),
+        SimulatedExecutor(profile),
+        scenario.engine_ready,
+        leaping=leaping,
+    )
+    requests = generate(scenario.workload, scenario.timeout)
+    return serve(engine, requests, scenario.horizon), engine.leaps
+
+
+def stretched(scenario: Scenario, factor: int) -> Scenario:
+    """The scenario with outputs ``factor`` times as long, so that there is something to leap."""
+    rows = scenario.workload.requests
+    assert rows is not None
+    longer = [
+        row.model_copy(
+            update={
+                "output_tokens": row.output_tokens * factor,
+                "max_tokens": row.max_tokens and row.max_tokens * factor,
+            }
+        )
+        for row in rows
+    ]
+    workload = scenario.workload.model_copy(update={"requests": longer})
+    return scenario.model_copy(update={"workload": workload})
+
+
+def assert_same(a: Any, b: Any, where: str) -> None:
+    """Integers and words equal, times to 1e-9 relative."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list):
+        assert len(a) == len(b), where
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}[{index}]")
+    elif isinstance(a, float):
+        assert math.isclose(a, b, rel_tol=1e-9), f"{where}: {a!r} != {b!r}"
+    else:
+        assert a == b, f"{where}: {a!r} != {b!r}"
+
+
+@pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_a_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) -> None:
+    scenario = data.draw(scenarios(engine, variant))
+    scenario = stretched(scenario, data.draw(st.sampled_from([1, 4, 9])))
+    context = data.draw(st.sampled_from([LINEAR, CURVED]))
+    profile = Profile.model_validate(COSTS | {"terms": [*COSTS["terms"], context]})
+    leaping, _ = record(scenario, profile, leaping=True)
+    stepping, none = record(scenario, profile, leaping=False)
+    assert none == 0
+    assert_same(request_rows("", leaping), request_rows("", stepping), "requests")
+    assert_same(step_rows("", leaping), step_rows("", stepping), "steps")
+    assert_same(summary(leaping), summary(stepping), "summary")
+    for i, life in leaping.lives.items():
+        assert life.segments == stepping.lives[i].segments
+        assert_same(life.preempted_at, stepping.lives[i].preempted_at, f"preempted_at {i}")
+
+
+@pytest.mark.parametrize("engine", ["mistralrs", "vllm", "sglang"])
+def test_there_are_leaps(engine: str) -> None:
+    """The law above says nothing if nobody leaps."""
+    knobs = {"sglang": {"max_total_num_tokens": 4096}, "mistralrs": {}, "vllm": {}}[engine]
+    scenario = Scenario.model_validate(
+        {
+            "name": "x",
+            "workload": {"burst": {"num_prompts": 3, "prompt_tokens": 9, "output_tokens": 200}},
+            "engine": {"name": engine, **knobs},
+            "profile": "unit-step",
+        }
+    )
+    profile = Profile.model_validate(COSTS)
+    run, leaps = record(scenario, profile, leaping=True)
+    assert leaps > 0
+    assert len(run.steps) > 10 * leaps
