@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv import __version__
+from simkv import __version__, cli_trace
 from simkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A flight simulator for LLM-serving schedulers: who was served when, who starved, why.",
 )
+app.add_typer(cli_trace.app, name="trace")
 
 
 def main() -> None:
@@ -55,9 +56,16 @@ def options(
     """Options before the command."""
 
 
+Junit = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write what was expected as JUnit XML.")
+]
+
+
 @app.command()
 def run(
-    scenario: Annotated[Path, typer.Argument(help="A scenario file (YAML).")],
+    scenario: Annotated[
+        Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+    ],
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
@@ -67,18 +75,32 @@ def run(
     ] = None,
     steps: Annotated[bool, typer.Option(help="Also write steps.csv, one row per step.")] = False,
     plots: Annotated[bool, typer.Option(help="Draw the pictures.")] = True,
+    leap: Annotated[
+        bool, typer.Option(help="Leap over dull stretches; changes nothing but the time it takes.")
+    ] = True,
+    junit: Junit = None,
 ) -> None:
-    """Run a scenario's variants side by side; print the figures and write tables and pictures."""
-    from simkv.report.files import check_folder
-    from simkv.scenario import load
+    """Run a scenario's variants side by side; print the figures and write tables and pictures.
 
+    Exit 1 if something that the scenario expects does not come true.
+    """
+    from simkv.report.files import check_folder
+    from simkv.report.junit import check_target, write_junit
+    from simkv.scenario import load
+    from simkv.zoo import find
+
+    scenario = find(scenario)
     variants = load(scenario, set_ or [])
     name = next(iter(variants.values())).name
     folder = out or Path("runs") / name
     check_folder(folder)
+    if junit:
+        check_target(junit)
 
     from rich.console import Console
 
+    from simkv.expect import check
+    from simkv.report.checks import print_checks
     from simkv.report.console import print_results, say
     from simkv.report.files import write_run
     from simkv.report.published import compare
@@ -87,7 +109,7 @@ def run(
     results = {}
     with _progress(sum(loaded.workload.size for loaded in variants.values())) as advance:
         for variant, loaded in variants.items():
-            results[variant] = run_scenario(loaded, scenario.parent, advance)
+            results[variant] = run_scenario(loaded, scenario.parent, advance, leaping=leap)
     comparisons = compare(results)
 
     def draw(target: Path) -> None:
@@ -100,7 +122,15 @@ def run(
     write_run(folder, results, comparisons, draw, steps=steps)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     print_results(console, results, comparisons)
+    checks = check(results)
+    if checks:
+        say(console, "\nExpected")
+        print_checks(console, checks)
     say(console, f"\nWritten to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+    if junit:
+        write_junit(junit, {name: checks})
+    if not all(found.ok for found in checks):
+        raise typer.Exit(1)
 
 
 @contextmanager
@@ -113,6 +143,41 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("requests", total=total)
         yield lambda: bar.advance(task)
+
+
+@app.command()
+def zoo(
+    names: Annotated[list[str] | None, typer.Argument(help="Incidents; default all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List them and run nothing.")] = False,
+    junit: Junit = None,
+) -> None:
+    """Replay public incidents of starvation; exit 1 if one does not come out as expected."""
+    from simkv.report.junit import check_target, write_junit
+    from simkv.zoo import incidents, replay
+
+    if junit:
+        check_target(junit)
+    chosen = incidents(names or [])
+    results = {}
+    for incident in chosen:
+        about = f"{incident.name:<30} {incident.engine:<10} {incident.what}  {incident.report}"
+        if list_:
+            print(about)
+            continue
+        checks = results[incident.name] = replay(incident)
+        missed = [check for check in checks if not check.ok]
+        print(f"{'missed' if missed else 'ok':<7}{about}")
+        for check in missed:
+            print(f"       {check.variant}: {check}")
+    if list_:
+        return
+    if junit:
+        write_junit(junit, results)
+    bad = sum(not check.ok for checks in results.values() for check in checks)
+    total = sum(len(checks) for checks in results.values())
+    print(f"{total - bad} of {total} expectations of {len(results)} incidents hold")
+    if bad:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -13,15 +13,16 @@ class Moment(simpy.Event):
 
     So whoever waits for it sees all that came up to then, and what he sees does not depend on the
     order in which events were queued. SimPy takes delays, and ``now + (time - now)`` is not always
-    ``time``; therefore this goes into its queue directly.
+    ``time``; therefore this goes into its queue directly. Of two moments of one time that of the
+    lower ``rank`` comes first, and all that follows from it.
     """
 
-    def __init__(self, env: simpy.Environment, time: float) -> None:
+    def __init__(self, env: simpy.Environment, time: float, rank: int = 0) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
         when = max(time, env.now)
-        heappush(env._queue, (when, EventPriority(2), next(env._eid), self))
+        heappush(env._queue, (when, EventPriority(2 + rank), next(env._eid), self))
 
     def move(self, time: float) -> Moment:
         """Let those who wait for this moment wait for another one."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.reader import ReaderError
 
 from simkv.errors import InputError
 
@@ -32,16 +34,18 @@ class Document:
             raise InputError(f"--set {assignment}: expected path=value, as in engine.block_size=16")
         try:
             value = YAML(typ="safe", pure=True).load(text)
-        except YAMLError as error:
+        except Exception as error:  # the reader trips over odd input in many ways
             raise InputError(f"--set {assignment}: the value is not YAML") from error
+        _count_values(f"--set {assignment}", value)
         node = self.tree
         for depth, key in enumerate(keys[:-1]):
-            child = _child(node, key)
-            if child is None:
-                child = {}
-                if not isinstance(node, dict):
-                    raise InputError(f"--set {assignment}: {'.'.join(keys[:depth])} has no fields")
-                node[key] = child
+            known = find_key(node, key)
+            if known is None and not isinstance(node, dict):
+                raise InputError(f"--set {assignment}: {'.'.join(keys[:depth])} has no fields")
+            child = None if known is None else node[known]
+            # A copy, for an alias of the same node elsewhere has to stay as it is.
+            child = {} if child is None else copy(child)
+            node[key if known is None else known] = child
             node = child
         if isinstance(node, list):
             index = int(keys[-1]) if keys[-1].isdecimal() else -1
@@ -49,7 +53,8 @@ class Document:
                 raise InputError(f"--set {assignment}: expected an index from 0 to {len(node) - 1}")
             node[index] = value
         elif isinstance(node, dict):
-            node[keys[-1]] = value
+            known = find_key(node, keys[-1])
+            node[keys[-1] if known is None else known] = value
         else:
             raise InputError(f"--set {assignment}: {'.'.join(keys[:-1])} has no fields")
         self.set[tuple(keys)] = assignment
@@ -81,11 +86,6 @@ def find_key(node: Any, part: str | int) -> Any:
     return None
 
 
-def _child(node: Any, part: str) -> Any:
-    key = find_key(node, part)
-    return None if key is None else node[key]
-
-
 def read_document(path: Path) -> Document:
     """Read a YAML file. Raises InputError with the line of what cannot be read."""
     try:
@@ -106,35 +106,47 @@ def read_document(path: Path) -> Document:
         raise InputError(
             f"{path}:{line}: not valid YAML: {error.problem or error.context}"
         ) from error
-    except (YAMLError, RecursionError, ValueError) as error:
-        raise InputError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise InputError(f"{path}:1: nested too deeply") from error
+    except ReaderError as error:
+        line = raw.decode().count("\n", 0, error.position) + 1
+        raise InputError(f"{path}:{line}: not valid YAML: {error.reason}") from error
+    except Exception as error:  # the reader trips over odd input in many ways
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path}:1: not valid YAML: {reason}") from error
     if not isinstance(data, dict):
-        found = "nothing" if data is None else f"a {type(data).__name__}"
+        found = "nothing" if data is None else "a list" if isinstance(data, list) else repr(data)
         raise InputError(f"{path}:1: a mapping of fields is expected; found {found}")
-    _count_values(path, data)
+    _count_values(str(path), data)
     return Document(path, data)
 
 
-def _count_values(path: Path, data: Any) -> None:
+def _count_values(source: str, data: Any) -> None:
     """Refuse aliases that unfold to too many values (a "YAML bomb") or contain themselves."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
+
+    def place(node: Any) -> str:
+        position = getattr(node, "lc", None)
+        return source if position is None else f"{source}:{position.line + 1}"
 
     def size(node: Any) -> int:
         if not isinstance(node, dict | list):
             return 1
         if id(node) in open_nodes:
-            raise InputError(f"{path}: an alias contains itself")
+            raise InputError(f"{place(node)}: an alias contains itself")
         if id(node) not in sizes:
             open_nodes.add(id(node))
             values = node.values() if isinstance(node, dict) else node
             sizes[id(node)] = 1 + sum(size(value) for value in values)
             open_nodes.discard(id(node))
+            if sizes[id(node)] > MOST_VALUES:
+                raise InputError(
+                    f"{place(node)}: aliases unfold to more than {MOST_VALUES:,} values"
+                )
         return sizes[id(node)]
 
     try:
-        total = size(data)
+        size(data)
     except RecursionError as error:
-        raise InputError(f"{path}: nested too deeply") from error
-    if total > MOST_VALUES:
-        raise InputError(f"{path}: its aliases unfold to more than {MOST_VALUES:,} values")
+        raise InputError(f"{source}: nested too deeply") from error

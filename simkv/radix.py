@@ -121,10 +121,14 @@ class RadixTree:
             elif not node.children and not node.locks:
                 assert node.parent is not None
                 del node.parent.children[self._first_page(node)]
+                self._evicted(node)
                 freed += node.tokens
                 self.evictable -= node.tokens
                 self._offer(node.parent)
         return freed
+
+    def _evicted(self, node: Node) -> None:
+        """A leaf has left the tree; for trees that know which pages it had."""
 
     def fingerprint(self) -> Hashable:
         """Everything that decides what the tree does next; clock readings count as an order."""

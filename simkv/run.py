@@ -12,12 +12,14 @@ import simpy
 from simkv.engine import Engine, serve
 from simkv.executors.simulated import SimulatedExecutor
 from simkv.metrics import summary
+from simkv.pipeline import Pipeline, duplicates
 from simkv.profile import Profile, load_profile
 from simkv.record import Record
 from simkv.request import Request
 from simkv.scenario import Scenario, load
 from simkv.schedulers import build
 from simkv.schedulers.base import Scheduler, blocks_for
+from simkv.schedulers.fastdeploy import FastDeploy
 from simkv.workload import generate
 
 
@@ -25,8 +27,8 @@ from simkv.workload import generate
 class Result:
     """One variant of a scenario, run: its record, its figures and what a reader must know.
 
-    ``notes`` say where the result leaves the range of the cost profile, or which requests can
-    never fit into the cache.
+    ``notes`` say where the result leaves the range of the cost profile, which requests can never
+    fit into the cache, and which were given tokens twice.
     """
 
     scenario: Scenario
@@ -64,11 +66,18 @@ def run_scenario(
     executor = SimulatedExecutor(profile)
     scheduler = build(scenario.engine)
     requests = generate(scenario.workload, scenario.timeout)
-    env = simpy.Environment()
-    engine = Engine(env, scheduler, executor, scenario.engine_ready, resolved, leaping=leaping)
+    env, ready, pacing = simpy.Environment(), scenario.engine_ready, scenario.pipeline
+    if pacing and isinstance(scheduler, FastDeploy):
+        engine: Engine = Pipeline(env, scheduler, executor, pacing, ready, resolved)
+    else:
+        engine = Engine(env, scheduler, executor, ready, resolved, leaping=leaping)
     record = serve(engine, requests, scenario.horizon)
     record.alone_s = {r.id: executor.alone(r.prompt_tokens, r.output_tokens) for r in requests}
-    notes = [*_never_fit(requests, scheduler, scenario), *_outside(executor)]
+    notes = [
+        *_never_fit(requests, scheduler, scenario),
+        *duplicates(record),
+        *_outside(executor),
+    ]
     return Result(scenario, record, {**summary(record), "notes": notes}, notes, profile)
 
 

@@ -19,13 +19,17 @@ from pydantic import (
     GetCoreSchemaHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     create_model,
+    field_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails
 
 from simkv.document import Document, find_key, read_document
 from simkv.errors import InputError, nearest
+from simkv.expect import Expectations
 from simkv.metrics import FIGURES
+from simkv.pipeline import Pacing
 from simkv.schedulers.fastdeploy import FastDeployConfig
 from simkv.schedulers.mistralrs import MistralrsConfig
 from simkv.schedulers.sglang import SglangConfig
@@ -112,7 +116,9 @@ class Scenario(_Model):
 
     ``timeout`` (s) is how long a client waits for its last token, ``horizon`` (s) ends the run,
     ``engine_ready`` (s) is when the engine looks at its queue for the first time. ``profile`` is a
-    packaged cost profile or a JSON file beside the scenario.
+    packaged cost profile or a JSON file beside the scenario. With ``pipeline`` the three threads of
+    ``fastdeploy`` run side by side, without in lockstep. ``published`` and ``expect`` go by the
+    name of the variant; that of a file without variants is ``run``.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
@@ -124,8 +130,18 @@ class Scenario(_Model):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     engine_ready: Time = 0.0
+    pipeline: Pacing | None = None
     provenance: Provenance = Provenance()
     published: dict[str, Published] = {}
+    expect: dict[str, Expectations] = {}
+
+    @field_validator("pipeline")
+    @classmethod
+    def _has_threads(cls, pacing: Pacing | None, info: ValidationInfo) -> Pacing | None:
+        engine = info.data.get("engine")
+        if pacing and engine and not isinstance(engine, FastDeployConfig):
+            raise ValueError(f"engine {engine.name} has no pipeline; only fastdeploy does")
+        return pacing
 
 
 class ScenarioFile(Scenario):
@@ -142,7 +158,32 @@ class ScenarioFile(Scenario):
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema of scenario files, for editors."""
-    return TypeAdapter(ScenarioFile).json_schema()
+    schema = TypeAdapter(ScenarioFile).json_schema()
+    whole = schema["$defs"]
+    part = {f"Part{name}": _partial(definition) for name, definition in whole.items()}
+    part["PartScenario"] = _partial(TypeAdapter(Scenario).json_schema())
+    del part["PartScenario"]["$defs"]
+    schema["properties"]["variants"]["additionalProperties"] = {"$ref": "#/$defs/PartScenario"}
+    return {**schema, "$defs": {**whole, **part}}
+
+
+def _partial(node: Any) -> Any:
+    """A JSON schema with nothing required, as a variant mentions only what it changes.
+
+    Items of lists stay whole, for a variant replaces a list as a whole.
+    """
+    if isinstance(node, list):
+        return [_partial(value) for value in node]
+    if not isinstance(node, dict):
+        return node
+    result = {
+        "anyOf" if key == "oneOf" else key: value if key == "items" else _partial(value)
+        for key, value in node.items()
+        if key not in ("required", "discriminator", "default")
+    }
+    if "$ref" in result:
+        result["$ref"] = result["$ref"].replace("#/$defs/", "#/$defs/Part")
+    return result
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
@@ -157,10 +198,32 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
     _check(document, document.tree, ScenarioFile)
     base = {key: value for key, value in document.tree.items() if key != "variants"}
     variants = document.tree.get("variants") or {"run": {}}
-    return {
+    scenarios: dict[str, Scenario] = {
         str(name): _check(document, merge(base, override), Scenario, ("variants", str(name)))
         for name, override in variants.items()
     }
+    _check_expectations(document, scenarios)
+    return scenarios
+
+
+def _check_expectations(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if ``expect`` names a variant or a request that there is not."""
+    for scenario in scenarios.values():
+        for name, expected in scenario.expect.items():
+            place = document.place(("expect", name))
+            if name not in scenarios:
+                raise InputError(
+                    f"{place}: expect.{name}: there is no such variant{nearest(name, scenarios)}; "
+                    f"expected one of {', '.join(scenarios)}"
+                )
+            size = scenarios[name].workload.size
+            for number in expected.request:
+                if number >= size:
+                    place = document.place(("expect", name, "request", number))
+                    raise InputError(
+                        f"{place}: expect.{name}.request.{number}: there is no such request; "
+                        f"expected an id from 0 to {size - 1}"
+                    )
 
 
 def merge(base: Any, override: Any) -> Any:

@@ -8,19 +8,24 @@ from dataclasses import fields
 from itertools import count
 from typing import Any
 
+import simpy
+
 from simkv.conform.lockstep import Emitted, Standstill, arrivals_by_step
 from simkv.conform.trace import Line
-from simkv.request import Prompt
+from simkv.engine import Process
+from simkv.executors.simulated import SimulatedExecutor
+from simkv.pipeline import Pacing, Pipeline
+from simkv.profile import load_profile
+from simkv.request import Prompt, Request
 from simkv.schedulers.fastdeploy import (
     DecodeOnlyPreempt,
     FastDeployConfig,
     FixedReserve,
     Ratio,
-    actors,
     build,
 )
-from simkv.schedulers.fastdeploy_memory import ResourceManager, TokenProcessor
-from simkv.schedulers.fastdeploy_worker import EOS, Message, Task, WorkerCrash
+from simkv.schedulers.fastdeploy_memory import Heard, Planned, ResourceManager
+from simkv.schedulers.fastdeploy_worker import EOS, Message, Parcel, Task
 
 #: How the recordings write an output token: its number from this base, or the end of sequence.
 TOKEN_BASE = 1000
@@ -74,77 +79,136 @@ def _steps(header: Line, at_least: int) -> Iterator[Line]:
 
 
 def _ticks(header: Line, at_least: int) -> Iterator[Line]:
-    """One line per tick: hear, decide, perhaps hear in the gap, put, and run one step.
-
-    A message of tick t is readable at t + 1 + ``tp_lag``, in the gap one tick earlier.
-    """
+    """One line per tick of the pipeline: hear, decide, perhaps hear in the gap, put, and step."""
     delays = header["delays"]
-    lag, gap = delays["tp_lag"], delays["messages_processed_between_schedule_and_put"]
     config = _config(header, idle_worker_sends_ack=delays["idle_worker_sends_ack"])
-    manager, worker, processor = actors(config)
-    outputs = {request["id"]: request["output_tokens"] for request in header["requests"]}
-    arrivals = arrivals_by_step(header["requests"])
-    standstill = Standstill()
-    queue: deque[tuple[int, Message]] = deque()
-    preempted_at: dict[int, int] = {}
+    gap = delays["messages_processed_between_schedule_and_put"] > 0
+    pipeline = _Watched(config, one_step_a_tick(delays["tp_lag"], gap))
+    env, tick_s = pipeline.env, pipeline.tick_s
+    env.process(_clients(pipeline, header["requests"]))
+    env.process(pipeline.run())
     for tick in count():
-        line: Line = {"tick": tick, "delivered": [], "events": []}
-        while queue and queue[0][0] + 1 + lag <= tick:
-            _hear(line, "pre", *queue.popleft(), processor, preempted_at)
-        if not arrivals and not manager.alive():
+        env.run(until=tick * tick_s + MARGIN)  # engine and token processor have had their turn
+        arrivals = len(pipeline.record.lives) < len(header["requests"])
+        if not arrivals and not pipeline.manager.alive():
             return
-        for request in arrivals.pop(tick, ()):
-            manager.add(_prompt(request))
-        tasks: list[Task] = []
-        if planned := manager.schedule():
-            preempted_at |= dict.fromkeys(manager.preempted, tick)
-            for _ in range(gap):
-                if queue and queue[0][0] + lag <= tick:
-                    _hear(line, "gap", *queue.popleft(), processor, preempted_at)
-            parcel = manager.put(planned)
-            tasks = parcel.tasks
-            try:
-                worker.take(parcel)
-            except WorkerCrash as crash:
-                yield {"truncated": True, "ending": "raised", "why": str(crash)}
-                return
-        line["stalled"] = worker.stalled()
-        message = worker.step(lambda i, k: k >= outputs[i])
+        line = pipeline.heard("pre", {"delivered": [], "events": []}) | pipeline.queues()
+        in_gap = pipeline.in_gap
+        env.run(until=(tick + 1) * tick_s - MARGIN)  # and so has the worker
+        if in_gap:
+            line = pipeline.heard("gap", line) | pipeline.queues()
+        if pipeline.dead:
+            assert pipeline.record.standstill is not None
+            yield {"truncated": True, "ending": "raised", "why": pipeline.record.standstill.why}
+            return
+        yield line | pipeline.worked() | {"tick": tick}
+        if not arrivals and tick >= at_least and pipeline.record.standstill:
+            yield _stall(seq.id for seq in pipeline.manager.alive())
+            return
+
+
+#: Everything in a tick happens further than this (s) from the moments at which it is looked at.
+MARGIN = 0.125
+
+
+def one_step_a_tick(lag: int, gap: bool) -> Pacing:
+    """Delays with which all three threads keep the beat of the recordings: one turn each a tick.
+
+    A step takes a second and a tick half a second more if there is a ``gap``, for that is then the
+    time from decision to put. A message of tick t is heard before the decision of t + 1 + ``lag``,
+    or with a ``gap`` (and a ``lag``) before the put of tick t + ``lag``, if there is one.
+    """
+    wait = 0.5 if gap else 0.0
+    tick = 1.0 + wait
+    early = tick - wait / 2 if gap and lag else 0.0
+    return Pacing(
+        schedule_interval=tick,
+        queue_interval=1.0,
+        put_gap=wait,
+        step_gap=wait,
+        token_processor_lag=lag * tick - early,
+        max_prefill_num=None,
+    )
+
+
+class _Watched(Pipeline):
+    """A pipeline that takes down what a tick line says of it."""
+
+    def __init__(self, config: FastDeployConfig, pacing: Pacing) -> None:
+        executor = SimulatedExecutor(load_profile("unit-step"))
+        super().__init__(simpy.Environment(), build(config), executor, pacing)
+        self.tick_s = pacing.schedule_interval
+        self.in_gap = False
+        self._sent_at: deque[int] = deque()
+        self._preempted_at: dict[int, int] = {}
+        self._hearings: list[tuple[int, Heard]] = []
+        self._step: Line = {}
+
+    @property
+    def tick(self) -> int:
+        return int(self.env.now // self.tick_s)
+
+    def decide(self) -> list[Planned]:
+        planned = super().decide()
+        self.in_gap = bool(planned)
+        self._preempted_at |= dict.fromkeys(self.manager.preempted, self.tick)
+        return planned
+
+    def put(self, planned: list[Planned]) -> Parcel:
+        parcel = super().put(planned)
+        self.in_gap = False
+        self._step["tasks"] = [_task(task, serialised=True) for task in parcel.tasks]
+        return parcel
+
+    def step(self) -> Message | None:
+        self._step["stalled"] = self.worker.stalled()
+        message = super().step()
         if message is not None:
-            queue.append((tick, message))
-        alive = manager.alive()
-        yield line | {
-            "tasks": [_task(task, serialised=True) for task in tasks],
-            "emitted": None if message is None else [_token(token) for token in message],
+            self._sent_at.append(self.tick)
+            self._step["emitted"] = [_token(token) for token in message]
+        return message
+
+    def hear(self, message: Message) -> Heard:
+        heard = super().hear(message)
+        self._hearings.append((self._sent_at.popleft(), heard))
+        return heard
+
+    def worked(self) -> Line:
+        """What was put and computed since it was asked for last."""
+        idle = {"tasks": [], "emitted": None, "stalled": self.worker.stalled()}
+        line, self._step = idle | self._step, {}
+        return line
+
+    def heard(self, when: str, line: Line) -> Line:
+        """``line`` with what was heard since; an ack is early if older than the preemption."""
+        for sent, heard in self._hearings:
+            line["delivered"].append([sent, when])
+            for i in heard.acked:
+                truth = "early" if sent < self._preempted_at[i] else "true"
+                line["events"].append(["ack", i, truth, f"msg{sent}"])
+            line["events"] += [["finished", i] for i in heard.finished]
+        self._hearings.clear()
+        return line
+
+    def queues(self) -> Line:
+        """What the engine's memory holds now."""
+        manager = self.manager
+        return {
             "waiting": [seq.id for seq in manager.waiting],
             "running": [seq.id for seq in manager.running],
             "pending_reschedule": sorted(manager.pending),
             "slots": {str(i): seq.id for i, seq in enumerate(manager.slots) if seq},
-            "tokens": {str(s.id): [s.computed, s.need, s.total] for s in alive},
+            "tokens": {str(s.id): [s.computed, s.need, s.total] for s in manager.alive()},
             "free_blocks": manager.pool.free,
         }
-        in_flight = tuple((tick - sent, tuple(message)) for sent, message in queue)
-        state = manager.fingerprint(), worker.fingerprint(), in_flight
-        if not arrivals and tick >= at_least and standstill.repeats(state):
-            yield _stall(seq.id for seq in alive)
-            return
 
 
-def _hear(
-    line: Line,
-    when: str,
-    sent: int,
-    message: Message,
-    processor: TokenProcessor,
-    preempted_at: dict[int, int],
-) -> None:
-    """Deliver the message of tick ``sent``; an ack is early if it is older than the preemption."""
-    heard = processor.receive(message)
-    line["delivered"].append([sent, when])
-    for i in heard.acked:
-        truth = "early" if sent < preempted_at[i] else "true"
-        line["events"].append(["ack", i, truth, f"msg{sent}"])
-    line["events"] += [["finished", i] for i in heard.finished]
+def _clients(pipeline: _Watched, requests: list[Line]) -> Process:
+    for step, arrivals in sorted(arrivals_by_step(requests).items()):
+        yield pipeline.env.timeout(step * pipeline.tick_s - pipeline.env.now)
+        for request in arrivals:
+            sizes = request["prompt_tokens"], request["max_tokens"]
+            pipeline.submit(Request(request["id"], *sizes, output_tokens=request["output_tokens"]))
 
 
 def _stall(alive: Iterable[int]) -> Line:

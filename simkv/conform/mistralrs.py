@@ -77,7 +77,7 @@ def _config(header: Line) -> MistralrsConfig:
 
 def _prompt(request: Line) -> Prompt:
     tokens, shared = request["prompt_tokens"], request.get("prefix_len", 0)
-    segments: tuple[Segment, ...] = ()
+    segments = tuple(Segment(*segment) for segment in request.get("segments", ()))
     if shared:
         own = Segment(f"u{request['id']}", 0, tokens - shared)
         segments = (Segment(f"g{request['prefix_group']}", 0, shared), own)

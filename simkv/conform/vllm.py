@@ -78,17 +78,11 @@ def _schedule(scheduler: VllmScheduler) -> tuple[Batch, Line, list[int]]:
     return batch, line, [row.id for row in rows if row.id not in explicit]
 
 
-class _UncheckedConfig(VllmConfig):
-    """The recorder drove the scheduler alone and so could give it what vLLM refuses at start-up,
-    such as a pool in which ``max_model_len`` tokens do not fit."""
-
-    def __post_init__(self) -> None:
-        pass
-
-
 def _config(header: Line) -> VllmConfig:
-    knobs = {knob.name for knob in fields(VllmConfig)} - {"name", "variant"}
-    return _UncheckedConfig(**{knob: header["config"][knob] for knob in knobs})
+    """Knobs as recorded; the recorder drove the scheduler alone, past the check at start-up."""
+    ours = {"name", "variant", "startup_check"}
+    knobs = {knob.name for knob in fields(VllmConfig)} - ours
+    return VllmConfig(startup_check=False, **{knob: header["config"][knob] for knob in knobs})
 
 
 def _prompt(request: Line) -> Prompt:

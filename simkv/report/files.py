@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,23 @@ def write_run(
 
     ``draw`` writes the pictures into the folder that it is given; ``steps`` adds ``steps.csv``.
     """
+    with replacing(folder) as new:
+        _write_all(new, results, comparisons, steps=steps)
+        draw(new)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder to write to, which takes the place of ``folder`` at the end, if all went well.
+
+    Raises InputError if ``folder`` is not one that a run may be written to.
+    """
     check_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         new = Path(scratch) / "new"
         new.mkdir()
-        _write_all(new, results, comparisons, steps=steps)
-        draw(new)
+        yield new
         _replace(folder, new, Path(scratch) / "old")
 
 
@@ -104,7 +115,7 @@ def _write_all(
         rows = [row for name, result in results.items() for row in step_rows(name, result.record)]
         pd.DataFrame(rows).to_csv(folder / "steps.csv", index=False, lineterminator="\n")
     with (folder / "scenario.yaml").open("w", encoding="utf-8") as file:
-        YAML().dump(resolved(results), file)
+        YAML().dump(resolved({name: r.scenario for name, r in results.items()}), file)
     for result in results.values():
         if result.scenario.profile.endswith(".json"):
             text = result.profile.model_dump_json(indent=1, exclude_none=True)
@@ -121,17 +132,17 @@ def _profile(result: Result) -> dict[str, Any]:
     }
 
 
-def resolved(results: dict[str, Result]) -> dict[str, Any]:
+def resolved(scenarios: dict[str, Scenario]) -> dict[str, Any]:
     """A scenario file that gives this run again: overrides applied, engine defaults filled in.
 
     A profile that is a file is meant to lie beside it.
     """
-    first = next(iter(results.values())).scenario
+    first = next(iter(scenarios.values()))
     common = first.model_dump(
         exclude_defaults=True,
-        include={"name", "report", "summary", "provenance", "published"},
+        include={"name", "report", "summary", "provenance", "published", "expect"},
     )
-    variants = {name: _run_fields(result.scenario) for name, result in results.items()}
+    variants = {name: _run_fields(scenario) for name, scenario in scenarios.items()}
     return {**common, **next(iter(variants.values())), "variants": variants}
 
 

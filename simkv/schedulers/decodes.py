@@ -74,10 +74,10 @@ class DecodeGroup(Generic[R]):
         self.context -= r.computed
         return steps - delivered
 
-    def step(self) -> None:
-        """One step has been decided: every member computes a token."""
-        self.scheduled += 1
-        self.context += len(self.members)
+    def step(self, steps: int = 1) -> None:
+        """One step (or more) has been decided: every member computes a token."""
+        self.scheduled += steps
+        self.context += steps * len(self.members)
 
     def computed(self, r: R) -> int:
         """Tokens of ``r`` that have KV now."""
@@ -90,6 +90,12 @@ class DecodeGroup(Generic[R]):
     def at_border(self, ahead: int = 0) -> dict[int, R]:
         """Members whose blocks are full in the step that comes ``ahead`` steps from now."""
         return self._borders[(self.scheduled + ahead) % self.block_size]
+
+    def growth(self, steps: int) -> list[int]:
+        """How many members need a block in each of the next ``steps`` steps."""
+        size, first = self.block_size, self.scheduled
+        counts = [len(members) for members in self._borders]
+        return [counts[step % size] for step in range(first, first + steps)]
 
     def stopped(self, steps: int) -> list[R]:
         """Members that reach their ``stop_length`` with ``steps`` steps; each is named once."""

@@ -141,12 +141,15 @@ class Flight(NamedTuple):
 
 
 class SglangScheduler:
-    """SGLang's loop body, cut into ``schedule`` (its next batch) and ``complete`` (its results)."""
+    """SGLang's loop body, cut into ``schedule`` (its next batch) and ``complete`` (its results).
 
-    def __init__(self, config: SglangConfig) -> None:
+    ``memory`` is one like the config's own that knows more, such as which page is whose.
+    """
+
+    def __init__(self, config: SglangConfig, memory: Memory | None = None) -> None:
         self.config = config
         self.pipeline_depth = 1 if config.disable_overlap_schedule else 2
-        self.memory = Memory(
+        self.memory = memory or Memory(
             config.max_total_num_tokens, config.page_size, not config.disable_radix_cache
         )
         self.order = QueueOrder(

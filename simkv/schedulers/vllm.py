@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
@@ -29,6 +30,10 @@ VARIANTS: Mapping[str, Variant] = {
     "0.33.0": Variant(
         "vllm-project/vllm@4ba787ec9 (0.33.0), vllm/v1/core/sched",
         "chunked prefill, decodes first; the whole sequence must fit when it is admitted",
+    ),
+    "0.33.0-skip-blocked": Variant(
+        "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; so do #35852 and #36390)",
+        "0.33.0; a waiting request for which there are no blocks does not stop those behind it",
     ),
 }
 
@@ -52,11 +57,15 @@ class VllmConfig:
     the share of all blocks that an admission must leave free, unless nothing runs.
     ``prefill_schedule_interval`` lets prefills into every n-th step only while others decode.
 
+    ``startup_check``: false lets ``max_model_len`` exceed the cache, as vLLM did when
+    ``num_gpu_blocks_override`` was set (until its #41069 and #47272), and does where it takes the
+    layers of a model for smaller than they are (its #39734).
+
     Raises ValueError where vLLM refuses to start.
     """
 
     name: Literal["vllm"] = "vllm"
-    variant: Literal["0.33.0"] = "0.33.0"
+    variant: Literal["0.33.0", "0.33.0-skip-blocked"] = "0.33.0"
     block_size: Annotated[int, Gt(0)] = 16
     num_gpu_blocks: Annotated[int, Gt(1)] = 1024
     max_num_seqs: Annotated[int, Gt(0)] = 256
@@ -73,10 +82,11 @@ class VllmConfig:
     watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
     prefill_schedule_interval: Annotated[int, Gt(0)] = 1
     async_scheduling: bool = True
+    startup_check: bool = True
 
     def __post_init__(self) -> None:
         usable = (self.num_gpu_blocks - 1) * self.block_size
-        if usable < self.max_model_len:
+        if self.startup_check and usable < self.max_model_len:
             raise ValueError(
                 f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} tokens, less "
                 f"the null block, hold {usable} tokens; max_model_len {self.max_model_len} must fit"
@@ -231,6 +241,7 @@ class VllmScheduler:
         self.running: dict[int, RequestState] = {}
         self.catching_up: dict[int, RequestState] = {}
         self.decoding: DecodeGroup[RequestState] = DecodeGroup(config.block_size)
+        self._skip_blocked = config.variant == "0.33.0-skip-blocked"
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
         self._max_tokens = min(
             config.max_num_scheduled_tokens or config.max_num_batched_tokens,
@@ -284,41 +295,39 @@ class VllmScheduler:
         A token that was under way when its request was preempted still counts; one whose request
         has ended or was aborted since is dropped.
         """
-        group = self.decoding
-        late = self._under_way.popleft()
-        touched: dict[int, RequestState] = {}
+        group, late, live = self.decoding, self._under_way.popleft(), self._live
+        stopped: list[RequestState] = []
         if batch.decodes:
             group.delivered += 1
             self._tokens_delivered += 1
-            touched = {r.id: r for r in group.stopped(group.delivered)}
-            touched |= {i: group.members[i] for i in ended if i in group.members}
+            stopped = group.stopped(group.delivered)
         completion = Completion([], [])
-        if not (touched or late or batch.scheduled):
+        if not (stopped or ended or late or batch.scheduled):
             return completion  # tokens for the group only
-        rows = {i: n for i, n in batch.scheduled if i in self._live}
-        emits = {i for i in batch.emits if i in rows}
-        late = [r for r in late if r.id in self._live]
-        rows |= dict.fromkeys((r.id for r in late), 1)
-        emits |= {r.id for r in late}
-        touched |= {i: self._live[i] for i in rows}
+        rows, emits = dict(batch.scheduled), set(batch.emits)
+        for r in late:
+            rows[r.id] = 1
+            emits.add(r.id)
+        touched = {i: live[i] for i in (*rows, *ended, *(r.id for r in stopped)) if i in live}
         for r in sorted(touched.values(), key=lambda r: r.order):
-            if r.id in rows:
+            stale = False
+            if n := rows.get(r.id, 0):
                 stale = r.stale > 0
-                r.in_flight -= rows[r.id]
+                r.in_flight -= n
                 if stale:
-                    r.stale -= rows[r.id]
+                    r.stale -= n
                 if r.id not in emits:
                     continue
                 r.length += 1
                 if not stale:
                     r.placeholders -= 1
             length = group.length(r) if r in group else r.length
-            if not (r.id in rows and stale):
+            if not stale:
                 self._register(r, length - 1)  # all but the new token have KV now
             if length >= r.stop_length or r.id in ended:
                 self._remove(r)
                 completion.finished.append(r.id)
-        completion.delivered = [i for i in batch.emits if i in emits]
+        completion.delivered = [i for i in batch.emits if i in touched]
         self._tokens_delivered += len(completion.delivered)
         return completion
 
@@ -335,24 +344,27 @@ class VllmScheduler:
         stop = group.next_stop()
         if stop is not None:
             most = min(most, stop - group.scheduled + 1)
-        steps, free = 1, self.pool.free
-        while steps < most:
-            free -= len(group.at_border(steps - 1))
-            if free < 0:
-                break
-            steps += 1
-        return steps
+        free = self.pool.free
+        if free >= (most // self.config.block_size + 1) * len(group):
+            return most  # enough for every member at every border
+        taken = accumulate(group.growth(most - 1))
+        return 1 + sum(1 for _ in takewhile(lambda blocks: blocks <= free, taken))
 
     def skip(self, steps: int) -> list[int]:
         """Let the group decode: blocks for those at a border, one step after the other."""
-        group, free = self.decoding, []
-        for _ in range(steps):
-            group.delivered += 1
-            self._grow_all()
-            group.step()
-            free.append(self.pool.free)
+        group, before = self.decoding, self.pool.free
+        free = [before - taken for taken in accumulate(group.growth(steps))]
         self._since_prefill += steps
         self._tokens_delivered += steps
+        if self.tables is None:
+            self.pool.take(-1, before - free[-1])
+            group.delivered += steps
+            group.step(steps)
+        else:
+            for _ in range(steps):
+                group.delivered += 1
+                self._grow_all()
+                group.step()
         return free
 
     @property
@@ -384,14 +396,16 @@ class VllmScheduler:
         """State between two steps, not counting what only arrivals and aborts can change.
 
         Who waits follows from who runs, and in which order too: running and then waiting is
-        always one sequence under fcfs, and waiting is sorted under priority.
+        always one sequence under fcfs (unless one may skip another), and waiting is sorted under
+        priority.
         """
         running = tuple(
             (r.id, self._computed(r), r.placeholders, r.in_flight) for r in self.running.values()
         )
         since = min(self._since_prefill, self.config.prefill_schedule_interval)
         pool = self.pool.fingerprint()
-        return (self._tokens_delivered, running, since, self._backlog, pool)
+        waiting = self.waiting_ids() if self._skip_blocked else ()
+        return (self._tokens_delivered, running, tuple(waiting), since, self._backlog, pool)
 
     def _threshold(self) -> int:
         """Tokens that one request may get in this step; 0 for no limit."""
@@ -555,13 +569,17 @@ class VllmScheduler:
         step.preempted.append(r.id)
 
     def _admit_waiting(self, step: Step) -> None:
-        stale: list[RequestState] = []
+        """Start waiting requests in order; the first that cannot be admitted stops the rest.
+
+        With ``skip-blocked`` one without blocks only steps aside, and is tried first next time.
+        """
+        aside: list[RequestState] = []
         self._waiting_settled = True
         while step.budget > 0 and self.waiting and len(self.running) < self._max_running:
             r = self.waiting.head()
             if r.stale:  # its old step is still under way: the next one gets the chance
                 self.waiting.remove(r)
-                stale.append(r)
+                aside.append(r)
                 continue
             hits = self._hits(r)
             start = len(hits) * self.config.block_size
@@ -577,7 +595,11 @@ class VllmScheduler:
                     break
                 n = step.budget
             if not self._fits(r, hits, start + n):
-                break
+                if not self._skip_blocked:
+                    break
+                self.waiting.remove(r)
+                aside.append(r)
+                continue
             self.waiting.remove(r)
             self._admissions += 1
             r.order = self._admissions
@@ -591,16 +613,17 @@ class VllmScheduler:
             self._grant(r, n, blocks, step)
         if not step.hold:
             self._backlog = len(self.waiting) > 0
-        for r in reversed(stale):
+        for r in reversed(aside):
             self.waiting.put_back(r)
-        if stale or self._may_be_hit_soon():
+        if any(r.stale for r in aside) or self._may_be_hit_soon():
             self._waiting_settled = False
 
     def _may_be_hit_soon(self) -> bool:
-        """Whether blocks that decodes are about to fill could become hits of a waiting head."""
+        """Whether blocks that decodes are about to fill could become hits of one to be tried."""
         if not self.waiting or not self.cache:
             return False
-        return any(s.stream.startswith("o") for s in self.waiting.head().prompt.segments)
+        tried = self.waiting if self._skip_blocked else [self.waiting.head()]
+        return any(s.stream.startswith("o") for r in tried for s in r.prompt.segments)
 
     def _hits(self, r: RequestState) -> list[int]:
         """Cached blocks that ``r`` can start from; at least its last token is left to compute."""

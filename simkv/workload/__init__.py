@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simkv.request import Request, Segment
+from simkv.schedulers.base import blocks_for
 
 #: More than this is refused before anything is built: a typo, or a run for another tool.
 MOST_REQUESTS = 10_000_000
@@ -26,27 +28,41 @@ class Shape(_Model):
     """What is common to the ways of describing requests.
 
     ``max_tokens`` is the limit that the client asks for; by default what will be emitted.
-    ``prefix_tokens`` leading prompt tokens are the same for all requests of a ``prefix_group``.
     """
 
     max_tokens: Tokens | None = None
     priority: int = 0
     has_images: bool = False
     ignore_eos: bool = False
-    prefix_group: str | None = None
-    prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    prefix_group: Annotated[
+        str | None, Field(description="Requests of one group begin with the same tokens.")
+    ] = None
+    prefix_tokens: Annotated[
+        int, Field(ge=0, le=MOST_TOKENS, description="How many; a shorter prompt has them all.")
+    ] = 0
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self.check_prefix()
+        return self
+
+    def check_prefix(self) -> None:
+        """Raise ValueError if the fields that tell of shared tokens do not go together."""
+        if (self.prefix_group is None) != (self.prefix_tokens == 0):
+            raise ValueError("prefix_group and prefix_tokens need each other")
 
     def request(
-        self, number: int, arrival: float, prompt: int, output: int, timeout: float | None
+        self,
+        number: int,
+        arrival: float,
+        prompt: int,
+        output: int,
+        timeout: float | None,
+        segments: tuple[Segment, ...] = (),
     ) -> Request:
-        """Request ``number`` of this shape."""
-        segments: tuple[Segment, ...] = ()
-        if self.prefix_group is not None and self.prefix_tokens:
-            shared = min(self.prefix_tokens, prompt)
-            segments = (
-                Segment(f"g{self.prefix_group}", 0, shared),
-                Segment(f"u{number}", 0, prompt - shared),
-            )
+        """Request ``number`` of this shape; ``segments`` are its prompt's if it shares any."""
+        if self.prefix_group is not None:
+            segments = shared_prefix(self.prefix_group, self.prefix_tokens, number, prompt)
         return Request(
             id=number,
             prompt_tokens=prompt,
@@ -61,13 +77,73 @@ class Shape(_Model):
         )
 
 
+def shared_prefix(group: str, tokens: int, number: int, prompt: int) -> tuple[Segment, ...]:
+    """A prompt that begins with ``tokens`` tokens of its group; the rest shares nothing."""
+    shared = min(tokens, prompt)
+    return Segment(f"g{group}", 0, shared), Segment(f"u{number}", 0, prompt - shared)
+
+
+def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Segment, ...]:
+    """A prompt of ``prompt`` tokens whose blocks of ``block`` tokens are known by ``hash_ids``."""
+    return tuple(
+        Segment(f"h{name}", 0, min(block, prompt - index * block))
+        for index, name in enumerate(hash_ids)
+    )
+
+
 class Listed(Shape):
-    """One request: ``arrival`` and ``timeout`` in seconds."""
+    """One request: ``arrival`` and ``timeout`` in seconds.
+
+    What its prompt shares with others is told by ``prefix_group``, ``hash_ids`` or ``segments``;
+    without any of them it shares nothing.
+    """
 
     arrival: Time = 0.0
     prompt_tokens: Tokens
     output_tokens: Tokens
     timeout: Annotated[float, Field(gt=0)] | None = None
+    hash_ids: Annotated[
+        list[int] | None,
+        Field(description="A name for each block of the prompt, as in Mooncake traces."),
+    ] = None
+    hash_block_size: Annotated[
+        int, Field(gt=0, le=MOST_TOKENS, description="Tokens in a block of hash_ids.")
+    ] = 512
+    segments: Annotated[
+        list[Annotated[tuple[str, int, int], Field(strict=False)]] | None,
+        Field(
+            description="The prompt as pieces [stream, start, end) of token streams: u<i> and o<i> "
+            "are the own prompt and the output of request i, any other name is a stream by itself."
+        ),
+    ] = None
+
+    def check_prefix(self) -> None:
+        super().check_prefix()
+        names = ("prefix_group", "hash_ids", "segments")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"one of {', '.join(names)} at most; found {' and '.join(given)}")
+        blocks = blocks_for(self.prompt_tokens, self.hash_block_size)
+        if self.hash_ids is not None and len(self.hash_ids) != blocks:
+            raise ValueError(
+                f"hash_ids: {self.prompt_tokens} tokens are {blocks} blocks of "
+                f"{self.hash_block_size}; found {len(self.hash_ids)} ids"
+            )
+        for stream, start, end in self.segments or ():
+            if not 0 <= start < end:
+                raise ValueError(f"segments: 0 <= start < end; found {[stream, start, end]}")
+        total = sum(end - start for _, start, end in self.segments or ())
+        if self.segments is not None and total != self.prompt_tokens:
+            raise ValueError(
+                f"segments: they must add up to prompt_tokens {self.prompt_tokens}; found {total}"
+            )
+
+    @property
+    def prompt(self) -> tuple[Segment, ...]:
+        """The prompt's identity by ``hash_ids`` or ``segments``."""
+        if self.hash_ids is not None:
+            return hashed_prompt(self.hash_ids, self.hash_block_size, self.prompt_tokens)
+        return tuple(Segment(*piece) for piece in self.segments or ())
 
 
 class Burst(Shape):
@@ -119,8 +195,8 @@ class Arrivals(Shape):
     """A seeded arrival process, with the words of ``vllm bench serve``.
 
     ``request_rate`` in requests per second; gaps are gamma distributed with shape ``burstiness``
-    (1: Poisson, smaller: burstier, larger: smoother). Gaps and the two lengths have a random
-    stream each, so that changing one leaves the others as they were.
+    (1: Poisson, smaller: burstier, larger: smoother). Gaps, the two lengths and the shared
+    prefixes have a random stream each, so that changing one leaves the others as they were.
     """
 
     num_prompts: Count
@@ -128,7 +204,29 @@ class Arrivals(Shape):
     burstiness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     prompt_tokens: Length
     output_tokens: Length
+    prefix_groups: Annotated[
+        int | None,
+        Field(gt=0, le=MOST_REQUESTS, description="Every request draws one of so many prefixes."),
+    ] = None
+    prefix_zipf: Annotated[
+        float,
+        Field(ge=0, le=10, description="The k-th prefix has the weight k ** -prefix_zipf."),
+    ] = 0.0
     seed: Annotated[int, Field(ge=0)] = 0
+
+    def check_prefix(self) -> None:
+        if self.prefix_groups is None:
+            super().check_prefix()
+        elif self.prefix_group is not None or not self.prefix_tokens:
+            raise ValueError("prefix_groups needs prefix_tokens, and no prefix_group beside it")
+
+    def draw_groups(self, random: np.random.Generator) -> list[int] | None:
+        """The prefix group of every request, or None if they share nothing by chance."""
+        if self.prefix_groups is None:
+            return None
+        weights = np.arange(1, self.prefix_groups + 1, dtype=np.float64) ** -self.prefix_zipf
+        drawn = random.choice(self.prefix_groups, self.num_prompts, p=weights / weights.sum())
+        return [int(group) for group in drawn]
 
 
 class Workload(_Model):
@@ -168,6 +266,7 @@ def generate(workload: Workload, timeout: float | None) -> list[Request]:
                 row.prompt_tokens,
                 row.output_tokens,
                 row.timeout or timeout,
+                row.prompt,
             )
             for number, row in enumerate(workload.requests)
         ]
@@ -188,14 +287,24 @@ def generate(workload: Workload, timeout: float | None) -> list[Request]:
 
 
 def _draw(arrivals: Arrivals, timeout: float | None) -> list[Request]:
-    gaps, prompts, outputs = (
+    gaps, prompts, outputs, prefixes = (
         np.random.Generator(np.random.PCG64(stream))
-        for stream in np.random.SeedSequence(arrivals.seed).spawn(3)
+        for stream in np.random.SeedSequence(arrivals.seed).spawn(4)
     )
     count, shape = arrivals.num_prompts, arrivals.burstiness
     times = np.cumsum(gaps.gamma(shape, 1.0 / (arrivals.request_rate * shape), count))
+    groups = arrivals.draw_groups(prefixes)
     return [
-        arrivals.request(number, float(time), prompt, output, timeout)
+        arrivals.request(
+            number,
+            float(time),
+            prompt,
+            output,
+            timeout,
+            shared_prefix(str(groups[number]), arrivals.prefix_tokens, number, prompt)
+            if groups
+            else (),
+        )
         for number, (time, prompt, output) in enumerate(
             zip(
                 times,
