@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := scenarios/mistralrs-forty.yaml
 
-.PHONY: demo test format clean
+.PHONY: demo test bench format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run $(DEMO)
@@ -15,6 +15,9 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

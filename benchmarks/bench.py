@@ -1,0 +1,165 @@
+"""How fast simkv simulates, with leaping on and off, beside floors measured in the same run.
+
+    python benchmarks/bench.py [w1 w1-100k w2 w3-azure w3-mooncake w4]
+
+Times are CPU seconds of this process and mean nothing across machines; the ratios to the floors
+do. The simulation loop is measured without the making of the workload and the metrics, which are
+shown beside it. W3 needs the public traces (see traces/README.md) under ../shared/workloads.
+"""
+
+from __future__ import annotations
+
+import heapq
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import simpy
+
+from simkv.engine import Engine, serve
+from simkv.executors.simulated import SimulatedExecutor
+from simkv.metrics import summary
+from simkv.profile import load_profile
+from simkv.request import Request
+from simkv.schedulers import build
+from simkv.schedulers.vllm import VllmConfig
+from simkv.workload import Workload, generate
+
+HERE = Path(__file__).parent
+TRACES = HERE.parent.parent / "shared" / "workloads"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on one replica; ``stepping`` says whether it is run with leaping off too."""
+
+    name: str
+    workload: dict[str, object]
+    engine: VllmConfig
+    stepping: bool = True
+
+
+def poisson(count: int, rate: float) -> dict[str, object]:
+    """Log-normal lengths of mean 512 and 256 tokens, Poisson arrivals."""
+    return {
+        "arrivals": {
+            "num_prompts": count,
+            "request_rate": rate,
+            "prompt_tokens": {"distribution": "lognormal", "mean": 512},
+            "output_tokens": {"distribution": "lognormal", "mean": 256},
+        }
+    }
+
+
+def vllm(blocks: int, **knobs: object) -> VllmConfig:
+    """The vLLM rules with 256 sequences, without a prefix cache unless asked for."""
+    usual = {
+        "num_gpu_blocks": blocks,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 8192,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+    }
+    return VllmConfig(**{**usual, **knobs})  # type: ignore[arg-type]
+
+
+#: The replica serves about 42 requests/s of W1, so 34/s is a load of 80 %.
+CASES = (
+    Case("w1", poisson(10_000, 34), vllm(16_000)),
+    Case("w1-async", poisson(10_000, 34), vllm(16_000, async_scheduling=True)),
+    Case("w1-100k", poisson(100_000, 34), vllm(16_000), stepping=False),
+    Case("w2", poisson(10_000, 60), vllm(4_000)),
+    Case(
+        "w3-azure",
+        {"trace": str(TRACES / "azure-2023-conv.csv.gz")},
+        vllm(16_000, max_model_len=16_384),
+    ),
+    Case(
+        "w3-mooncake",
+        {"trace": str(TRACES / "mooncake-conversation.jsonl.gz"), "rate_scale": 0.1},
+        vllm(60_000, max_model_len=131_072, enable_prefix_caching=True),
+    ),
+    Case("w4", poisson(1_000_000, 34), vllm(16_000), stepping=False),
+)
+
+
+def floors() -> Iterator[tuple[str, float]]:
+    """Operations per CPU second that no simulator on SimPy can beat."""
+
+    def timeouts(count: int) -> None:
+        env = simpy.Environment()
+
+        def process() -> Iterator[simpy.Event]:
+            for _ in range(count):
+                yield env.timeout(1)
+
+        env.process(process())
+        env.run()
+
+    def heap(count: int) -> None:
+        entries = [(float(i), i) for i in range(1000)]
+        for i in range(count):
+            heapq.heappushpop(entries, (i * 0.7 % 997, i))
+
+    for name, work, count in (
+        ("SimPy timeouts", timeouts, 300_000),
+        ("heap push and pop, 1,000 entries", heap, 1_000_000),
+    ):
+        yield name, count / _cpu(lambda work=work, count=count: work(count))
+
+
+def run(case: Case, requests: list[Request], *, leaping: bool) -> None:
+    """Simulate one case and print its line."""
+    profile = load_profile("llama3-8b-class.json", HERE)
+    executor = SimulatedExecutor(profile)
+    engine = Engine(simpy.Environment(), build(case.engine), executor, leaping=leaping)
+    cpu = _cpu(lambda: serve(engine, requests, None))
+    record = engine.record
+    figures: dict[str, float] = {}
+    metrics = _cpu(lambda: figures.update(summary(record)))
+    decodes = sum(record.steps.decode_seqs) / max(len(record.steps), 1)
+    print(
+        f"{case.name:<12}{'leaping' if leaping else 'stepping':<9}"
+        f"{len(requests):>10,} requests{len(record.steps):>11,} steps{engine.leaps:>10,} leaps"
+        f"{record.end:>10,.0f} sim s{cpu:>9.2f} CPU s{record.end / cpu:>9,.0f} sim s/s"
+        f"{len(requests) / cpu:>10,.0f} req/s{decodes:>7.0f} decoding{figures['preemptions']:>9,}"
+        f" preempted{metrics:>7.2f} CPU s metrics{_peak_mib():>7,.0f} MiB peak"
+    )
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    names = sys.argv[1:] or [case.name for case in CASES]
+    for name, rate in floors():
+        print(f"floor: {name}: {rate:,.0f} per CPU s")
+    for case in CASES:
+        if case.name not in names:
+            continue
+        trace = case.workload.get("trace")
+        if trace and not Path(str(trace)).is_file():
+            print(f"{case.name:<12}left out: there is no {trace}")
+            continue
+        requests: list[Request] = []
+        workload = Workload.model_validate(case.workload)
+        making = _cpu(lambda requests=requests, w=workload: requests.extend(generate(w, None)))
+        print(f"{case.name:<12}workload made in {making:.2f} CPU s")
+        run(case, requests, leaping=True)
+        if case.stepping:
+            run(case, requests, leaping=False)
+
+
+if __name__ == "__main__":
+    main()
