@@ -13,6 +13,7 @@ import typer
 
 from simkv import __version__, cli_trace
 from simkv.errors import InputError
+from simkv.gpu import cli as cli_gpu
 
 if TYPE_CHECKING:
     from simkv.conform import Result as TraceResult
@@ -24,6 +25,7 @@ app = typer.Typer(
     help="A flight simulator for LLM-serving schedulers: who was served when, who starved, why.",
 )
 app.add_typer(cli_trace.app, name="trace")
+app.add_typer(cli_gpu.app, name="gpu")
 
 
 def main() -> None:
@@ -184,16 +186,21 @@ def zoo(
 def conform(
     files: Annotated[list[Path], typer.Argument(help="Recorded decision traces (.jsonl[.gz]).")],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only differences.")] = False,
+    count: Annotated[
+        bool, typer.Option("--count", help="Print only how many each variant reproduces, as JSON.")
+    ] = False,
 ) -> None:
     """Replay recorded decisions of real engines; exit 1 at a difference, 2 on bad input."""
     from rich.console import Console
     from rich.progress import track
 
     from simkv.conform import check
+    from simkv.conform.count import count as count_by_variant
     from simkv.conform.trace import TraceError
 
     console = Console(stderr=True)
-    different = bad = 0
+    results = []
+    bad = 0
     for path in track(files, console=console, transient=True, disable=not console.is_terminal):
         try:
             result = check(path)
@@ -201,11 +208,14 @@ def conform(
             print(f"simkv: {error}", file=sys.stderr)
             bad += 1
             continue
-        different += result.difference is not None
-        if result.difference or not quiet:
+        results.append(result)
+        if not count and (result.difference or not quiet):
             print(_trace_report(result))
-    equal = len(files) - different - bad
-    print(f"{equal} of {len(files)} traces equal")
+    different = sum(result.difference is not None for result in results)
+    if count:
+        print(json.dumps(count_by_variant(results), indent=1))
+    else:
+        print(f"{len(results) - different} of {len(files)} traces equal")
     if bad or different:
         raise typer.Exit(2 if bad else 1)
 
@@ -235,11 +245,20 @@ def schema() -> None:
 @app.command()
 def policies() -> None:
     """List the engines and variants whose decisions simkv makes, and where they come from."""
+    from simkv.conform.count import shipped
     from simkv.schedulers import ENGINES, variants
 
+    counts = shipped()
     for engine in ENGINES:
         for name, variant in variants(engine).items():
-            print(f"{engine:<12}{name:<24}{variant.source}\n{'':<36}{variant.summary}")
+            found = counts[engine].get(name)
+            traces = (
+                f"reproduces {found['equal']} of {found['recorded']} recorded traces"
+                if found
+                else "never recorded"
+            )
+            print(f"{engine:<12}{name:<24}{traces}")
+            print(f"{'':<36}{variant.source}\n{'':<36}{variant.summary}")
 
 
 if __name__ == "__main__":

@@ -133,8 +133,8 @@ class Engine:
             working = bool(batch or oldest.batch) or any(f.batch for f in in_flight)
             if not working and not self._busy():
                 yield from self._sleep()
-            elif watch.repeats(working):
-                self._stand_still(batch)
+            elif watch.repeats(working, self.env.now):
+                self._stand_still(batch, watch.since)
                 yield from self._sleep()
             elif not working:
                 self.record.idle_passes += 1
@@ -146,6 +146,7 @@ class Engine:
         for message in self._inbox:
             if isinstance(message, Request):
                 self.scheduler.add(message)
+                self.record.lives[message.id].seen = self.env.now
             else:
                 self.scheduler.abort(message)
         self._inbox.clear()
@@ -157,6 +158,7 @@ class Engine:
             return None
         self._note_departures(batch)
         self.record.decided(batch, self.env.now)
+        self.record.set_aside(batch.aside, self.env.now)
         for i in batch.ignored:
             self._resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
         for i in batch.lost:
@@ -174,7 +176,7 @@ class Engine:
         end = start + self.executor.run(load)
         scheduler = self.scheduler
         queues = Queues(scheduler.num_waiting, scheduler.num_running, scheduler.free_blocks)
-        row = self.record.step(batch, load, start, end, queues)
+        row = self.record.step(batch, load, start, end, queues, self.env.now)
         if batch.decodes:
             self._group_row = row
         for i in batch.joined:
@@ -263,7 +265,7 @@ class Engine:
             return
         self.leaps += 1
         batch, ends = newest.batch, leap.ends[:done]
-        self.record.repeat(batch, ends, self.scheduler.skip(done))
+        self.record.repeat(batch, leap.moments[:done], ends, self.scheduler.skip(done))
         starts = [newest.end, *ends[:-1]]
         self.executor.ran(leap.load, [b - a for a, b in zip(starts, ends, strict=True)])
         if batch.decodes:
@@ -321,8 +323,8 @@ class Engine:
         yield self._wake
         yield Moment(self.env, self.env.now)
 
-    def _stand_still(self, batch: Batch) -> None:
-        """The state repeats: without help from outside nothing will ever change."""
+    def _stand_still(self, batch: Batch, since: float) -> None:
+        """The state of ``since`` repeats: without help from outside nothing will ever change."""
         if self.record.standstill is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
             kind = "livelock" if batch else "deadlock"
@@ -331,11 +333,15 @@ class Engine:
                 if batch
                 else "requests wait and the scheduler can run none of them"
             )
-            self.record.standstill = Standstill(kind, self.env.now, why, sorted(set(stuck)))
+            held = dict(self.scheduler.blocks_held())
+            self.record.standstill = Standstill(
+                kind, self.env.now, why, sorted(set(stuck)), held, since
+            )
 
     def _die(self, kind: str, why: str, requests: list[int]) -> None:
         self.dead = True
-        self.record.standstill = Standstill(kind, self.env.now, why, sorted(set(requests)))
+        held = dict(self.scheduler.blocks_held())
+        self.record.standstill = Standstill(kind, self.env.now, why, sorted(set(requests)), held)
 
 
 def _alike(oldest: InFlight, newest: InFlight) -> bool:
@@ -351,7 +357,8 @@ class _CycleWatch:
     """Notices that the scheduler's state repeats although nothing came in between.
 
     Keeps one earlier state and replaces it at powers of two (R. P. Brent, BIT 20, 1980), so a
-    cycle of any length is found and a long stretch without a token costs little.
+    cycle of any length is found and a long stretch without a token costs little. ``since`` is when
+    it was taken (s).
     """
 
     #: Steps without a token that are nothing unusual (chunks of a long prompt).
@@ -361,13 +368,14 @@ class _CycleWatch:
         self._state = state
         self._count = 0
         self._saved: Hashable = None
+        self.since = 0.0
 
     def progress(self) -> None:
         """A token was delivered or something came from outside."""
         self._count = 0
         self._saved = None
 
-    def repeats(self, working: bool) -> bool:
+    def repeats(self, working: bool, now: float) -> bool:
         """Whether the present state is one that was met before without progress since."""
         self._count += 1
         if working and self._count < self.PATIENCE:
@@ -376,7 +384,7 @@ class _CycleWatch:
         if state == self._saved:
             return True
         if self._saved is None or self._count & (self._count - 1) == 0:
-            self._saved = state
+            self._saved, self.since = state, now
         return False
 
 
@@ -415,8 +423,10 @@ def serve(engine: Engine, requests: Iterable[Request], horizon: float | None) ->
     if horizon is not None:
         record.end = horizon
     for request in ordered:
-        if request.id not in record.lives:  # the horizon came before it did
-            record.arrive(request)
+        if request.id not in record.lives:
+            life = record.arrive(request)
+            life.outcome, life.reason = Outcome.CUT_OFF, "the horizon came before it"
+            life.ended_at = request.arrival
     _conclude(record, horizon)
     engine.settle()
     return record

@@ -12,7 +12,7 @@ import simpy
 from simkv.engine import Engine, serve
 from simkv.executors.simulated import SimulatedExecutor
 from simkv.metrics import summary
-from simkv.pipeline import Pipeline, duplicates
+from simkv.pipeline import Pipeline, remarks
 from simkv.profile import Profile, load_profile
 from simkv.record import Record
 from simkv.request import Request
@@ -28,7 +28,7 @@ class Result:
     """One variant of a scenario, run: its record, its figures and what a reader must know.
 
     ``notes`` say where the result leaves the range of the cost profile, which requests can never
-    fit into the cache, and which were given tokens twice.
+    fit into the cache, and what went wrong in a pipeline.
     """
 
     scenario: Scenario
@@ -56,15 +56,17 @@ def run_scenario(
     resolved: Callable[[], None] | None = None,
     *,
     leaping: bool = True,
+    scheduler: Scheduler | None = None,
 ) -> Result:
     """Run one scenario; profiles given as files are looked for beside ``folder``.
 
-    ``resolved`` is called whenever a request ends. ``leaping`` changes nothing but the work.
+    ``resolved`` is called whenever a request ends. ``leaping`` changes nothing but the work. A
+    ``scheduler`` decides in place of the one that the scenario names.
     Raises InputError if the profile cannot be used.
     """
     profile = load_profile(scenario.profile, folder)
     executor = SimulatedExecutor(profile)
-    scheduler = build(scenario.engine)
+    scheduler = scheduler or build(scenario.engine)
     requests = generate(scenario.workload, scenario.timeout)
     env, ready, pacing = simpy.Environment(), scenario.engine_ready, scenario.pipeline
     if pacing and isinstance(scheduler, FastDeploy):
@@ -74,8 +76,9 @@ def run_scenario(
     record = serve(engine, requests, scenario.horizon)
     record.alone_s = {r.id: executor.alone(r.prompt_tokens, r.output_tokens) for r in requests}
     notes = [
+        *scenario.workload.notes,
         *_never_fit(requests, scheduler, scenario),
-        *duplicates(record),
+        *(remarks(record) if pacing else []),
         *_outside(executor),
     ]
     return Result(scenario, record, {**summary(record), "notes": notes}, notes, profile)

@@ -34,7 +34,7 @@ from simkv.schedulers.fastdeploy import FastDeployConfig
 from simkv.schedulers.mistralrs import MistralrsConfig
 from simkv.schedulers.sglang import SglangConfig
 from simkv.schedulers.vllm import VllmConfig
-from simkv.workload import FORMS, Time, Workload
+from simkv.workload import Time, Workload, fields_of_others
 
 
 class _Model(BaseModel):
@@ -163,7 +163,8 @@ def json_schema() -> dict[str, Any]:
     part = {f"Part{name}": _partial(definition) for name, definition in whole.items()}
     part["PartScenario"] = _partial(TypeAdapter(Scenario).json_schema())
     del part["PartScenario"]["$defs"]
-    schema["properties"]["variants"]["additionalProperties"] = {"$ref": "#/$defs/PartScenario"}
+    names = schema["properties"]["variants"]["patternProperties"]
+    names.update({name: {"$ref": "#/$defs/PartScenario"} for name in names})
     return {**schema, "$defs": {**whole, **part}}
 
 
@@ -195,6 +196,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
     document = read_document(path)
     for assignment in overrides:
         document.override(assignment)
+        _replace_form(document, assignment)
     _check(document, document.tree, ScenarioFile)
     base = {key: value for key, value in document.tree.items() if key != "variants"}
     variants = document.tree.get("variants") or {"run": {}}
@@ -204,6 +206,15 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
     }
     _check_expectations(document, scenarios)
     return scenarios
+
+
+def _replace_form(document: Document, assignment: str) -> None:
+    """``--set workload.trace=FILE``, or another form as a whole, takes the place of the former."""
+    keys = assignment.partition("=")[0].strip().split(".")
+    workload = document.tree.get("workload")
+    if keys[0] == "workload" and len(keys) == 2 and isinstance(workload, dict):
+        for key in fields_of_others({keys[1]: None}):
+            workload.pop(key, None)
 
 
 def _check_expectations(document: Document, scenarios: Mapping[str, Scenario]) -> None:
@@ -234,10 +245,8 @@ def merge(base: Any, override: Any) -> Any:
     if not isinstance(base, dict) or not isinstance(override, dict):
         return deepcopy(override)
     result = {key: deepcopy(value) for key, value in base.items()}
-    if any(form in override for form in FORMS):
-        result = {
-            key: value for key, value in result.items() if key not in FORMS or key in override
-        }
+    for key in fields_of_others(override):
+        result.pop(key, None)
     for key, value in override.items():
         former = result.get(key)
         if key == "engine" and _other_engine(former, value):
@@ -256,7 +265,7 @@ def _check(
     document: Document, data: Any, model: type[Scenario], prefix: tuple[str, ...] = ()
 ) -> Any:
     try:
-        return model.model_validate(_plain(data))
+        return model.model_validate(_plain(data), context={"folder": document.path.parent})
     except ValidationError as error:
         details = error.errors(include_url=False)
         raise InputError("\n".join(_messages(document, data, details, prefix))) from error

@@ -20,7 +20,7 @@ def replay(header: Line, at_least: int) -> Iterator[Line]:
     repeats after ``at_least`` lines.
     """
     scheduler = SglangScheduler(config_from(header["config"]))
-    arrivals = arrivals_by_step(sorted(header["requests"], key=lambda request: request["id"]))
+    arrivals = arrivals_by_step(header["requests"])
     alive = {request["id"] for request in header["requests"]}
     emitted, standstill = Emitted(header["requests"]), Standstill()
     in_flight = Batch()
@@ -77,6 +77,8 @@ def config_from(recorded: Line) -> SglangConfig:
     """The configuration that a trace header records under its own names."""
     chunk = recorded["chunked_prefill_size"]
     return SglangConfig(
+        variant=recorded.get("variant", "0.5.23"),
+        lpm_aging_tokens_per_pass=recorded.get("lpm_aging_tokens_per_pass", 0),
         max_total_num_tokens=recorded["max_total_num_tokens"],
         page_size=recorded["page_size"],
         max_running_requests=recorded["max_running_requests"],

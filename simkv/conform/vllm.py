@@ -82,7 +82,10 @@ def _config(header: Line) -> VllmConfig:
     """Knobs as recorded; the recorder drove the scheduler alone, past the check at start-up."""
     ours = {"name", "variant", "startup_check"}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
-    return VllmConfig(startup_check=False, **{knob: header["config"][knob] for knob in knobs})
+    recorded = header["config"]
+    variant = recorded.get("variant", "0.33.0")
+    given = {knob: recorded[knob] for knob in knobs}
+    return VllmConfig(startup_check=False, variant=variant, **given)
 
 
 def _prompt(request: Line) -> Prompt:

@@ -37,6 +37,31 @@ class Row(NamedTuple):
     context: int
 
 
+#: Why somebody was passed over: ``blocks`` are too few, or enough but ``reserved`` for others; no
+#: ``slot`` is free; the token ``budget`` of the step is spent; it is ``deferred`` with its bucket
+#: (of length, of modality), which does not run now; or another ``rule`` keeps it out.
+Why = Literal["blocks", "reserved", "slot", "budget", "deferred", "rule"]
+
+
+class Held(NamedTuple):
+    """The head of the waiting queue after a decision, and why it was not taken."""
+
+    id: int
+    why: Why
+
+
+#: Why somebody was preempted: too few ``blocks``; it was not in the ``bucket`` of equal lengths
+#: that runs; or the ``patience`` of the head of the queue was at its end.
+Need = Literal["blocks", "bucket", "patience"]
+
+
+class Cause(NamedTuple):
+    """For whose sake a request was preempted, None for that of all who stay, and why."""
+
+    by: int | None
+    why: Need = "blocks"
+
+
 @dataclass(slots=True)
 class Batch:
     """One decision: what the model is to compute in the next step.
@@ -46,6 +71,10 @@ class Batch:
     has run. ``preempted`` are the ids whose blocks were taken back, in order (an id may stand
     twice), ``ignored`` those refused, ``lost`` those that no queue holds any more though they
     never ended. ``fatal`` says why the real engine dies on this batch, if it does.
+
+    For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
+    behind it, ``aside`` are those that sit this step out though they are not in the queue, and
+    ``causes`` belong to ``preempted``, one for each.
 
     A scheduler may keep requests that decode in lockstep as a group and then lists its changes
     only: ``joined`` and ``left`` since the batch before, with the ``decodes`` members that are left
@@ -61,11 +90,19 @@ class Batch:
     ignored: list[int] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     fatal: str | None = None
+    held: Held | None = None
+    aside: dict[int, Why] = field(default_factory=dict)
+    causes: list[Cause] = field(default_factory=list)
     decodes: int = 0
     decode_context: int = 0
     joined: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     expand: Callable[[], list[Row]] | None = None
+
+    def preempt(self, victim: int, by: int | None, why: Need = "blocks") -> None:
+        """Note that the blocks of ``victim`` were taken back, and the cause (see ``Cause``)."""
+        self.preempted.append(victim)
+        self.causes.append(Cause(by, why))
 
     def __bool__(self) -> bool:
         """Whether there is anything to compute."""

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from simkv.request import Prompt
-from simkv.schedulers.base import Batch, Completion, Kind, Variant, blocks_for
+from simkv.schedulers.base import Batch, Completion, Kind, Variant, Why, blocks_for
 from simkv.schedulers.fastdeploy_memory import Heard, ResourceManager, Seq, Status, TokenProcessor
 from simkv.schedulers.fastdeploy_worker import Task, Work, Worker, WorkerCrash
 
@@ -143,7 +143,9 @@ class FixedReserve(ResourceManager):
 
     def _decide(self) -> None:
         budget = self._advance_running(self._budget())
-        if not self.preempted and self._admitting:
+        if self.preempted:
+            self.why = "blocks"
+        elif self._admitting:
             self._admit_waiting(budget)
         if self._tasks:
             self._decay()
@@ -158,6 +160,7 @@ class FixedReserve(ResourceManager):
                 slack = self.pool.held(seq.id) * config.block_size - seq.total
                 if slack <= config.prealloc_dec_block_slot_num_threshold:
                     if not self._room(seq, config.enc_dec_block_num):
+                        self.why = "blocks"
                         break
                     self._grow(seq, config.enc_dec_block_num)
                 budget -= self.decode_cost
@@ -165,6 +168,7 @@ class FixedReserve(ResourceManager):
                 tokens = min(seq.need - seq.computed, budget)
                 blocks = self._blocks_of_chunk(seq, tokens)
                 if not self._room_for_chunk(seq, blocks):
+                    self.why = self._lack(blocks)
                     break
                 self._prefill(seq, tokens, blocks)
                 budget -= tokens
@@ -174,11 +178,13 @@ class FixedReserve(ResourceManager):
     def _admit_waiting(self, budget: int) -> None:
         while self.waiting and budget > 0:
             if self._seats_taken() >= self.config.max_num_seqs:
+                self.why = "slot"
                 break
             seq = self._head()
             tokens = min(seq.need - seq.computed, budget)
             blocks = self._blocks_of_chunk(seq, tokens)
             if self.pool.free < self._wanted(seq, blocks):
+                self.why = self._lack(blocks)
                 break
             self.waiting.popleft()
             self.running.append(seq)
@@ -207,7 +213,7 @@ class FixedReserve(ResourceManager):
             return True
         self._at_trigger()
         while self.pool.free < blocks and (victim := self._victim()):
-            self._preempt(victim)
+            self._preempt(victim, seq)
             self._at_victim()
             if victim is seq:
                 return False
@@ -347,6 +353,7 @@ class Ratio(ResourceManager):
     def _admit_waiting(self) -> None:
         while self.waiting and self._input > 0 and self._chunk > 0:
             if None not in self.slots:  # pending and preempted requests keep theirs
+                self.why = "slot"
                 break
             seq = self._head()
             if not self._admit(seq, self._size(seq, bounded=True)):
@@ -381,6 +388,7 @@ class Ratio(ResourceManager):
         size = self.block_size
         held_back = blocks * size + to_come + self._reserved + self._reserved_new
         if self.pool.free < (held_back + size - 1) // size:
+            self.why = self._lack(blocks)
             return False
         self._prefill(seq, tokens, blocks)
         self._prefilled = True
@@ -398,9 +406,9 @@ class Ratio(ResourceManager):
             blocks = 0
             if (seq.total - 1) % self.block_size == 0:  # a state, not an edge
                 if self.pool.free < 1:
-                    self._retract()
+                    self._retract(seq)
                 if self.pool.free < 1:
-                    self._preempt(seq)
+                    self._preempt(seq, seq)
                     continue
                 blocks = 1
             # If it has just retracted itself it gets block and task all the same, and as the list
@@ -408,14 +416,14 @@ class Ratio(ResourceManager):
             self._grow(seq, blocks)
             i += 1
 
-    def _retract(self) -> None:
+    def _retract(self, by: Seq) -> None:
         """Preempt decodes until a block is free, fewest outputs first, but never the last one."""
         decodes = [seq for seq in self.running if seq.decoding]
         decodes.sort(key=lambda seq: (seq.out, -seq.prompt_tokens), reverse=True)
         if len(decodes) < 2:
             return
         while self.pool.free < 1 and len(decodes) > 1:
-            self._preempt(decodes.pop())
+            self._preempt(decodes.pop(), by)
         emitted = sum(seq.out + self.config.retract_decode_steps for seq in decodes)
         allowed = sum(seq.max_tokens for seq in decodes) + 1
         self.ratio = min(max(emitted / allowed, 1e-6), 1.0)
@@ -487,7 +495,10 @@ class FastDeploy:
         work = self.worker.work()
         prefills = sum(task.kind == "prefill" for task in parcel.tasks)
         work[prefills:] = sorted(work[prefills:], key=lambda w: place.get(w.id, len(place)))
-        return batch_of(work, prefills, self.manager.preempted)
+        batch = batch_of(work, prefills, self.manager.preempted)
+        batch.causes, batch.held = self.manager.causes, self.manager.held()
+        batch.aside = aside_of(self.manager, self.worker)
+        return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Run the worker's step and hear its message; ``ended`` emit their last token."""
@@ -567,6 +578,13 @@ def batch_of(work: list[Work], prefills: int, preempted: list[int]) -> Batch:
         kind=_kind(work, prefills),
         preempted=preempted,
     )
+
+
+def aside_of(manager: ResourceManager, worker: Worker) -> dict[int, Why]:
+    """Requests that lack the block for their next token, or the next chunk of their prompt."""
+    lacking: dict[int, Why] = dict.fromkeys(worker.stalled(), "blocks")
+    chunks = (slot.id for slot in worker.slots.values() if slot.state == "chunk stopped")
+    return lacking | dict.fromkeys(chunks, manager.why)
 
 
 def _kind(work: list[Work], prefills: int) -> Kind:

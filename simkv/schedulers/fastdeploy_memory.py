@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from simkv.blocks import BlockPool
 from simkv.request import Prompt
-from simkv.schedulers.base import blocks_for
+from simkv.schedulers.base import Cause, Held, Why, blocks_for
 from simkv.schedulers.fastdeploy_worker import EOS, PREEMPTED, Message, Parcel, Task
 
 
@@ -72,7 +72,8 @@ class ResourceManager:
 
     ``waiting`` is a queue, ``running`` a list in admission order, ``pending`` holds preempted
     requests that the worker has not acknowledged, ``active`` the one unfinished chunked prefill of
-    the ``ratio`` variants.
+    the ``ratio`` variants. ``why`` the last call left the head of ``waiting`` there, or a running
+    request without its next chunk.
     """
 
     #: Whether an acknowledged request goes to the head of ``waiting``, not to its tail.
@@ -87,6 +88,8 @@ class ResourceManager:
         self.active: Seq | None = None
         self.slots: list[Seq | None] = [None] * max_num_seqs
         self.preempted: list[int] = []
+        self.causes: list[Cause] = []
+        self.why: Why = "budget"
         self._tasks: list[Planned] = []
         self._bsz = 0
 
@@ -102,12 +105,16 @@ class ResourceManager:
         A slot overrun is swallowed as in the engine: what was changed stays changed, the tasks
         are lost and the request runs on without a slot.
         """
-        self._tasks, self.preempted = [], []
+        self._tasks, self.preempted, self.causes, self.why = [], [], [], "budget"
         try:
             self._decide()
         except SlotOverrun:
             return []
         return self._tasks
+
+    def held(self) -> Held | None:
+        """The head of ``waiting``, and why the last call left it there."""
+        return Held(self.waiting[0].id, self.why) if self.waiting else None
 
     def put(self, tasks: Iterable[Planned]) -> Parcel:
         """Serialise tasks for the worker, with the token counts of this very moment."""
@@ -177,6 +184,10 @@ class ResourceManager:
         """Blocks that ``seq`` lacks to compute ``tokens`` more."""
         return blocks_for(seq.computed + tokens, self.block_size) - self.pool.held(seq.id)
 
+    def _lack(self, blocks: int) -> Why:
+        """Why a chunk of ``blocks`` new blocks is not given, if it is for want of them."""
+        return "reserved" if self.pool.free >= blocks else "blocks"
+
     def _grow(self, seq: Seq, blocks: int) -> None:
         self.pool.take(seq.id, blocks)
         self._tasks.append(Planned("decode", seq, blocks=self.pool.held(seq.id)))
@@ -186,13 +197,14 @@ class ResourceManager:
         self._tasks.append(Planned("prefill", seq, seq.computed, seq.computed + tokens))
         seq.computed += tokens
 
-    def _preempt(self, seq: Seq) -> None:
+    def _preempt(self, seq: Seq, by: Seq) -> None:
         self.running.remove(seq)
         self.pool.release(seq.id)
         seq.status = Status.PREEMPTED
         seq.computed = 0
         self.pending[seq.id] = seq
         self.preempted.append(seq.id)
+        self.causes.append(Cause(by.id))
         self._tasks.append(Planned("preempt", seq))
 
     def _head(self) -> Seq:

@@ -22,7 +22,17 @@ from annotated_types import Ge, Gt
 from simkv.blocks import BlockPool
 from simkv.prefix import BlockKeys, Content
 from simkv.request import Prompt
-from simkv.schedulers.base import Batch, Completion, Livelock, Scheduler, Variant, blocks_for
+from simkv.schedulers.base import (
+    Batch,
+    Completion,
+    Held,
+    Livelock,
+    Need,
+    Scheduler,
+    Variant,
+    Why,
+    blocks_for,
+)
 
 VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034july", "merged2250"]
 
@@ -89,6 +99,8 @@ RULES: Mapping[str, Rules] = {
     ),
     "pr2034july": Rules(decode_order="oldest first", bucket="oldest", mixed_prefill=True),
 }
+#: The rules that ``pr2034july`` looks at; the others are in methods that it overrides.
+JULY_RULES = ("mixed_prefill", "evict", "prefill_limit")
 
 VARIANTS: Mapping[str, Variant] = {
     "seed": Variant(
@@ -173,13 +185,16 @@ def differs(q: Sequence, batch: list[Sequence]) -> bool:
     return bool(batch) and batch[0].has_images != q.has_images
 
 
-def build(config: MistralrsConfig) -> Scheduler:
-    """The scheduler of ``config.variant``."""
+def build(config: MistralrsConfig, rules: Rules | None = None) -> Scheduler:
+    """The scheduler of ``config.variant``, or one that differs from it in its ``rules``.
+
+    ``seed`` has none that could differ.
+    """
     if config.variant == "seed":
         return Seed(config)
     if config.variant == "pr2034july":
-        return July(config)
-    return Bucketed(config)
+        return July(config, rules)
+    return Bucketed(config, rules)
 
 
 class Queues:
@@ -197,6 +212,7 @@ class Queues:
         self._live: dict[int, Sequence] = {}
         self._batch = Batch()
         self._chosen: list[Sequence] = []
+        self._why: Why = "deferred"  # the head of the queue was passed over, if it was
 
     def add(self, prompt: Prompt) -> None:
         sequence = Sequence(prompt, prompt.prompt_tokens, Content(prompt))
@@ -209,6 +225,7 @@ class Queues:
     def schedule(self) -> Batch:
         """One call of the engine's schedule function, and the engine's look at the result."""
         batch = self._batch = Batch()
+        self._why = "deferred"
         chosen = self._chosen = self._choose()
         if chosen:
             # The engine looks at the first sequence only, whatever the others are.
@@ -222,15 +239,21 @@ class Queues:
             batch.fatal = self._fatal(chosen, prefill)
         if batch.preempted or batch.ignored:
             batch.lost = self._lost()
+        if self.waiting:
+            batch.held = Held(self.waiting[0].id, self._why)
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Give every sequence of the batch its token, then drop the finished from ``running``."""
-        for i in batch.emits:
-            q = self._live[i]
+        """Give every sequence of the batch its token, then drop the finished from ``running``.
+
+        After a wrong pop a sequence can stand in ``waiting`` more than once. A copy that is left
+        when it has ended is prefilled once more, for a token that nobody gets.
+        """
+        delivered = [i for i in batch.emits if i in self._live]
+        for q in self._chosen:
             q.computed = q.length
             q.length += 1
-            if i in ended:
+            if q.id in ended or q.id not in self._live:
                 q.state = State.DONE
             elif q.state is State.PROMPT:
                 self._prompt_ran(q)
@@ -239,8 +262,8 @@ class Queues:
             self.running = [q for q in self.running if q.state not in FINISHED]
         for q in finished:
             self._free_finished(q)
-            del self._live[q.id]
-        return Completion(batch.emits, [q.id for q in finished if q.state is State.DONE])
+            self._live.pop(q.id, None)
+        return Completion(delivered, [q.id for q in finished if q.state is State.DONE])
 
     @property
     def num_blocks(self) -> int:
@@ -335,6 +358,9 @@ class Queues:
     def _free_finished(self, q: Sequence) -> None:
         self.pool.release(q.id)
 
+    def _defer(self, others: Iterable[Sequence]) -> None:
+        self._batch.aside.update(dict.fromkeys((q.id for q in others), "deferred"))
+
     def _ignore(self, q: Sequence) -> None:
         q.state = State.IGNORED
         self._batch.ignored.append(q.id)
@@ -379,11 +405,13 @@ class Seed(Queues):
         while self.waiting:
             q = self.waiting[0]
             if self._capped():
+                self._why = "slot"
                 break
             waited = q.failures
             fits = self._can_allocate(q)
             if fits == "later":
                 if waited <= self.config.waiting_timeout:
+                    self._why = "blocks"
                     break
                 watch.look(
                     self.fingerprint(),
@@ -392,7 +420,7 @@ class Seed(Queues):
                     "back in place of the waiting one, which is examined again",
                 )
                 if self.running:
-                    self._preempt(self.running.pop())
+                    self._preempt(self.running.pop(), q, "patience")
                     if self._can_allocate(q) != "ok":
                         self._ignore(q)
                         ignored = True
@@ -414,6 +442,7 @@ class Seed(Queues):
             if not ignored:
                 scheduled.append(popped)
         self.waiting.extend(again)
+        self._defer(again)
         return scheduled if scheduled or ignored else None
 
     def _decode(self) -> list[Sequence]:
@@ -424,9 +453,9 @@ class Seed(Queues):
             q = todo.popleft()
             while self._append_need(q) > self.pool.free:
                 if not todo:
-                    self._preempt(q)
+                    self._preempt(q, q)
                     break
-                self._preempt(todo.pop())
+                self._preempt(todo.pop(), q)
             else:
                 self.pool.take(q.id, self._append_need(q))
                 if not differs(q, keep):
@@ -459,26 +488,27 @@ class Seed(Queues):
         """One block at a block border; none for a sequence that has no table at all."""
         return int(self.pool.held(q.id) > 0 and q.length % self.config.block_size == 0)
 
-    def _preempt(self, q: Sequence) -> None:
+    def _preempt(self, q: Sequence, by: Sequence, why: Need = "blocks") -> None:
         q.state = State.WAITING
         self.pool.release(q.id)
         self.waiting.appendleft(q)
-        self._batch.preempted.append(q.id)
+        self._batch.preempt(q.id, by.id, why)
+        self._why = "blocks"
 
 
 class Bucketed(Queues):
     """The scheduler on top of the KV manager; ``RULES`` says how its variants differ."""
 
-    def __init__(self, config: MistralrsConfig) -> None:
+    def __init__(self, config: MistralrsConfig, rules: Rules | None = None) -> None:
         super().__init__(config, config.num_gpu_blocks - 1)
-        self.rules = RULES[config.variant]
+        self.rules = rules or RULES[config.variant]
         self._keys = BlockKeys(config.block_size)
 
     def _choose(self) -> list[Sequence]:
         admitted = self._admit()
         if admitted:
             chosen, others = self._bucket(admitted)
-            self._bounce(others)
+            self._bounce(others, chosen)
             return chosen
         return self._decode()
 
@@ -489,6 +519,7 @@ class Bucketed(Queues):
         while self.waiting:
             q = self.waiting[0]
             if self._capped():
+                self._why = "slot"
                 break
             if self.rules.prefill_limit:
                 tokens = prefill_tokens + q.length
@@ -496,6 +527,7 @@ class Bucketed(Queues):
                     tokens > self.config.prefill_batch_max_tokens
                     or looked_at >= self.config.prefill_batch_max_seqs
                 ):
+                    self._why = "budget"
                     break
                 looked_at, prefill_tokens = looked_at + 1, tokens
             hit = self._lookup(q)
@@ -503,6 +535,7 @@ class Bucketed(Queues):
             if not self._admits(q, hit):
                 q.failures += 1
                 if q.failures <= self.config.waiting_timeout:
+                    self._why = "blocks"
                     break
                 ignored = not self._evict_for(q, hit)
             if not self.rules.mixed_prefill and differs(q, scheduled):
@@ -521,6 +554,7 @@ class Bucketed(Queues):
             self.running.append(popped)
             scheduled.append(popped)
         self.waiting.extend(again)
+        self._defer(again)
         return scheduled
 
     def _order_flips(self) -> bool:
@@ -540,7 +574,7 @@ class Bucketed(Queues):
     def _evict_for(self, q: Sequence, hit: list[int]) -> bool:
         """The head has waited too long: evict until it is admitted, or give it up."""
         while self.running:
-            self._preempt(self.running.pop())
+            self._preempt(self.running.pop(), q, "patience")
             if self._admits(q, hit):
                 return True
             if self.rules.evict == "one":
@@ -569,9 +603,10 @@ class Bucketed(Queues):
         if self.rules.unequal_decodes != "run together":
             chosen, others = self._bucket(keep)
             if self.rules.unequal_decodes == "preempt":
-                self._bounce(others)
+                self._bounce(others, chosen)
             else:
-                self.running = others + chosen
+                self._defer(others)
+                self.running = others + chosen + appended
         for q in self.running:
             q.state = State.COMPLETION
             self._register(q, q.length)
@@ -581,9 +616,9 @@ class Bucketed(Queues):
         """Room for the next token, taken from the far end of ``todo`` if need be."""
         while not self._allocate(q, self._decode_tokens(q)):
             if not todo:
-                self._preempt(q)
+                self._preempt(q, q)
                 return False
-            self._preempt(todo.pop())
+            self._preempt(todo.pop(), q)
         return True
 
     def _decode_order(self) -> list[Sequence]:
@@ -613,13 +648,14 @@ class Bucketed(Queues):
         running = groups.pop(chosen)
         return running, [q for group in groups.values() for q in reversed(group)]
 
-    def _bounce(self, others: list[Sequence]) -> None:
+    def _bounce(self, others: list[Sequence], chosen: list[Sequence]) -> None:
         for q in others:
-            self._preempt(q)
+            self._preempt(q, chosen[0], "bucket")
+        self._defer(others)
         gone = set(others)
         self.running = [q for q in self.running if q not in gone]
 
-    def _preempt(self, q: Sequence) -> None:
+    def _preempt(self, q: Sequence, by: Sequence, why: Need = "blocks") -> None:
         if q.state in FINISHED:
             return
         q.state = State.WAITING
@@ -627,7 +663,8 @@ class Bucketed(Queues):
         self._register(q, self._known_tokens(q))
         self._release(q)
         self.waiting.appendleft(q)
-        self._batch.preempted.append(q.id)
+        self._batch.preempt(q.id, by.id, why)
+        self._why = "deferred" if why == "bucket" else "blocks"
 
     def _free_finished(self, q: Sequence) -> None:
         self._register(q, self._known_tokens(q))
@@ -691,10 +728,11 @@ class July(Bucketed):
     def _choose(self) -> list[Sequence]:
         prompts = [q for q in self.running if q.state is State.PROMPT]
         if prompts:
-            return self._like_the_oldest(prompts)[0]
+            self._why = "rule"  # the queue is not looked at until they have run
+            return self._like_the_oldest(prompts)
         admitted = self._admit()
         if admitted:
-            return self._like_the_oldest(admitted)[0]
+            return self._like_the_oldest(admitted)
         return self._decode()
 
     def _decode(self) -> list[Sequence]:
@@ -709,19 +747,16 @@ class July(Bucketed):
             elif q.length <= q.computed or self._grows(q, todo):
                 keep.append(q)
         self.running = keep + deferred
+        self._defer(deferred)
         for q in self.running:
             self._register(q, q.computed)
         return list(keep)
 
-    def _like_the_oldest(self, sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Those whose key is that of the oldest sequence, and the others, in the given order."""
-        if not sequences:
-            return [], []
+    def _like_the_oldest(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those whose key is that of the oldest sequence, in the given order."""
         key = self._key(min(sequences, key=lambda q: q.age))
-        return (
-            [q for q in sequences if self._key(q) == key],
-            [q for q in sequences if self._key(q) != key],
-        )
+        self._defer(q for q in sequences if self._key(q) != key)
+        return [q for q in sequences if self._key(q) == key]
 
     def _key(self, q: Sequence) -> Key:
         return (super()._key(q)[0], q.has_images)

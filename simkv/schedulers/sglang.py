@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt
 
 from simkv.prefix import Content
 from simkv.request import Prompt
-from simkv.schedulers.base import Batch, Completion, Kind, Scheduler, Variant
+from simkv.schedulers.base import Batch, Completion, Held, Kind, Scheduler, Variant, Why
 from simkv.schedulers.sglang_memory import EngineDies, Memory, Req
 from simkv.schedulers.sglang_prefill import (
     REFRESH_INTERVAL,
@@ -176,6 +176,7 @@ class SglangScheduler:
         self._admitted: dict[int, Req] = {}  # each holds one of the max_running_requests rows
         self._flights: deque[Flight] = deque()
         self._refused: list[int] = []
+        self._why: Why = "rule"  # the head of the queue was passed over when last looked at
 
     # ------------------------------------------------------------------ arrivals
 
@@ -235,11 +236,15 @@ class SglangScheduler:
         elif not (self.waiting or self.running.rows or self.chunked or self._flights):
             self.ratio = self.init_ratio
         self.last = chosen
+        if self.waiting:
+            batch.held = Held(self.waiting[0].id, self._why)
         return batch
 
     def _choose(self, batch: Batch) -> ScheduleBatch | None:
         self._merge()
         chosen = None if self._defers_prefill() else self._prefill()
+        if chosen is None and self.chunked:
+            batch.aside[self.chunked.id] = "rule"
         if chosen is None and self.running.rows:
             chosen = self._decode(batch)
         if chosen and chosen.kind != "decode":
@@ -280,6 +285,7 @@ class SglangScheduler:
             self.hold = 0
             return False
         self.hold -= 1
+        self._why = "rule"
         return True
 
     # ------------------------------------------------------------------ prefill
@@ -293,6 +299,7 @@ class SglangScheduler:
                 return None
             if self._slots() <= 0:
                 running.full = True
+                self._why = "slot"
                 return None
         self.order.sort(self.waiting, self.processed_tokens)
         adder = PrefillAdder(
@@ -305,15 +312,17 @@ class SglangScheduler:
             prefill_max_requests=self.config.prefill_max_requests,
             mixed=self.mixed,
         )
-        continued = 0
+        continued, verdict = 0, Verdict.GO
         if self.chunked:
             adder.continue_chunked(self.chunked)
             continued = 1
         for r in self.waiting:
             if adder.state is Verdict.OTHER:
+                verdict = Verdict.OTHER
                 break
             if len(adder.can) >= self._slots(continued):
                 running.full = True
+                self._why = "slot"
             if running.full:
                 break
             verdict = adder.add(r)
@@ -321,6 +330,9 @@ class SglangScheduler:
                 running.full = bool(adder.can or running.rows)
             if verdict is not Verdict.GO:
                 break  # nobody is passed over
+        taken = len(adder.can) - continued
+        if verdict is not Verdict.GO and taken < len(self.waiting):
+            self._why = adder.why_not(self.waiting[taken], verdict)
         if not adder.can:
             return None
         del self.waiting[: len(adder.can) - continued]
@@ -402,7 +414,7 @@ class SglangScheduler:
         self.ratio = min(1.0, (emitted + steps * len(keep)) / (at_most + 1))
         for r in victims:
             self._queue(r)
-            batch.preempted.append(r.id)
+            batch.preempt(r.id, None)
 
     # ------------------------------------------------------------------ launch and results
 

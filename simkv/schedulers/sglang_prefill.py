@@ -8,6 +8,7 @@ from math import inf
 from typing import Literal
 
 from simkv.request import Segment
+from simkv.schedulers.base import Why
 from simkv.schedulers.sglang_memory import EngineDies, Memory, Req
 
 Policy = Literal["fcfs", "lpm", "hrrn"]
@@ -185,6 +186,13 @@ class PrefillAdder:
         r.node, r.prefix, r.owned = node, prefix, prefix
         self._take(r, tokens, cut=tokens < r.fill - prefix)
         return self.state
+
+    def why_not(self, r: Req, verdict: Verdict) -> Why:
+        """Why ``r``, the first that was not taken, has to wait."""
+        if verdict is Verdict.OTHER:
+            return "budget"
+        fits = self.memory.up(r.fill) <= self.memory.room - self.needed
+        return "reserved" if fits else "blocks"
 
     @property
     def _left(self) -> float:

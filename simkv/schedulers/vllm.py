@@ -23,7 +23,16 @@ from annotated_types import Ge, Gt, Lt
 from simkv.blocks import BlockCounter, BlockPool
 from simkv.prefix import BlockKeys, Content
 from simkv.request import Prompt
-from simkv.schedulers.base import Batch, Completion, Row, Scheduler, Variant, blocks_for
+from simkv.schedulers.base import (
+    Batch,
+    Completion,
+    Held,
+    Row,
+    Scheduler,
+    Variant,
+    Why,
+    blocks_for,
+)
 from simkv.schedulers.decodes import DecodeGroup
 
 VARIANTS: Mapping[str, Variant] = {
@@ -32,7 +41,7 @@ VARIANTS: Mapping[str, Variant] = {
         "chunked prefill, decodes first; the whole sequence must fit when it is admitted",
     ),
     "0.33.0-skip-blocked": Variant(
-        "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; so do #35852 and #36390)",
+        "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; also in #35852 and #36390)",
         "0.33.0; a waiting request for which there are no blocks does not stop those behind it",
     ),
 }
@@ -205,7 +214,8 @@ class Step:
     """One ``schedule`` call: its constants, the ``budget`` left, and what it has given so far.
 
     ``threshold`` caps the tokens per request (0: no cap), ``hold`` keeps prefills out. ``prefill``
-    notes whether any got in. ``blocks`` are those that running requests got in this step.
+    notes whether any got in. ``blocks`` are those that running requests got in this step. ``why``
+    the head of the queue was passed over goes into the ``batch``.
     """
 
     budget: int
@@ -214,7 +224,12 @@ class Step:
     prefill: bool = False
     tokens: dict[RequestState, int] = field(default_factory=dict)
     blocks: dict[RequestState, int] = field(default_factory=dict)
-    preempted: list[int] = field(default_factory=list)
+    why: Why | None = None
+    batch: Batch = field(default_factory=Batch)
+
+    def pass_over(self, why: Why) -> None:
+        """A waiting request is not admitted; the first one is the head of the queue."""
+        self.why = self.why or why
 
 
 def build(config: VllmConfig, *, tables: bool = False) -> Scheduler:
@@ -285,7 +300,7 @@ class VllmScheduler:
         self._sort_out_decodes()
         self._continue_running(step)
         self._waiting_settled = False
-        if not step.preempted:
+        if not step.batch.preempted:
             self._admit_waiting(step)
         return self._dispatch(step)
 
@@ -458,11 +473,13 @@ class VllmScheduler:
             decodes = r in self.decoding
             n = 1 if decodes else self._next_tokens(r, step)
             if n == 0:
+                if step.budget == 0 or r.chunk:
+                    step.batch.aside[r.id] = "budget" if step.budget == 0 else "rule"
                 continue
             needed = self._blocks_to_grow(r, n)
             while needed > self.pool.free:
                 victim = self._victim()
-                self._preempt(victim, step)
+                self._preempt(victim, r, step)
                 if victim is r:
                     break
             else:
@@ -553,7 +570,7 @@ class VllmScheduler:
             return self.running[next(reversed(self.running))]
         return max(self.running.values(), key=lambda r: (r.prompt.priority, r.prompt.arrival))
 
-    def _preempt(self, r: RequestState, step: Step) -> None:
+    def _preempt(self, r: RequestState, by: RequestState, step: Step) -> None:
         """Take all blocks of ``r`` and its place in the step; its tokens under way go stale."""
         if r in self.decoding:
             self._leave(r)
@@ -566,7 +583,8 @@ class VllmScheduler:
         r.computed = r.placeholders = 0
         r.stale = r.in_flight
         self.waiting.put_back(r)
-        step.preempted.append(r.id)
+        step.batch.preempt(r.id, by.id)
+        step.pass_over("blocks")
 
     def _admit_waiting(self, step: Step) -> None:
         """Start waiting requests in order; the first that cannot be admitted stops the rest.
@@ -580,6 +598,7 @@ class VllmScheduler:
             if r.stale:  # its old step is still under way: the next one gets the chance
                 self.waiting.remove(r)
                 aside.append(r)
+                step.pass_over("rule")
                 continue
             hits = self._hits(r)
             start = len(hits) * self.config.block_size
@@ -587,14 +606,17 @@ class VllmScheduler:
             prefill = n > 1
             if prefill and step.hold:
                 self._waiting_settled = False
+                step.pass_over("rule")
                 break
             if 0 < step.threshold < n:
                 n = step.threshold
             if n > step.budget:
                 if not self.config.enable_chunked_prefill:
+                    step.pass_over("budget")
                     break
                 n = step.budget
             if not self._fits(r, hits, start + n):
+                step.pass_over("blocks")
                 if not self._skip_blocked:
                     break
                 self.waiting.remove(r)
@@ -668,7 +690,11 @@ class VllmScheduler:
     def _dispatch(self, step: Step) -> Batch:
         """Count the step's tokens as computed and write down the batch."""
         group = self.decoding
-        batch = Batch(preempted=step.preempted, ignored=self._refused)
+        batch = step.batch
+        batch.ignored = self._refused
+        if self.waiting:
+            step.pass_over("slot" if step.budget > 0 else "budget")
+            batch.held = Held(self.waiting.head().id, step.why)
         batch.joined, batch.left = self._joined, self._left
         batch.decodes, batch.decode_context = len(group), group.context
         self._refused, self._joined, self._left = [], [], []

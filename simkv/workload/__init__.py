@@ -1,320 +1,251 @@
-"""Workloads of a scenario: requests listed, a burst of equal ones, or a seeded arrival process."""
+"""Workloads of a scenario: what the clients send, in one of several forms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import Annotated, Self
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from simkv.request import Request, Segment
-from simkv.schedulers.base import blocks_for
+from simkv.errors import InputError, nearest
+from simkv.request import Request
+from simkv.workload.clients import After, Clients
+from simkv.workload.fields import (
+    MOST_REQUESTS,
+    MOST_TOKENS,
+    Count,
+    Model,
+    Seed,
+    Time,
+    Tokens,
+    locate,
+)
+from simkv.workload.formats import NAMES
+from simkv.workload.forms import Burst, Listed, Shape, hashed_prompt, shared_prefix
+from simkv.workload.generators import Arrivals, FiniteRate, Pace, Rate, Sessions, stream
+from simkv.workload.lengths import Length, LogNormal, Uniform
+from simkv.workload.source import Selection
+from simkv.workload.trace import Trace, cached_trace
 
-#: More than this is refused before anything is built: a typo, or a run for another tool.
-MOST_REQUESTS = 10_000_000
-MOST_TOKENS = 100_000_000
+FORMS = ("requests", "burst", "arrivals", "sessions", "trace")
+#: Fields that say which part of a trace is taken, and how it is replayed.
+TRACE_OPTIONS = (
+    "format",
+    "start",
+    "duration",
+    "rate_scale",
+    "limit",
+    "sample",
+    "seed",
+    "skip_bad",
+    "request_rate",
+    "burstiness",
+    "max_tokens",
+    "ignore_eos",
+)
 
-Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
-Count = Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
-Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+def fields_of_others(chosen: Container[str]) -> list[str]:
+    """The fields of a workload that mean nothing beside the form among ``chosen``, if there is one.
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Shape(_Model):
-    """What is common to the ways of describing requests.
-
-    ``max_tokens`` is the limit that the client asks for; by default what will be emitted.
+    They go when a scenario's variant, or --set, chooses another form.
     """
+    if not any(form in chosen for form in FORMS):
+        return []
+    others = [*FORMS, *(() if "trace" in chosen else TRACE_OPTIONS)]
+    return [name for name in others if name not in chosen]
 
-    max_tokens: Tokens | None = None
-    priority: int = 0
-    has_images: bool = False
-    ignore_eos: bool = False
-    prefix_group: Annotated[
-        str | None, Field(description="Requests of one group begin with the same tokens.")
-    ] = None
-    prefix_tokens: Annotated[
-        int, Field(ge=0, le=MOST_TOKENS, description="How many; a shorter prompt has them all.")
-    ] = 0
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        self.check_prefix()
-        return self
-
-    def check_prefix(self) -> None:
-        """Raise ValueError if the fields that tell of shared tokens do not go together."""
-        if (self.prefix_group is None) != (self.prefix_tokens == 0):
-            raise ValueError("prefix_group and prefix_tokens need each other")
-
-    def request(
-        self,
-        number: int,
-        arrival: float,
-        prompt: int,
-        output: int,
-        timeout: float | None,
-        segments: tuple[Segment, ...] = (),
-    ) -> Request:
-        """Request ``number`` of this shape; ``segments`` are its prompt's if it shares any."""
-        if self.prefix_group is not None:
-            segments = shared_prefix(self.prefix_group, self.prefix_tokens, number, prompt)
-        return Request(
-            id=number,
-            prompt_tokens=prompt,
-            max_tokens=self.max_tokens or output,
-            arrival=arrival,
-            priority=self.priority,
-            has_images=self.has_images,
-            ignore_eos=self.ignore_eos,
-            segments=segments,
-            output_tokens=min(output, self.max_tokens or output),
-            timeout=timeout,
+def _known_format(name: str) -> str:
+    if name not in ("auto", *NAMES):
+        raise ValueError(
+            f"{name!r} is not known{nearest(name, NAMES)}; expected auto, {', '.join(NAMES)}"
         )
+    return name
 
 
-def shared_prefix(group: str, tokens: int, number: int, prompt: int) -> tuple[Segment, ...]:
-    """A prompt that begins with ``tokens`` tokens of its group; the rest shares nothing."""
-    shared = min(tokens, prompt)
-    return Segment(f"g{group}", 0, shared), Segment(f"u{number}", 0, prompt - shared)
+class Workload(Model):
+    """What the clients send: one of ``requests``, ``burst``, ``arrivals``, ``sessions``, ``trace``.
 
-
-def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Segment, ...]:
-    """A prompt of ``prompt`` tokens whose blocks of ``block`` tokens are known by ``hash_ids``."""
-    return tuple(
-        Segment(f"h{name}", 0, min(block, prompt - index * block))
-        for index, name in enumerate(hash_ids)
-    )
-
-
-class Listed(Shape):
-    """One request: ``arrival`` and ``timeout`` in seconds.
-
-    What its prompt shares with others is told by ``prefix_group``, ``hash_ids`` or ``segments``;
-    without any of them it shares nothing.
+    ``max_concurrency`` is how many requests the client has in flight at most; the others wait in
+    the client. The fields after ``trace`` are for traces only: which part is taken (see Selection),
+    and with ``request_rate`` arrivals at that pace in place of the trace's own.
     """
-
-    arrival: Time = 0.0
-    prompt_tokens: Tokens
-    output_tokens: Tokens
-    timeout: Annotated[float, Field(gt=0)] | None = None
-    hash_ids: Annotated[
-        list[int] | None,
-        Field(description="A name for each block of the prompt, as in Mooncake traces."),
-    ] = None
-    hash_block_size: Annotated[
-        int, Field(gt=0, le=MOST_TOKENS, description="Tokens in a block of hash_ids.")
-    ] = 512
-    segments: Annotated[
-        list[Annotated[tuple[str, int, int], Field(strict=False)]] | None,
-        Field(
-            description="The prompt as pieces [stream, start, end) of token streams: u<i> and o<i> "
-            "are the own prompt and the output of request i, any other name is a stream by itself."
-        ),
-    ] = None
-
-    def check_prefix(self) -> None:
-        super().check_prefix()
-        names = ("prefix_group", "hash_ids", "segments")
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"one of {', '.join(names)} at most; found {' and '.join(given)}")
-        blocks = blocks_for(self.prompt_tokens, self.hash_block_size)
-        if self.hash_ids is not None and len(self.hash_ids) != blocks:
-            raise ValueError(
-                f"hash_ids: {self.prompt_tokens} tokens are {blocks} blocks of "
-                f"{self.hash_block_size}; found {len(self.hash_ids)} ids"
-            )
-        for stream, start, end in self.segments or ():
-            if not 0 <= start < end:
-                raise ValueError(f"segments: 0 <= start < end; found {[stream, start, end]}")
-        total = sum(end - start for _, start, end in self.segments or ())
-        if self.segments is not None and total != self.prompt_tokens:
-            raise ValueError(
-                f"segments: they must add up to prompt_tokens {self.prompt_tokens}; found {total}"
-            )
-
-    @property
-    def prompt(self) -> tuple[Segment, ...]:
-        """The prompt's identity by ``hash_ids`` or ``segments``."""
-        if self.hash_ids is not None:
-            return hashed_prompt(self.hash_ids, self.hash_block_size, self.prompt_tokens)
-        return tuple(Segment(*piece) for piece in self.segments or ())
-
-
-class Burst(Shape):
-    """``num_prompts`` equal requests, ``interval`` seconds apart."""
-
-    num_prompts: Count
-    prompt_tokens: Tokens
-    output_tokens: Tokens
-    interval: Time = 0.0
-
-
-class Uniform(_Model):
-    """Whole numbers from ``low`` to ``high``, both included, all equally likely."""
-
-    distribution: Literal["uniform"]
-    low: Tokens
-    high: Tokens
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Uniform:
-        if self.low > self.high:
-            raise ValueError(f"low must not exceed high; found {self.low} and {self.high}")
-        return self
-
-    def draw(self, random: np.random.Generator, count: int) -> list[int]:
-        return [int(x) for x in random.integers(self.low, self.high, count, endpoint=True)]
-
-
-class LogNormal(_Model):
-    """Rounded log-normal lengths with the given ``mean``, cut to 1 .. ``max``.
-
-    ``sigma`` is the standard deviation of the logarithm.
-    """
-
-    distribution: Literal["lognormal"]
-    mean: Annotated[float, Field(gt=0, le=MOST_TOKENS)]
-    sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
-    max: Tokens = MOST_TOKENS
-
-    def draw(self, random: np.random.Generator, count: int) -> list[int]:
-        drawn = random.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
-        return [int(x) for x in np.clip(np.rint(drawn), 1, self.max)]
-
-
-Length = Tokens | Annotated[Uniform | LogNormal, Field(discriminator="distribution")]
-
-
-class Arrivals(Shape):
-    """A seeded arrival process, with the words of ``vllm bench serve``.
-
-    ``request_rate`` in requests per second; gaps are gamma distributed with shape ``burstiness``
-    (1: Poisson, smaller: burstier, larger: smoother). Gaps, the two lengths and the shared
-    prefixes have a random stream each, so that changing one leaves the others as they were.
-    """
-
-    num_prompts: Count
-    request_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    burstiness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    prompt_tokens: Length
-    output_tokens: Length
-    prefix_groups: Annotated[
-        int | None,
-        Field(gt=0, le=MOST_REQUESTS, description="Every request draws one of so many prefixes."),
-    ] = None
-    prefix_zipf: Annotated[
-        float,
-        Field(ge=0, le=10, description="The k-th prefix has the weight k ** -prefix_zipf."),
-    ] = 0.0
-    seed: Annotated[int, Field(ge=0)] = 0
-
-    def check_prefix(self) -> None:
-        if self.prefix_groups is None:
-            super().check_prefix()
-        elif self.prefix_group is not None or not self.prefix_tokens:
-            raise ValueError("prefix_groups needs prefix_tokens, and no prefix_group beside it")
-
-    def draw_groups(self, random: np.random.Generator) -> list[int] | None:
-        """The prefix group of every request, or None if they share nothing by chance."""
-        if self.prefix_groups is None:
-            return None
-        weights = np.arange(1, self.prefix_groups + 1, dtype=np.float64) ** -self.prefix_zipf
-        drawn = random.choice(self.prefix_groups, self.num_prompts, p=weights / weights.sum())
-        return [int(group) for group in drawn]
-
-
-class Workload(_Model):
-    """What the clients send: exactly one of ``requests``, ``burst`` and ``arrivals``."""
 
     requests: list[Listed] | None = Field(None, min_length=1)
     burst: Burst | None = None
     arrivals: Arrivals | None = None
+    sessions: Sessions | None = None
+    max_concurrency: Count | None = None
+    trace: Annotated[
+        str | None, Field(description="A file or folder beside the scenario, in a known format.")
+    ] = None
+    format: Annotated[str, AfterValidator(_known_format)] = "auto"
+    start: Time = 0.0
+    duration: FiniteRate | None = None
+    rate_scale: FiniteRate = 1.0
+    limit: Count | None = None
+    sample: Count | Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Seed = 0
+    skip_bad: bool = False
+    request_rate: Rate | None = None
+    burstiness: Rate = 1.0
+    max_tokens: Tokens | None = None
+    ignore_eos: bool = False
+    _path: Path = PrivateAttr(default_factory=Path)
+
+    @field_validator("trace")
+    @classmethod
+    def _there(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None:
+            locate(name, info)
+        return name
 
     @model_validator(mode="after")
-    def _one_form(self) -> Workload:
+    def _one_form(self, info: ValidationInfo) -> Self:
         given = [form for form in FORMS if getattr(self, form) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise ValueError(f"exactly one of {', '.join(FORMS)} is needed; found {found}")
+        idle = [name for name in TRACE_OPTIONS if name in self.model_fields_set]
+        if self.trace is None and idle:
+            raise ValueError(f"{', '.join(idle)} here are for a trace; this workload has none")
+        if self.trace is not None:
+            self._path = locate(self.trace, info)
         return self
 
     @property
     def size(self) -> int:
-        """Number of requests."""
+        """Number of requests. Raises InputError if it takes a trace that cannot be read."""
         if self.requests is not None:
             return len(self.requests)
-        counted = self.burst or self.arrivals
-        return counted.num_prompts if counted else 0
+        if self.arrivals is not None:
+            return self.arrivals.num_prompts
+        if self.trace is not None:
+            return len(self.loaded)
+        counted = self.burst or self.sessions
+        return counted.size if counted else 0
+
+    @property
+    def loaded(self) -> Trace:
+        """The trace, as columns. Raises InputError if it cannot be read."""
+        return cached_trace(self._path, self.selection, self.format)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out of a trace and why, and what else its reader must know."""
+        return self.loaded.tally.lines() if self.trace is not None else []
+
+    @property
+    def selection(self) -> Selection:
+        """Which part of the trace is taken."""
+        return Selection(
+            self.start,
+            self.duration,
+            self.rate_scale,
+            self.limit,
+            self.sample,
+            self.seed,
+            self.skip_bad,
+        )
 
 
-FORMS = ("requests", "burst", "arrivals")
+def clients(workload: Workload, timeout: float | None) -> Clients:
+    """The clients of a workload; ``timeout`` (s) is for requests that do not have their own.
+
+    Raises InputError if it takes a trace that cannot be used.
+    """
+    requests, after = _requests(workload, timeout)
+    return Clients(requests, after, workload.max_concurrency)
 
 
 def generate(workload: Workload, timeout: float | None) -> list[Request]:
-    """The requests of a workload; ``timeout`` (s) is for those that do not have their own."""
+    """The requests of a workload whose arrivals do not depend on how they are served.
+
+    ``timeout`` (s) is for those that do not have their own. Raises InputError if the arrivals do
+    depend on it (see ``clients``), or if a trace cannot be used.
+    """
+    requests, after = _requests(workload, timeout)
+    if after or workload.max_concurrency is not None:
+        raise InputError(
+            "workload: max_concurrency, sessions and think times make arrivals depend on how "
+            "requests are served; here they must be known before"
+        )
+    return requests
+
+
+def _requests(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, After]]:
+    """The requests, and which of them wait for others."""
     if workload.requests is not None:
-        return [
-            row.request(
-                number,
-                row.arrival,
-                row.prompt_tokens,
-                row.output_tokens,
-                row.timeout or timeout,
-                row.prompt,
-            )
-            for number, row in enumerate(workload.requests)
-        ]
-    if workload.burst is not None:
-        burst = workload.burst
-        return [
-            burst.request(
-                number,
-                number * burst.interval,
-                burst.prompt_tokens,
-                burst.output_tokens,
-                timeout,
-            )
-            for number in range(burst.num_prompts)
-        ]
-    assert workload.arrivals is not None
-    return _draw(workload.arrivals, timeout)
+        return _listed(workload.requests, timeout), {}
+    if workload.sessions is not None:
+        return workload.sessions.requests(timeout)
+    if workload.trace is not None:
+        return _replayed(workload, timeout)
+    form = workload.burst or workload.arrivals
+    assert form is not None
+    return form.requests(timeout), {}
 
 
-def _draw(arrivals: Arrivals, timeout: float | None) -> list[Request]:
-    gaps, prompts, outputs, prefixes = (
-        np.random.Generator(np.random.PCG64(stream))
-        for stream in np.random.SeedSequence(arrivals.seed).spawn(4)
-    )
-    count, shape = arrivals.num_prompts, arrivals.burstiness
-    times = np.cumsum(gaps.gamma(shape, 1.0 / (arrivals.request_rate * shape), count))
-    groups = arrivals.draw_groups(prefixes)
+def _listed(rows: Sequence[Listed], timeout: float | None) -> list[Request]:
     return [
-        arrivals.request(
+        row.request(
             number,
-            float(time),
-            prompt,
-            output,
-            timeout,
-            shared_prefix(str(groups[number]), arrivals.prefix_tokens, number, prompt)
-            if groups
-            else (),
+            row.arrival,
+            row.prompt_tokens,
+            row.output_tokens,
+            row.timeout or timeout,
+            row.prompt,
         )
-        for number, (time, prompt, output) in enumerate(
-            zip(
-                times,
-                _lengths(arrivals.prompt_tokens, prompts, count),
-                _lengths(arrivals.output_tokens, outputs, count),
-                strict=True,
-            )
-        )
+        for number, row in enumerate(rows)
     ]
 
 
-def _lengths(length: Length, random: np.random.Generator, count: int) -> list[int]:
-    return [length] * count if isinstance(length, int) else length.draw(random, count)
+def _replayed(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, After]]:
+    """The requests of a trace, at its own pace or at one that is given."""
+    trace = workload.loaded
+    arrivals = None
+    if workload.request_rate is not None:
+        pace = Pace(request_rate=workload.request_rate, burstiness=workload.burstiness)
+        arrivals = pace.times(stream(workload.seed, 0), len(trace))
+    elif not trace.timed:
+        raise InputError(
+            f"{trace.path}: has lengths and no arrival times; give workload.request_rate "
+            "(.inf: all at once)"
+        )
+    requests = trace.requests(timeout, arrivals, workload.max_tokens, workload.ignore_eos)
+    return requests, trace.after()
+
+
+__all__ = [
+    "FORMS",
+    "MOST_REQUESTS",
+    "MOST_TOKENS",
+    "TRACE_OPTIONS",
+    "Arrivals",
+    "Burst",
+    "Clients",
+    "Count",
+    "Length",
+    "Listed",
+    "LogNormal",
+    "Sessions",
+    "Shape",
+    "Time",
+    "Tokens",
+    "Uniform",
+    "Workload",
+    "clients",
+    "fields_of_others",
+    "generate",
+    "hashed_prompt",
+    "shared_prefix",
+]

@@ -1,0 +1,316 @@
+"""FastDeploy's asynchronous pipeline: engine, worker and token processor as SimPy processes.
+
+    engine ──tasks──▶ worker ──messages──▶ token processor
+       ▲                                        │
+       └───────────── shared memory ────────────┘
+
+What the three do is in ``simkv.schedulers.fastdeploy*``; here they only get a clock. Each is one
+process, each arrow one store. The engine decides on what the token processor has heard so far,
+while tokens are still on their way; PaddlePaddle/FastDeploy PR #5796 is about that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from math import ceil
+from typing import Annotated, Any, NamedTuple
+
+import simpy
+from pydantic import BaseModel, ConfigDict, Field
+
+from simkv.clock import Moment
+from simkv.engine import Engine, Process
+from simkv.executors import Executor, load_of
+from simkv.record import Outcome, Queues, Record, Standstill
+from simkv.request import Request
+from simkv.schedulers.base import Batch
+from simkv.schedulers.fastdeploy import FastDeploy, aside_of, batch_of
+from simkv.schedulers.fastdeploy_memory import Heard, Planned, Seq
+from simkv.schedulers.fastdeploy_worker import Message, Parcel, Slot, Task, Work, WorkerCrash
+
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Interval = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
+
+
+class Pacing(BaseModel):
+    """How the three threads keep time, in seconds, and how many requests the engine takes at once.
+
+    Engine: it sleeps ``schedule_interval`` after a call that gave no tasks, and ``queue_interval``
+    again and again while the worker has not taken the last ones; ``put_gap`` passes from a decision
+    to its put, when the tasks are serialised. Worker: ``step_gap`` passes from the message of a
+    step to the next border, where tasks are taken. Token processor: a message is heard
+    ``token_processor_lag`` after the end of its step.
+
+    The engine pulls new requests only while ``waiting`` is empty, then at most ``max_prefill_num``
+    and no more than slots are free; with null it takes all that have come. The defaults of the two
+    intervals and of this limit are FastDeploy's (``common_engine.py``, 2026-01). How long the rest
+    takes depends on the machine.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    schedule_interval: Interval = 0.005
+    queue_interval: Interval = 0.001
+    put_gap: Delay = 0.0
+    step_gap: Delay = 0.0
+    token_processor_lag: Delay = 0.0
+    max_prefill_num: Annotated[int, Field(gt=0)] | None = 3
+
+
+class Received(NamedTuple):
+    """Tokens that a client has, and when the first and the last came (s)."""
+
+    tokens: int
+    first: float
+    last: float
+
+
+class Pipeline(Engine):
+    """One replica of FastDeploy whose three threads run side by side; used as an ``Engine`` is.
+
+    Every run ends. Where all three wait for each other, where they work but no client gets a
+    token any more, or where the worker dies, ``record.standstill`` says so, and why.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        actors: FastDeploy,
+        executor: Executor,
+        pacing: Pacing,
+        ready: float = 0.0,
+        resolved: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(env, actors, executor, ready, resolved, leaping=False)
+        self.manager, self.worker, self.processor = actors.manager, actors.worker, actors.processor
+        self.pacing = pacing
+        self.tasks = simpy.Store(env, capacity=1)
+        self.messages = simpy.Store(env)
+        self._taken = env.event()
+        self._new: list[Request] = []
+        self._preempted: list[int] = []
+        self._received: dict[int, Received] = {}
+        self._useful: dict[int, int] = {}
+        self._sent = self._heard = self._barren_steps = 0
+        self._decided = 0.0
+
+    # The three threads.
+
+    def run(self) -> Process:
+        """The engine thread; it starts the other two."""
+        yield Moment(self.env, self._ready)
+        self.env.process(self._work())
+        self.env.process(self._listen())
+        last_call = None
+        while True:
+            self._pull()
+            this_call = self._heard, self.manager.fingerprint()
+            if this_call == last_call:  # the last one changed nothing, nor would this one
+                yield from self._await_news()
+                continue
+            last_call = this_call
+            if planned := self.decide():
+                yield self.env.timeout(self.pacing.put_gap)
+                self._taken = self.env.event()
+                yield self.tasks.put(self.put(planned))
+                yield from self._poll(self.pacing.queue_interval, self._taken)
+            else:
+                yield Moment(self.env, self.env.now + self.pacing.schedule_interval)
+
+    def _work(self) -> Process:
+        """The worker thread: at a step border take tasks, run a step, send its message."""
+        while True:
+            tasks: list[Task] = []
+            if self.tasks.items or not self.worker.work():
+                tasks = yield from self._take()
+            if self.dead:
+                return
+            self.record.set_aside(aside_of(self.manager, self.worker), self.env.now)
+            work, message = self.worker.work(), self.step()
+            if message is None:
+                continue
+            yield self.env.timeout(self._begin(work, tasks))
+            self._sent += 1
+            self.env.process(self._carry(message))
+            self._check_progress()
+            yield Moment(self.env, self.env.now + self.pacing.step_gap, rank=1)
+
+    def _carry(self, message: Message) -> Process:
+        """The way of a message from the worker to the token processor."""
+        yield self.env.timeout(self.pacing.token_processor_lag)
+        yield self.messages.put(message)
+
+    def _listen(self) -> Process:
+        """The token processor thread."""
+        while True:
+            message = yield self.messages.get()
+            self._heard += 1
+            self.hear(message)
+            self._stir()
+
+    def _take(self) -> Generator[simpy.Event, Any, list[Task]]:
+        """The worker takes the tasks of one put, waiting for them if there are none."""
+        getting = self.tasks.get()
+        self._check_for_deadlock()
+        parcel: Parcel = yield getting
+        self._taken.succeed()
+        try:
+            self.worker.take(parcel)
+        except WorkerCrash as crash:
+            lost = [task.id for task in parcel.tasks if task.slot is None]
+            self._die("engine died", f"raised: {crash}", lost)
+        return parcel.tasks
+
+    def _await_news(self) -> Process:
+        """The engine looks every now and then whether something came; so skip to when it did."""
+        self._wake = self.env.event()
+        self._check_for_deadlock()
+        yield from self._poll(self.pacing.schedule_interval, self._wake)
+
+    def _poll(self, interval: float, event: simpy.Event) -> Process:
+        """Sleep ``interval`` seconds, once at least and then until ``event`` has happened."""
+        start = self.env.now
+        yield event
+        naps = max(1, ceil((self.env.now - start) / interval))
+        yield Moment(self.env, start + naps * interval)
+
+    # What they do, for whoever wants to watch.
+
+    def decide(self) -> list[Planned]:
+        """One ``schedule`` call."""
+        planned = self.manager.schedule()
+        self._preempted += self.manager.preempted
+        manager, self._decided = self.manager, self.env.now
+        decided = Batch(preempted=manager.preempted, causes=manager.causes, held=manager.held())
+        self.record.decided(decided, self.env.now)
+        self.record.end = self.env.now
+        return planned
+
+    def put(self, planned: list[Planned]) -> Parcel:
+        """Serialise the tasks of a decision."""
+        return self.manager.put(planned)
+
+    def step(self) -> Message | None:
+        """What the worker's step will say when it is over; None if there is nothing to run."""
+        lives = self.record.lives
+        return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
+
+    def hear(self, message: Message) -> Heard:
+        """A message takes effect; clients get their tokens."""
+        heard = self.processor.receive(message)
+        for i in heard.delivered:
+            self._deliver(i)
+        for i in heard.finished:
+            self._resolve(self.record.lives[i], Outcome.FINISHED)
+        return heard
+
+    # The record of it.
+
+    def _pull(self) -> None:
+        """Take new requests. That a client went away is not heeded, as in ``FastDeploy.abort``."""
+        arrived = [message for message in self._inbox if isinstance(message, Request)]
+        self._inbox.clear()
+        self._new += arrived
+        if arrived and not self.dead:
+            self.record.standstill = None
+        count = len(self._new)
+        if self.pacing.max_prefill_num is not None:
+            seats = 0 if self.manager.waiting else self.manager.slots.count(None)
+            count = min(seats, self.pacing.max_prefill_num)
+        for request in self._new[:count]:
+            self.manager.add(request)
+            self.record.lives[request.id].seen = self.env.now
+        del self._new[:count]
+
+    def _begin(self, work: list[Work], tasks: list[Task]) -> float:
+        """Note a step that begins now; returns its seconds."""
+        if not work:  # only an acknowledgement
+            self.record.idle_passes += 1
+            return self.executor.idle()
+        prefills = sum(task.kind == "prefill" for task in tasks)
+        batch = batch_of(work, prefills, self._preempted)
+        self._preempted = []
+        load = load_of(batch)
+        seconds = self.executor.run(load)
+        manager = self.manager
+        queues = Queues(len(manager.waiting), len(manager.running), manager.pool.free)
+        now = self.env.now
+        self.record.step(batch, load, now, now + seconds, queues, self._decided)
+        return seconds
+
+    def _deliver(self, i: int) -> None:
+        """A token of request ``i`` reaches its client, if that is still there."""
+        life, now = self.record.lives[i], self.env.now
+        self._useful[i] = self._useful.get(i, 0) + 1
+        if self._useful[i] <= life.request.output_tokens:  # not one that was generated twice
+            self._barren_steps = 0
+        if life.outcome is None:
+            before = self._received.get(i, Received(0, now, now))
+            self._received[i] = Received(before.tokens + 1, before.first, now)
+
+    def settle(self) -> None:
+        """The run ends now. Clients have what was heard, not what the GPU has emitted."""
+        self.record.close(-1)
+        for i, life in self.record.lives.items():
+            life.tokens, life.first_token, life.last_token = self._received.get(i, (0, None, None))
+
+    # Why it comes to a stop.
+
+    def _check_for_deadlock(self) -> None:
+        """If engine and worker wait and nothing is on its way, they will wait for ever."""
+        both_wait = self._wake is not None and self.tasks.get_queue
+        if not both_wait or self._sent > self._heard or self.record.standstill:
+            return
+        stuck = {seq.id for seq in self.manager.alive()} | {request.id for request in self._new}
+        if stuck:
+            why = "; ".join(self._hung_slots()) or NOT_ADMITTED
+            held = dict(self.scheduler.blocks_held())
+            self.record.standstill = Standstill(
+                "deadlock", self.record.end, why, sorted(stuck), held
+            )
+
+    def _hung_slots(self) -> Iterator[str]:
+        """What engine and worker expect of each other, slot by slot, now that all is quiet."""
+        for i, seq in enumerate(self.manager.slots):
+            slot = self.worker.slots.get(i)
+            if seq is None:
+                continue
+            if seq.id in self.manager.pending:
+                yield f"slot {i}: no message will acknowledge the preemption of request {seq.id}"
+            elif slot and slot.id == seq.id and seq.decoding:
+                yield f"slot {i}: {_disagreement(seq, slot)}"
+
+    def _check_progress(self) -> None:
+        """Give up in a livelock, when all tokens could have been computed one by one since."""
+        self._barren_steps += 1
+        alive = self.manager.alive()
+        if self._barren_steps > 1000 + sum(seq.total for seq in alive):
+            why = f"no client got a token in the last {self._barren_steps} steps"
+            self._die("livelock", why, [seq.id for seq in alive])
+
+
+NOT_ADMITTED = "requests wait and the scheduler can run none of them"
+
+
+def _disagreement(seq: Seq, slot: Slot) -> str:
+    """Why a request does not go on that ``seq``, the engine's view of it, believes to decode."""
+    if slot.state == "chunk stopped":
+        tokens = "one token" if slot.length == slot.end + 1 else f"{slot.length - slot.end} tokens"
+        return (
+            f"the worker waits for a chunk, the scheduler believes that request {seq.id} decodes; "
+            f"they disagree by {tokens} ({slot.end} vs {slot.length})"
+        )
+    if slot.state == "idle":
+        return f"the worker has ended request {seq.id}, the scheduler waits for its next token"
+    return f"request {seq.id} lacks the block for its next token and gets none"
+
+
+def remarks(record: Record) -> list[str]:
+    """What a reader of a run must know: tokens that came twice, slots that hung to the end."""
+    found = []
+    for i, life in record.lives.items():
+        if (more := life.tokens - life.request.output_tokens) > 0:
+            found.append(f"request {i} was given {more} of its tokens twice")
+    if record.standstill and not any(x.outcome is Outcome.STALLED for x in record.lives.values()):
+        found.append(f"from {record.standstill.since:.3f} s on: {record.standstill.why}")
+    return found

@@ -1,0 +1,35 @@
+"""What the models of a workload have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
+
+#: More than this is refused before anything is built: a typo, or a run for another tool.
+MOST_REQUESTS = 10_000_000
+MOST_TOKENS = 100_000_000
+
+Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
+Count = Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
+Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Model(BaseModel):
+    """A part of a scenario file: no unknown fields, no guessing of types, never changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def locate(name: str, info: ValidationInfo) -> Path:
+    """The file ``name`` beside the scenario, or where simkv was started.
+
+    The validation's context names the scenario's ``folder``. Raises ValueError if there is none.
+    """
+    beside = (info.context or {}).get("folder", Path()) / name
+    for path in (beside, Path(name)):
+        if path.exists():
+            return path
+    raise ValueError(f"there is no file {beside}; a path beside the scenario file is expected")

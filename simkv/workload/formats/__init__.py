@@ -1,0 +1,132 @@
+"""Formats of traces, each known from the file itself."""
+
+from __future__ import annotations
+
+import csv
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from simkv.errors import InputError, nearest
+from simkv.workload.formats.azure import AZURE
+from simkv.workload.formats.base import Format, Head
+from simkv.workload.formats.bench import BENCH
+from simkv.workload.formats.blis import BLIS, data_file
+from simkv.workload.formats.burstgpt import BURSTGPT
+from simkv.workload.formats.case import CASE
+from simkv.workload.formats.llmservingsim import CAPTURE, LLMSERVINGSIM
+from simkv.workload.formats.mooncake import MOONCAKE
+from simkv.workload.formats.own import SIMKV
+from simkv.workload.formats.parquet import PARQUET
+from simkv.workload.formats.servegen import SERVEGEN, is_client_file
+from simkv.workload.formats.splitwise import SPLITWISE
+from simkv.workload.formats.vidur import VIDUR, VIDUR_OLD
+from simkv.workload.source import open_binary
+
+FORMATS = (
+    CASE,
+    SIMKV,
+    PARQUET,
+    AZURE,
+    MOONCAKE,
+    BURSTGPT,
+    SERVEGEN,
+    VIDUR,
+    VIDUR_OLD,
+    LLMSERVINGSIM,
+    CAPTURE,
+    BLIS,
+    SPLITWISE,
+    BENCH,
+)
+NAMES = tuple(format.name for format in FORMATS)
+
+#: So much of a file is looked at.
+HEAD_BYTES = 1 << 18
+_KEY = re.compile(r'"([A-Za-z_][A-Za-z0-9_ ]*)"\s*:')
+_YAML_KEY = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
+#: Files that stand for the folder that they lie in.
+_INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv")
+
+
+def find_format(path: Path, name: str = "auto") -> tuple[Format, Path]:
+    """The format of a trace, and the file or folder that holds the requests.
+
+    Raises InputError if there is no such file, or its format is not known.
+    """
+    path = _data(path)
+    if name != "auto":
+        for format in FORMATS:
+            if format.name == name:
+                return format, path
+        raise InputError(
+            f"format: {name!r} is not known{nearest(name, NAMES)}; "
+            f"expected auto, {', '.join(NAMES)}"
+        )
+    head = look(path)
+    for format in FORMATS:
+        if format.known(head):
+            return format, path
+    what = {"csv": "a CSV file with the columns", "json": "JSON with the keys"}.get(head.kind)
+    found = f"{what} {', '.join(sorted(head.names)[:20])}" if what else f"a {head.kind} file"
+    if is_client_file(path.name):
+        found += " (a client of ServeGen: give the folder that it lies in)"
+    known = "; ".join(f"{format.name}: {format.what}" for format in FORMATS)
+    raise InputError(f"{path}: not a trace of a known format; found {found}. Known are {known}")
+
+
+def _data(path: Path) -> Path:
+    """The file with the requests, where ``path`` is a folder or a header."""
+    if not path.exists():
+        raise InputError(f"{path}: cannot be read: no such file or directory")
+    if path.suffix in (".yaml", ".yml") and (data := data_file(path)):
+        return data
+    if path.is_dir():
+        headers = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
+        inside = [path / name for name in _INSIDE if (path / name).is_file()]
+        inside += [found for header in headers if (found := data_file(header))]
+        return inside[0] if inside else path
+    return path
+
+
+def look(path: Path) -> Head:
+    """The beginning of a file. Raises InputError if it cannot be read."""
+    if path.is_dir():
+        return Head(path, "folder", frozenset())
+    start = _beginning(path)
+    if start[:4] == b"PAR1":
+        return Head(path, "parquet", frozenset())
+    if start[257:262] == b"ustar" or tarfile.is_tarfile(path):
+        return Head(path, "tar", frozenset())
+    text = start.decode("utf-8-sig", errors="replace").lstrip()
+    first = text.partition("\n")[0]
+    if "\0" in first:
+        return Head(path, "binary", frozenset())
+    if text[:1] in ("{", "["):
+        return Head(path, "json", _folded(found[1] for found in _KEY.finditer(text)))
+    if re.match(r"[A-Za-z_]+:(\s|$)", first):
+        return Head(path, "yaml", _folded(found[1] for found in _YAML_KEY.finditer(text)))
+    if "," in first:
+        return Head(path, "csv", _folded(next(csv.reader([first]), [])))
+    return Head(path, "text", _folded([first]))
+
+
+def _beginning(path: Path) -> bytes:
+    """The first bytes of a file, unpacked as far as that goes."""
+    with open_binary(path) as raw:
+        start = raw.read(HEAD_BYTES)
+    if start[:2] != b"\x1f\x8b":
+        return start
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, HEAD_BYTES)
+    except zlib.error as error:
+        raise InputError(f"{path}: the gzip data are damaged; get it again") from error
+
+
+def _folded(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.strip().casefold() for name in names)
+
+
+__all__ = ["FORMATS", "NAMES", "Format", "Head", "find_format", "look"]

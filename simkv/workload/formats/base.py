@@ -1,0 +1,34 @@
+"""What a format is, and the beginning of a file by which it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from simkv.workload.rows import Rows
+from simkv.workload.source import Source
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning of a file: of what kind it is, and the columns or keys that it names."""
+
+    path: Path
+    kind: Literal["folder", "tar", "parquet", "csv", "json", "yaml", "text", "binary"]
+    names: frozenset[str]
+
+    def has(self, *names: str) -> bool:
+        """Whether the file has all these columns or keys; upper and lower case are the same."""
+        return {name.casefold() for name in names} <= self.names
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of trace: how it is known by its beginning, and how its rows are read."""
+
+    name: str
+    what: str
+    known: Callable[[Head], bool]
+    rows: Callable[[Source], Iterator[Rows]]

@@ -1,0 +1,277 @@
+"""Requests that are drawn: arrival processes and sessions, with the words of ``vllm bench serve``.
+
+Every purpose (gaps, prompts, outputs, ...) has a random stream of its own, so that changing one
+thing leaves the others as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from simkv.request import Request, Segment
+from simkv.workload.clients import After
+from simkv.workload.fields import MOST_REQUESTS, Count, Model, Seed, Tokens
+from simkv.workload.forms import Shape, shared_prefix
+from simkv.workload.lengths import Length, Seconds, Which, draw_lengths, draw_seconds
+from simkv.workload.rows import Floats
+
+Rate = Annotated[float, Field(gt=0)]
+FiniteRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: A session has so many turns at most: each repeats all that was said before it.
+MOST_TURNS = 1000
+
+
+def stream(seed: int, *purpose: int) -> np.random.Generator:
+    """A random stream that depends on the seed and the purpose alone."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose)))
+
+
+class Diurnal(Model):
+    """The rate goes up and down: ``request_rate * (1 + amplitude * sin(2 pi t / period))``."""
+
+    period: FiniteRate = 86_400.0
+    amplitude: Annotated[float, Field(ge=0, le=1)]
+
+    def times(self, counts: Floats, rate: float) -> Floats:
+        """When so many requests are to be expected, by bisection of the integral of the rate."""
+        swing = self.amplitude * self.period / (2 * math.pi)
+        high = counts / rate
+        low = high - 2 * swing
+        for _ in range(60):
+            middle = (low + high) / 2
+            expected = middle + swing * (1 - np.cos(2 * math.pi * middle / self.period))
+            early = expected < counts / rate
+            low, high = np.where(early, middle, low), np.where(early, high, middle)
+        return np.maximum(high, 0.0)
+
+
+class Pace(Model):
+    """When requests arrive, as in vLLM 0.33 (``vllm/benchmarks/serve.py``, ``get_request``).
+
+    ``request_rate`` requests per second (``.inf``: all at once). Gaps are gamma distributed with
+    shape ``burstiness`` and mean 1 / rate (1: Poisson, smaller: burstier, larger: smoother,
+    ``.inf``: constant), or with ``gaps: weibull`` Weibull distributed with that shape. Arrivals are
+    then scaled so that the last one is at exactly n / rate, unless ``rescale`` is false. With
+    ``ramp_up_strategy`` the rate goes from ``ramp_up_start_rps`` to ``ramp_up_end_rps`` by the
+    number of the request, linearly or exponentially, and nothing is scaled.
+    """
+
+    request_rate: Rate | None = None
+    burstiness: Rate = 1.0
+    gaps: Literal["gamma", "weibull"] = "gamma"
+    rescale: bool = True
+    ramp_up_strategy: Literal["linear", "exponential"] | None = None
+    ramp_up_start_rps: FiniteRate | None = None
+    ramp_up_end_rps: FiniteRate | None = None
+    diurnal: Diurnal | None = None
+
+    @model_validator(mode="after")
+    def _one_pace(self) -> Self:
+        start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
+        if self.ramp_up_strategy is None:
+            if start is not None or end is not None:
+                raise ValueError("ramp_up_start_rps and ramp_up_end_rps need ramp_up_strategy")
+            if self.request_rate is None:
+                raise ValueError("request_rate or ramp_up_strategy is needed")
+        elif self.request_rate is not None or self.diurnal is not None:
+            raise ValueError("ramp_up_strategy goes without request_rate and diurnal")
+        elif start is None or end is None or start > end:
+            raise ValueError(
+                "ramp_up_strategy needs ramp_up_start_rps, not above ramp_up_end_rps; "
+                f"found {start} and {end}"
+            )
+        if self.diurnal is not None and self.request_rate == math.inf:
+            raise ValueError("diurnal needs a finite request_rate")
+        return self
+
+    def times(self, random: np.random.Generator, count: int) -> Floats:
+        """``count`` arrivals in s, in order."""
+        if self.request_rate == math.inf:
+            return np.zeros(count)
+        gaps = self._unit_gaps(random, count)
+        if self.ramp_up_strategy is not None:
+            return np.cumsum(gaps / self._ramp(count))
+        assert self.request_rate is not None
+        counts = np.cumsum(gaps)
+        if self.rescale and counts[-1] > 0:
+            counts *= count / counts[-1]
+        if self.diurnal is not None:
+            return self.diurnal.times(counts, self.request_rate)
+        return counts / self.request_rate
+
+    def _unit_gaps(self, random: np.random.Generator, count: int) -> Floats:
+        """Gaps of mean 1."""
+        shape = self.burstiness
+        if shape == math.inf:
+            return np.ones(count)
+        if self.gaps == "weibull":
+            return random.weibull(shape, count) / math.gamma(1 + 1 / shape)
+        return random.gamma(shape, 1 / shape, count)
+
+    def _ramp(self, count: int) -> Floats:
+        """The rate at each request."""
+        start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
+        assert start is not None
+        assert end is not None
+        progress = np.arange(count) / max(count - 1, 1)
+        if self.ramp_up_strategy == "linear":
+            return start + (end - start) * progress
+        return start * (end / start) ** progress
+
+
+class Prefixed(Shape):
+    """Requests of which each may begin with one of some shared prefixes, drawn by chance."""
+
+    prefix_groups: Annotated[
+        int | None,
+        Field(gt=0, le=MOST_REQUESTS, description="Every request draws one of so many prefixes."),
+    ] = None
+    prefix_zipf: Annotated[
+        float,
+        Field(ge=0, le=10, description="The k-th prefix has the weight k ** -prefix_zipf."),
+    ] = 0.0
+
+    def check_prefix(self) -> None:
+        if self.prefix_groups is None:
+            super().check_prefix()
+        elif self.prefix_group is not None or not self.prefix_tokens:
+            raise ValueError("prefix_groups needs prefix_tokens, and no prefix_group beside it")
+
+    def draw_groups(self, random: np.random.Generator, count: int) -> list[str] | None:
+        """The prefix group of each, or None if they share nothing by chance."""
+        if self.prefix_groups is None:
+            return None
+        weights = np.arange(1, self.prefix_groups + 1, dtype=np.float64) ** -self.prefix_zipf
+        drawn = random.choice(self.prefix_groups, count, p=weights / weights.sum())
+        return [str(group) for group in drawn]
+
+
+class Arrivals(Prefixed, Pace):
+    """``num_prompts`` requests at a pace, with drawn lengths."""
+
+    num_prompts: Count
+    prompt_tokens: Length
+    output_tokens: Length
+    seed: Seed = 0
+
+    def requests(self, timeout: float | None) -> list[Request]:
+        """The requests; ``timeout`` (s) is how long their clients wait."""
+        gaps, prompts, outputs, prefixes = (stream(self.seed, purpose) for purpose in range(4))
+        count = self.num_prompts
+        groups = self.draw_groups(prefixes, count)
+        return [
+            self.request(
+                number,
+                time,
+                prompt,
+                output,
+                timeout,
+                shared_prefix(groups[number], self.prefix_tokens, number, prompt) if groups else (),
+            )
+            for number, (time, prompt, output) in enumerate(
+                zip(
+                    self.times(gaps, count).tolist(),
+                    draw_lengths(self.prompt_tokens, prompts, count, "prompt_tokens"),
+                    draw_lengths(self.output_tokens, outputs, count, "output_tokens"),
+                    strict=True,
+                )
+            )
+        ]
+
+
+class Sessions(Prefixed, Pace):
+    """Conversations: each turn's prompt is all that was said before it, and something new.
+
+    Sessions start at a pace; a turn comes ``think_time`` seconds after the answer to the one before
+    it. The first prompt is the shared prefix, if there is one, and ``prompt_tokens`` new tokens;
+    each later one the prompt before it, the answer to that, and ``prompt_tokens`` new tokens. A
+    session ends early where prompt and answer would exceed ``max_model_len``.
+    """
+
+    num_sessions: Count
+    turns: Length
+    prompt_tokens: Length
+    output_tokens: Length
+    think_time: Seconds = 0.0
+    max_model_len: Tokens | None = None
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        if sum(self._counts) > MOST_REQUESTS or max(self._counts) > MOST_TURNS:
+            raise ValueError(
+                f"at most {MOST_TURNS:,} turns in a session and {MOST_REQUESTS:,} in all; "
+                f"found {max(self._counts):,} and {sum(self._counts):,}"
+            )
+        return self
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """How many turns each session would have if it were not cut."""
+        return draw_lengths(self.turns, stream(self.seed, 1), self.num_sessions)
+
+    @cached_property
+    def turns_of(self) -> list[list[tuple[int, int]]]:
+        """New prompt tokens and output tokens of every turn of every session."""
+        return [self._turns(session, count) for session, count in enumerate(self._counts)]
+
+    def _turns(self, session: int, count: int) -> list[tuple[int, int]]:
+        lengths: tuple[tuple[Length, Which], ...] = (
+            (self.prompt_tokens, "prompt_tokens"),
+            (self.output_tokens, "output_tokens"),
+        )
+        prompts, outputs = (
+            draw_lengths(length, stream(self.seed, 3 + purpose, session), count, which)
+            for purpose, (length, which) in enumerate(lengths)
+        )
+        if self.max_tokens is not None:
+            outputs = [min(output, self.max_tokens) for output in outputs]
+        turns = list(zip(prompts, outputs, strict=True))
+        if self.max_model_len is None:
+            return turns
+        said = self.prefix_tokens + np.cumsum([prompt + output for prompt, output in turns])
+        return turns[: max(int((said <= self.max_model_len).sum()), 1)]
+
+    @property
+    def size(self) -> int:
+        """Number of requests."""
+        return sum(map(len, self.turns_of))
+
+    def requests(self, timeout: float | None) -> tuple[list[Request], dict[int, After]]:
+        """The requests, and which of them come so many seconds after the end of which other.
+
+        Numbered by their earliest arrivals: those of turns after the first would come true if every
+        answer took no time.
+        """
+        starts = self.times(stream(self.seed, 0), self.num_sessions).tolist()
+        groups = self.draw_groups(stream(self.seed, 2), self.num_sessions)
+        thinks = [
+            draw_seconds(self.think_time, stream(self.seed, 5, session), len(turns))
+            for session, turns in enumerate(self.turns_of)
+        ]
+        arrivals = [
+            np.cumsum([start, *think[1:]]) for start, think in zip(starts, thinks, strict=True)
+        ]
+        numbers = iter(np.argsort(np.argsort(np.concatenate(arrivals), kind="stable")).tolist())
+        requests: list[Request] = []
+        after: dict[int, After] = {}
+        for session, turns in enumerate(self.turns_of):
+            group = groups[session] if groups else self.prefix_group
+            said = [] if group is None else [Segment(f"g{group}", 0, self.prefix_tokens)]
+            before = -1
+            for turn, (new, output) in enumerate(turns):
+                number = next(numbers)
+                if turn:
+                    after[number] = (before, thinks[session][turn])
+                said.append(Segment(f"u{number}", 0, new))
+                tokens = sum(end - start for _, start, end in said)
+                arrival = float(arrivals[session][turn])
+                requests.append(self.request(number, arrival, tokens, output, timeout, tuple(said)))
+                said.append(Segment(f"o{number}", 0, output))
+                before = number
+        return sorted(requests, key=lambda request: request.id), after

@@ -1,0 +1,188 @@
+"""Distributions of lengths in tokens, and of times in seconds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+
+from simkv.workload.fields import MOST_TOKENS, Model, Time, Tokens, locate
+from simkv.workload.trace import cached_trace
+
+Which = Literal["prompt_tokens", "output_tokens"]
+#: A zipf distribution has so many lengths at most, for all their weights are written down.
+MOST_LENGTHS = 1_000_000
+
+
+class Uniform(Model):
+    """Whole numbers from ``low`` to ``high``, both included, all equally likely."""
+
+    distribution: Literal["uniform"]
+    low: Tokens
+    high: Tokens
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low must not exceed high; found {self.low} and {self.high}")
+        return self
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        return [int(x) for x in random.integers(self.low, self.high, count, endpoint=True)]
+
+
+class Random(Model):
+    """As ``vllm bench serve --dataset-name random``: uniform around ``len``.
+
+    Whole numbers from ``len * (1 - range_ratio)``, rounded down, to ``len * (1 + range_ratio)``,
+    rounded up, but at least 1.
+    """
+
+    distribution: Literal["random"]
+    len: Tokens
+    range_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        low = max(math.floor(self.len * (1 - self.range_ratio)), 1)
+        high = math.ceil(self.len * (1 + self.range_ratio))
+        return [int(x) for x in random.integers(low, high, count, endpoint=True)]
+
+
+class LogNormal(Model):
+    """Rounded log-normal lengths with the given ``mean``, cut to 1 .. ``max``.
+
+    ``sigma`` is the standard deviation of the logarithm.
+    """
+
+    distribution: Literal["lognormal"]
+    mean: Annotated[float, Field(gt=0, le=MOST_TOKENS)]
+    sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
+    max: Tokens = MOST_TOKENS
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        drawn = random.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
+        return [int(x) for x in np.clip(np.rint(drawn), 1, self.max)]
+
+
+class Zipf(Model):
+    """Lengths from ``low`` to ``high``; the k-th of them has the weight ``k ** -exponent``."""
+
+    distribution: Literal["zipf"]
+    low: Tokens = 1
+    high: Tokens
+    exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.low <= self.high < self.low + MOST_LENGTHS:
+            raise ValueError(
+                f"high must not be below low nor {MOST_LENGTHS:,} above it; "
+                f"found {self.low} and {self.high}"
+            )
+        return self
+
+    def draw(self, random: np.random.Generator, count: int) -> list[int]:
+        ranks = np.arange(1, self.high - self.low + 2, dtype=np.float64)
+        total = np.cumsum(ranks**-self.exponent)
+        places = np.searchsorted(total / total[-1], random.random(count), side="right")
+        return [self.low + int(place) for place in places]
+
+
+class Empirical(Model):
+    """Lengths drawn from those of a ``trace``: all requests of it are equally likely.
+
+    ``of`` says which lengths; by default those of the same name as the field.
+    """
+
+    distribution: Literal["empirical"]
+    trace: str
+    of: Which | None = None
+    _path: Path = PrivateAttr(default_factory=Path)
+
+    @field_validator("trace")
+    @classmethod
+    def _there(cls, name: str, info: ValidationInfo) -> str:
+        locate(name, info)
+        return name
+
+    @model_validator(mode="after")
+    def _located(self, info: ValidationInfo) -> Self:
+        self._path = locate(self.trace, info)
+        return self
+
+    def values(self, which: Which) -> list[int]:
+        """The lengths of the trace. Raises InputError if it cannot be read."""
+        lengths: list[int] = getattr(cached_trace(self._path).rows, self.of or which).tolist()
+        return lengths
+
+
+Length = (
+    Tokens
+    | Annotated[
+        Uniform | Random | LogNormal | Zipf | Empirical, Field(discriminator="distribution")
+    ]
+)
+
+
+def draw_lengths(
+    length: Length, random: np.random.Generator, count: int, which: Which = "prompt_tokens"
+) -> list[int]:
+    """``count`` lengths for the field ``which``."""
+    if isinstance(length, int):
+        return [length] * count
+    if isinstance(length, Empirical):
+        values = length.values(which)
+        return [values[place] for place in random.integers(0, len(values), count)]
+    return length.draw(random, count)
+
+
+class Exponential(Model):
+    """Times with the given ``mean`` (s), as between the events of a Poisson process."""
+
+    distribution: Literal["exponential"]
+    mean: Time
+
+    def draw(self, random: np.random.Generator, count: int) -> list[float]:
+        return [float(x) for x in random.exponential(self.mean, count)]
+
+
+class Between(Model):
+    """Times (s) from ``low`` to ``high``, all equally likely."""
+
+    distribution: Literal["uniform"]
+    low: Time
+    high: Time
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low must not exceed high; found {self.low} and {self.high}")
+        return self
+
+    def draw(self, random: np.random.Generator, count: int) -> list[float]:
+        return [float(x) for x in random.uniform(self.low, self.high, count)]
+
+
+class LogNormalTime(Model):
+    """Log-normal times with the given ``mean`` (s); ``sigma`` is that of the logarithm."""
+
+    distribution: Literal["lognormal"]
+    mean: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
+
+    def draw(self, random: np.random.Generator, count: int) -> list[float]:
+        drawn = random.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
+        return [float(x) for x in drawn]
+
+
+Seconds = (
+    Time | Annotated[Exponential | Between | LogNormalTime, Field(discriminator="distribution")]
+)
+
+
+def draw_seconds(time: Seconds, random: np.random.Generator, count: int) -> list[float]:
+    """``count`` times."""
+    return [float(time)] * count if isinstance(time, int | float) else time.draw(random, count)

@@ -1,0 +1,146 @@
+"""A small selection of recorded decisions, committed: every engine, variant and kind of ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.blocks import BlockPool
+from simkv.conform import check
+from simkv.conform.trace import TraceError, ending, read_trace
+from simkv.schedulers import mistralrs
+from simkv.schedulers.mistralrs import RULES, Bucketed, July, Queues, Rules, Seed
+
+TRACES = Path(__file__).parent / "traces"
+FILES = sorted(TRACES.rglob("*.jsonl.gz"))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(TRACES)).removesuffix(".jsonl.gz")
+
+
+def family(variant: str) -> list[Path]:
+    """The traces of a mistral.rs variant, with the engine's timeout and without."""
+    return [p for p in FILES if p.parent.name.removesuffix("_wtinf") == variant]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_is_equal(path: Path) -> None:
+    result = check(path)
+    assert result.difference is None
+    assert result.steps == len(read_trace(path).steps)
+
+
+def test_covers_every_variant_and_ending() -> None:
+    traces = {path: read_trace(path) for path in FILES}
+    endings = {
+        (path.parent.parent.name, ending(trace.truncated))
+        for path, trace in traces.items()
+        if trace.truncated
+    }
+    assert endings == {
+        ("mistralrs", "panic"),
+        ("mistralrs", "self-deadlock"),
+        ("mistralrs", "livelock"),
+        ("mistralrs", "lost"),
+        ("vllm", "stall"),
+        ("sglang", "raised"),
+        ("fastdeploy", "stall"),
+    }
+    assert {path.parent.name.removesuffix("_wtinf") for path in FILES} >= mistralrs.VARIANTS.keys()
+
+
+# Mutations: with one rule of mistral.rs changed, some committed trace must differ.
+
+
+def differs(path: Path) -> bool:
+    try:
+        return check(path).difference is not None
+    except TraceError:  # the mutant cannot even replay it
+        return True
+
+
+def broken(variant: str) -> bool:
+    return any(differs(path) for path in family(variant))
+
+
+#: ``mixed_decode`` of pr2034 and pr2031a is in no recording; tests/schedulers holds it.
+RULE_MUTATIONS: list[tuple[str, dict[str, Any]]] = [
+    ("bucketed", {"decode_order": "oldest first"}),
+    ("merged2250", {"decode_order": "newest first"}),
+    ("pr2034", {"decode_order": "newest first"}),
+    ("pr2031a", {"decode_order": "oldest first"}),
+    ("bucketed", {"unequal_decodes": "wait"}),
+    ("bucketed", {"unequal_decodes": "run together"}),
+    ("pr2031", {"unequal_decodes": "preempt"}),
+    ("pr2031a", {"unequal_decodes": "wait"}),
+    ("pr2034", {"unequal_decodes": "preempt"}),
+    ("pr2034", {"bucket": "shortest"}),
+    ("bucketed", {"bucket": "oldest"}),
+    ("merged2250", {"bucket": "oldest"}),
+    ("bucketed", {"mixed_prefill": True}),
+    ("pr2034july", {"mixed_prefill": False}),
+    ("bucketed", {"mixed_decode": "append"}),
+    ("pr2034", {"evict": "one"}),
+    ("bucketed", {"evict": "until it fits"}),
+    ("pr2034", {"prefill_limit": False}),
+    ("bucketed", {"prefill_limit": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "change"), RULE_MUTATIONS, ids=lambda v: str(v) if isinstance(v, str) else str(*v)
+)
+def test_a_changed_rule_is_noticed(
+    variant: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replace(RULES[variant], **change) != RULES[variant], "the mutation changes nothing"
+    monkeypatch.setitem(RULES, variant, replace(RULES[variant], **change))  # type: ignore[arg-type]
+    assert broken(variant)
+
+
+def test_every_rule_is_mutated() -> None:
+    assert {field for _, change in RULE_MUTATIONS for field in change} == set(
+        Rules.__dataclass_fields__
+    )
+
+
+def _release_first_block_first(self: BlockPool, owner: int, **_: Any) -> None:
+    for block in self.tables.pop(owner, ()):
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            self._free[block] = None
+
+
+METHOD_MUTATIONS: list[tuple[str, str, type, str, Callable[..., Any]]] = [
+    ("seed needs no slot ahead", "seed", Seed, "_need", lambda s, q: -(-q.length // s.config.block_size)),
+    ("seed takes a block for each decode", "seed", Seed, "_append_need", lambda s, q: 1),
+    ("no lookahead in decode", "bucketed", Bucketed, "_decode_tokens", lambda s, q: q.length),
+    ("july looks ahead", "pr2034july", July, "_decode_tokens", lambda s, q: q.length + 1),
+    ("bounced prompts leave no phantoms", "bucketed", Bucketed, "_known_tokens", lambda s, q: q.computed),
+    ("july never leaves the prompt state", "pr2034july", July, "_prompt_ran", lambda s, q: None),
+    ("images do not matter to the key", "bucketed", Bucketed, "_key", lambda s, q: (q.length, False)),
+    ("nothing is fatal", "bucketed", Queues, "_fatal", lambda s, chosen, prefill: None),
+    ("nothing is lost", "bucketed", Queues, "_lost", lambda s: []),
+    ("the first block is freed first", "merged2250", BlockPool, "release", _release_first_block_first),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variant", "owner", "method", "rule"),
+    [case[1:] for case in METHOD_MUTATIONS],
+    ids=[case[0] for case in METHOD_MUTATIONS],
+)
+def test_a_changed_method_is_noticed(
+    variant: str,
+    owner: type,
+    method: str,
+    rule: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, method, rule)
+    assert broken(variant)

@@ -1,0 +1,78 @@
+"""The counts that ``simkv policies`` shows are those that the recordings give."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.conform import Difference, Result, check
+from simkv.conform.count import count, shipped, variant_of
+from simkv.schedulers import ENGINES, variants
+from simkv.schedulers.sglang import SglangConfig
+from simkv.schedulers.vllm import VllmConfig
+
+#: Of so many recorded traces one is replayed here; ``test_shared`` replays them all.
+EVERY = 20
+
+
+def test_counts_are_those_of_the_recordings(shared: Path) -> None:
+    recorded: Counter[tuple[str, str]] = Counter()
+    for folder in (shared / "golden").glob("*/*"):
+        engine = folder.parent.name
+        recorded[engine, variant_of(engine, folder.name)] += len(list(folder.glob("*.jsonl.gz")))
+    counts = shipped()
+    assert recorded == {
+        (engine, variant): found["recorded"]
+        for engine, entries in counts.items()
+        for variant, found in entries.items()
+    }
+    sample = sorted((shared / "golden").glob("*/*/*.jsonl.gz"))[::EVERY]
+    for engine, entries in count(check(path) for path in sample).items():
+        for variant, found in entries.items():
+            unequal = found["recorded"] - found["equal"]
+            claimed = counts[engine][variant]
+            assert unequal <= claimed["recorded"] - claimed["equal"], f"{engine} {variant}"
+
+
+def test_a_trace_that_differs_is_not_counted_as_equal() -> None:
+    results = [
+        Result(Path("a"), "mistralrs", "seed_wtinf", 3, None),
+        Result(Path("b"), "mistralrs", "seed", 3, Difference("3", {}, {})),
+        Result(Path("c"), "vllm", "v1-async", 3, None),
+    ]
+    counts = count(results)
+    assert counts["mistralrs"] == {"seed": {"equal": 1, "recorded": 2}}
+    assert counts["vllm"] == {"0.33.0": {"equal": 1, "recorded": 1}}
+    assert counts["sglang"] == {}
+
+
+def test_set_ups_of_an_engine_are_replayed_by_its_default_variant() -> None:
+    assert variant_of("vllm", "v1-knobs") == VllmConfig().variant
+    assert variant_of("sglang", "lpm-page16") == SglangConfig().variant
+
+
+def test_policies_tells_of_every_variant() -> None:
+    lines = CliRunner().invoke(app, ["policies"]).stdout.splitlines()
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert [line.split()[:2] for line in heads] == [
+        [engine, name] for engine in ENGINES for name in variants(engine)
+    ]
+    counts = shipped()
+    for line in heads:
+        engine, name = line.split()[:2]
+        found = counts[engine].get(name)
+        told = f"reproduces {found['equal']} of {found['recorded']} " if found else "never recorded"
+        assert told in line
+
+
+def test_conform_counts(root: Path) -> None:
+    files = sorted((root / "tests/conformance/traces/fastdeploy/fixed-reserve").glob("*.gz"))
+    result = CliRunner().invoke(app, ["conform", "--count", *map(str, files)])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["fastdeploy"] == {
+        "fixed-reserve": {"equal": len(files), "recorded": len(files)}
+    }
