@@ -129,6 +129,7 @@ class Engine:
             if self._outside or delivered:
                 watch.progress()
                 self._outside = False
+            if delivered:  # what came from outside may have changed nothing
                 self.record.standstill = None
             working = bool(batch or oldest.batch) or any(f.batch for f in in_flight)
             if not working and not self._busy():

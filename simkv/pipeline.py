@@ -11,7 +11,7 @@ while tokens are still on their way; PaddlePaddle/FastDeploy PR #5796 is about t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from math import ceil
 from typing import Annotated, Any, NamedTuple
 
@@ -19,7 +19,7 @@ import simpy
 from pydantic import BaseModel, ConfigDict, Field
 
 from simkv.clock import Moment
-from simkv.engine import Engine, Process
+from simkv.engine import Engine, Process, _CycleWatch
 from simkv.executors import Executor, load_of
 from simkv.record import Outcome, Queues, Record, Standstill
 from simkv.request import Request
@@ -92,6 +92,8 @@ class Pipeline(Engine):
         self._received: dict[int, Received] = {}
         self._useful: dict[int, int] = {}
         self._sent = self._heard = self._barren_steps = 0
+        self._border = 0.0
+        self._watch = _CycleWatch(self._state)
         self._decided = 0.0
 
     # The three threads.
@@ -105,7 +107,8 @@ class Pipeline(Engine):
         while True:
             self._pull()
             this_call = self._heard, self.manager.fingerprint()
-            if this_call == last_call:  # the last one changed nothing, nor would this one
+            # The last call changed nothing, so this one would not. Or all goes round in a circle.
+            if this_call == last_call or self._goes_round():
                 yield from self._await_news()
                 continue
             last_call = this_call
@@ -129,11 +132,12 @@ class Pipeline(Engine):
             work, message = self.worker.work(), self.step()
             if message is None:
                 continue
-            yield self.env.timeout(self._begin(work, tasks))
             self._sent += 1
+            yield self.env.timeout(self._begin(work, tasks))
             self.env.process(self._carry(message))
             self._check_progress()
-            yield Moment(self.env, self.env.now + self.pacing.step_gap, rank=1)
+            self._border = self.env.now + self.pacing.step_gap
+            yield Moment(self.env, self._border, rank=1)
 
     def _carry(self, message: Message) -> Process:
         """The way of a message from the worker to the token processor."""
@@ -150,9 +154,7 @@ class Pipeline(Engine):
 
     def _take(self) -> Generator[simpy.Event, Any, list[Task]]:
         """The worker takes the tasks of one put, waiting for them if there are none."""
-        getting = self.tasks.get()
-        self._check_for_deadlock()
-        parcel: Parcel = yield getting
+        parcel: Parcel = yield self.tasks.get()
         self._taken.succeed()
         try:
             self.worker.take(parcel)
@@ -163,8 +165,10 @@ class Pipeline(Engine):
 
     def _await_news(self) -> Process:
         """The engine looks every now and then whether something came; so skip to when it did."""
+        if self._at_rest():
+            why = "; ".join(self._hung_slots())
+            self._stop("deadlock", why or "requests wait and the scheduler can run none of them")
         self._wake = self.env.event()
-        self._check_for_deadlock()
         yield from self._poll(self.pacing.schedule_interval, self._wake)
 
     def _poll(self, interval: float, event: simpy.Event) -> Process:
@@ -193,6 +197,7 @@ class Pipeline(Engine):
     def step(self) -> Message | None:
         """What the worker's step will say when it is over; None if there is nothing to run."""
         lives = self.record.lives
+        self.record.set_aside(aside_of(self.manager, self.worker), self.env.now)
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
     def hear(self, message: Message) -> Heard:
@@ -213,6 +218,7 @@ class Pipeline(Engine):
         self._new += arrived
         if arrived and not self.dead:
             self.record.standstill = None
+            self._watch.progress()
         count = len(self._new)
         if self.pacing.max_prefill_num is not None:
             seats = 0 if self.manager.waiting else self.manager.slots.count(None)
@@ -244,6 +250,7 @@ class Pipeline(Engine):
         self._useful[i] = self._useful.get(i, 0) + 1
         if self._useful[i] <= life.request.output_tokens:  # not one that was generated twice
             self._barren_steps = 0
+            self._watch.progress()
         if life.outcome is None:
             before = self._received.get(i, Received(0, now, now))
             self._received[i] = Received(before.tokens + 1, before.first, now)
@@ -256,17 +263,39 @@ class Pipeline(Engine):
 
     # Why it comes to a stop.
 
-    def _check_for_deadlock(self) -> None:
-        """If engine and worker wait and nothing is on its way, they will wait for ever."""
-        both_wait = self._wake is not None and self.tasks.get_queue
-        if not both_wait or self._sent > self._heard or self.record.standstill:
-            return
+    def _at_rest(self) -> bool:
+        """Whether nothing happens unless the engine puts tasks: no step, no message, no tasks."""
+        idle = not self.tasks.items and not self.worker.work()
+        return idle and self._sent == self._heard
+
+    def _state(self) -> Hashable:
+        """All that decides what comes next, when all but the engine are at rest."""
+        to_border = round(max(self._border - self.env.now, 0.0), 9)
+        return self.manager.fingerprint(), self.worker.fingerprint(), to_border
+
+    def _goes_round(self) -> bool:
+        """Whether all was as it is now once before, and no client got a token since."""
+        if not self._at_rest() or not self._watch.repeats(working=False, now=self.env.now):
+            return False
+        self._stop("livelock", "the same decisions repeat and no token is emitted")
+        return True
+
+    def _check_progress(self) -> None:
+        """Give up as well when all tokens could have been computed one by one without a circle."""
+        self._barren_steps += 1
+        alive = self.manager.alive()
+        if self._barren_steps > 1000 + sum(seq.total for seq in alive):
+            why = f"no client got a token in the last {self._barren_steps} steps"
+            self._die("livelock", why, [seq.id for seq in alive])
+
+    def _stop(self, kind: str, why: str) -> None:
+        """Nothing will change any more unless something comes from outside."""
         stuck = {seq.id for seq in self.manager.alive()} | {request.id for request in self._new}
-        if stuck:
-            why = "; ".join(self._hung_slots()) or NOT_ADMITTED
+        if stuck and self.record.standstill is None:
             held = dict(self.scheduler.blocks_held())
+            since = self._watch.since if kind == "livelock" else None
             self.record.standstill = Standstill(
-                "deadlock", self.record.end, why, sorted(stuck), held
+                kind, self.record.end, why, sorted(stuck), held, since
             )
 
     def _hung_slots(self) -> Iterator[str]:
@@ -279,17 +308,6 @@ class Pipeline(Engine):
                 yield f"slot {i}: no message will acknowledge the preemption of request {seq.id}"
             elif slot and slot.id == seq.id and seq.decoding:
                 yield f"slot {i}: {_disagreement(seq, slot)}"
-
-    def _check_progress(self) -> None:
-        """Give up in a livelock, when all tokens could have been computed one by one since."""
-        self._barren_steps += 1
-        alive = self.manager.alive()
-        if self._barren_steps > 1000 + sum(seq.total for seq in alive):
-            why = f"no client got a token in the last {self._barren_steps} steps"
-            self._die("livelock", why, [seq.id for seq in alive])
-
-
-NOT_ADMITTED = "requests wait and the scheduler can run none of them"
 
 
 def _disagreement(seq: Seq, slot: Slot) -> str:

@@ -7,11 +7,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import repeat
 from typing import NamedTuple
 
 from simkv.executors import Load
 from simkv.request import Request
-from simkv.schedulers.base import Batch
+from simkv.schedulers.base import Batch, Cause, Held, Why
 
 
 class Outcome(StrEnum):
@@ -39,6 +40,16 @@ class Segment(NamedTuple):
 
 
 NOTHING = Segment("", -1, -1, False)
+#: For whose sake, where the scheduler does not say.
+UNKNOWN = Cause(None)
+
+
+class Chunk(NamedTuple):
+    """In ``row`` a request computed ``tokens`` tokens on top of ``context`` ones that had KV."""
+
+    row: int
+    tokens: int
+    context: int
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +61,10 @@ class Life:
     been computed before. ``tokens`` reached the client, the first and the last at the times given;
     these three are worked out from the segments when the run is over. The tokens of ``dropped``
     rows were computed and thrown away by the engine.
+
+    ``seen`` is when the scheduler was told of it. ``causes`` belong to ``preempted_at``. ``chunks``
+    are its prefill rows and whatever else it started from another context than it had reached.
+    ``aside`` are the times from which it sat aside, and why; an empty word ends that.
     """
 
     request: Request
@@ -64,6 +79,10 @@ class Life:
     preempted_at: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    seen: float | None = None
+    causes: list[Cause] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    aside: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def deadline(self) -> float | None:
@@ -76,9 +95,11 @@ class Life:
 class StepLog:
     """Columns of the step log, a row per step: times in seconds, the rest counts.
 
-    Queues and free blocks are those that the schedule call of the step left behind.
+    Queues and free blocks are those that the schedule call of the step left behind; ``decided`` is
+    when that was.
     """
 
+    decided: array[float] = field(default_factory=lambda: array("d"))
     start: array[float] = field(default_factory=lambda: array("d"))
     end: array[float] = field(default_factory=lambda: array("d"))
     kind: list[str] = field(default_factory=list)
@@ -104,18 +125,26 @@ class Queues(NamedTuple):
 
 @dataclass(slots=True)
 class Standstill:
-    """The engine stopped for good at ``since``: it died, or its state repeats for ever."""
+    """The engine stopped for good at ``since``: it died, or its state repeats for ever.
+
+    A state that repeats was met first at ``cycle_start`` (s). ``held`` are the blocks that the
+    requests hold.
+    """
 
     kind: str
     since: float
     why: str
     requests: list[int]
+    held: dict[int, int] = field(default_factory=dict)
+    cycle_start: float | None = None
 
 
 class Record:
     """Everything that a run leaves behind, written while it goes.
 
     ``alone_s`` is the time that each request would take by itself, where the executor knows it.
+    ``heads`` are the times from which a request stood at the head of the queue, and why it was
+    held there; None where nobody waited.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -126,6 +155,9 @@ class Record:
         self.standstill: Standstill | None = None
         self.end = 0.0
         self.alone_s: dict[int, float] = {}
+        self.heads: list[tuple[float, Held | None]] = []
+        self._held: Held | None = None
+        self._aside: dict[int, Why] = {}
         self._computed: dict[int, int] = {}
         self._has_kv: set[int] = set()
         self._emitting: set[int] = set()
@@ -139,17 +171,44 @@ class Record:
 
     def decided(self, batch: Batch, now: float) -> None:
         """Note what a schedule call did to requests that it did not run."""
-        for i in batch.preempted:
+        for i, cause in zip(batch.preempted, batch.causes or repeat(UNKNOWN), strict=False):
             if i in self._has_kv:
                 self._has_kv.discard(i)
                 self.lives[i].preempted_at.append(now)
+                self.lives[i].causes.append(cause)
             else:
                 self.lives[i].bounces += 1
+        if batch.held != self._held:
+            self._held = batch.held
+            self.heads.append((now, batch.held))
 
-    def step(self, batch: Batch, load: Load, start: float, end: float, queues: Queues) -> int:
-        """Append the row of a step and what it changes for its requests; returns its index."""
+    def set_aside(self, aside: dict[int, Why], now: float) -> None:
+        """From now on these requests sit aside, and nobody else."""
+        if aside == self._aside:
+            return
+        for i in self._aside.keys() - aside.keys():
+            self.lives[i].aside.append((now, ""))
+        for i, why in aside.items():
+            if why != self._aside.get(i):
+                self.lives[i].aside.append((now, why))
+        self._aside = aside
+
+    def step(
+        self,
+        batch: Batch,
+        load: Load,
+        start: float,
+        end: float,
+        queues: Queues,
+        decided: float | None = None,
+    ) -> int:
+        """Append the row of a step and what it changes for its requests; returns its index.
+
+        It was ``decided`` at ``start`` if nothing else is said.
+        """
         log = self.steps
         row = len(log)
+        log.decided.append(start if decided is None else decided)
         log.start.append(start)
         log.end.append(end)
         log.kind.append(batch.kind)
@@ -173,17 +232,26 @@ class Record:
                 segments[-1] = Segment(kind, previous.first, row, i in emits)
             else:
                 segments.append(Segment(kind, row, row, i in emits))
+            if kind == "prefill" or not goes_on:
+                life.chunks.append(Chunk(row, tokens, context))
         known |= emits
         for i in batch.joined:
             self._decoding_since[i] = row
         return row
 
-    def repeat(self, batch: Batch, ends: Sequence[float], free_blocks: Sequence[int]) -> None:
+    def repeat(
+        self,
+        batch: Batch,
+        decided: Sequence[float],
+        ends: Sequence[float],
+        free_blocks: Sequence[int],
+    ) -> None:
         """Append the rows of the steps that follow the newest one with the same batch of decodes.
 
-        They end at ``ends`` and leave ``free_blocks``.
+        They are ``decided`` at those times, end at ``ends`` and leave ``free_blocks``.
         """
         log, steps = self.steps, len(ends)
+        log.decided.extend(decided)
         log.start.append(log.end[-1])
         log.start.extend(ends[:-1])
         log.end.extend(ends)

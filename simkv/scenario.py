@@ -29,6 +29,7 @@ from simkv.document import Document, find_key, read_document
 from simkv.errors import InputError, nearest
 from simkv.expect import Expectations
 from simkv.metrics import FIGURES
+from simkv.profile import load_profile
 from simkv.pipeline import Pacing
 from simkv.schedulers.fastdeploy import FastDeployConfig
 from simkv.schedulers.mistralrs import MistralrsConfig
@@ -204,8 +205,32 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
         str(name): _check(document, merge(base, override), Scenario, ("variants", str(name)))
         for name, override in variants.items()
     }
+    _check_profiles(document, scenarios)
+    _check_published(document, scenarios)
     _check_expectations(document, scenarios)
     return scenarios
+
+
+def _check_profiles(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if a cost profile is not there or cannot be used."""
+    for name, scenario in scenarios.items():
+        try:
+            load_profile(scenario.profile, document.path.parent)
+        except InputError as error:
+            own = ("variants", name, "profile")
+            location = own if _key_path(document.tree, own) else ("profile",)
+            raise InputError(f"{document.place(location)}: {error}") from error
+
+
+def _check_published(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if ``published`` names a variant that there is not."""
+    for scenario in scenarios.values():
+        for name in scenario.published:
+            if name not in scenarios:
+                raise InputError(
+                    f"{document.place(('published', name))}: published.{name}: there is no such "
+                    f"variant{nearest(name, scenarios)}; expected one of {', '.join(scenarios)}"
+                )
 
 
 def _replace_form(document: Document, assignment: str) -> None:
@@ -287,19 +312,25 @@ def _scalar(value: Any) -> Any:
     return value
 
 
+#: Errors of pydantic about a field that is not there, or should not be.
+NAMES_A_FIELD = ("missing", "missing_argument", "extra_forbidden", "unexpected_keyword_argument")
+
+
 def _messages(
     document: Document, data: Any, details: list[ErrorDetails], prefix: tuple[str, ...]
 ) -> list[str]:
     """One line per error, each place once: ``file:line: field: what is wrong; what is right``."""
     lines: dict[str, str] = {}
     for detail in details:
-        location = _location(data, detail["loc"])
+        location = _location(data, detail["loc"], detail["type"] in NAMES_A_FIELD)
+        if discriminator := detail.get("ctx", {}).get("discriminator"):
+            location.append(discriminator.strip("'"))
         place = document.place((*prefix, *location))
         if prefix and _key_path(document.tree, (*prefix, *location)) is None:
             place = document.place(location)
         field = ".".join(str(part) for part in location) or "scenario"
         variant = f" (variant {prefix[1]})" if prefix else ""
-        lines.setdefault(field, f"{place}: {field}{variant}: {_explain(detail, location)}")
+        lines.setdefault(field, f"{place}: {field}{variant}: {_explain(detail, location, data)}")
     return list(lines.values())
 
 
@@ -313,8 +344,11 @@ def _key_path(tree: Any, location: Sequence[str | int]) -> Any:
     return location
 
 
-def _location(data: Any, loc: tuple[str | int, ...]) -> list[str | int]:
-    """Pydantic's location without the tags of unions, which are not in the file."""
+def _location(data: Any, loc: tuple[str | int, ...], names_a_field: bool) -> list[str | int]:
+    """Pydantic's location without the tags of unions, which are not in the file.
+
+    The last part is kept if it ``names_a_field`` that may be missing there.
+    """
     location: list[str | int] = []
     node = data
     for index, part in enumerate(loc):
@@ -322,18 +356,18 @@ def _location(data: Any, loc: tuple[str | int, ...]) -> list[str | int]:
         if key is not None:
             location.append(part)
             node = node[key]
-        elif index == len(loc) - 1:
+        elif names_a_field and index == len(loc) - 1:
             location.append(part)
     return location
 
 
-def _explain(detail: ErrorDetails, location: list[str | int]) -> str:
+def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
-    found = detail.get("input")
+    found = context.get("tag", detail.get("input"))
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _known_fields(location[:-1])
+        known = _known_fields(location[:-1], data)
         return f"unknown field{nearest(str(location[-1]), known)}; known here: {', '.join(known)}"
-    if kind in ("missing", "missing_argument"):
+    if kind in ("missing", "missing_argument", "union_tag_not_found"):
         return "missing; this field is needed"
     if kind in ("value_error", "assertion_error"):
         return re.sub(r"^Value error, ", "", detail["msg"])
@@ -342,21 +376,22 @@ def _explain(detail: ErrorDetails, location: list[str | int]) -> str:
         return f"{found!r} is not known{nearest(str(found), known)}; expected {', '.join(known)}"
     message = detail["msg"][0].lower() + detail["msg"][1:]
     message = message.replace("input should be", "should be")
-    shown = f"{type(found).__name__}" if isinstance(found, dict | list) else repr(found)
-    return f"{message}; found {shown}"
+    shown = type(found).__name__ if isinstance(found, dict | list) else repr(found)
+    return f"{message}; found {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 
-def _known_fields(location: Sequence[str | int]) -> list[str]:
-    """Fields that the schema knows at ``location``."""
+def _known_fields(location: Sequence[str | int], data: Any) -> list[str]:
+    """Fields that the schema knows at ``location`` of ``data``, whose values choose in unions."""
     schema = json_schema()
     definitions = schema["$defs"]
-    nodes = [schema]
+    nodes = _alternatives([schema], definitions, data)
     for part in location:
-        nodes = [
-            child for node in _alternatives(nodes, definitions) for child in _children(node, part)
-        ]
+        children = [child for node in nodes for child in _children(node, part)]
+        key = find_key(data, part)
+        data = None if key is None else data[key]
+        nodes = _alternatives(children, definitions, data)
     fields: dict[str, None] = {}
-    for node in _alternatives(nodes, definitions):
+    for node in nodes:
         fields.update(dict.fromkeys(node.get("properties", {})))
     return list(fields)
 
@@ -370,16 +405,20 @@ def _children(node: Mapping[str, Any], part: str | int) -> list[dict[str, Any]]:
 
 
 def _alternatives(
-    nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any]
+    nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any], value: Any
 ) -> list[Mapping[str, Any]]:
-    """The nodes with references and unions resolved."""
+    """The nodes with references resolved, and unions by what ``value`` says that it is."""
     flat: list[Mapping[str, Any]] = []
     for node in nodes:
         if "$ref" in node:
             target = definitions[node["$ref"].rsplit("/", 1)[1]]
-            flat += _alternatives([target], definitions)
+            flat += _alternatives([target], definitions, value)
         elif options := node.get("anyOf") or node.get("oneOf"):
-            flat += _alternatives(options, definitions)
+            by = node.get("discriminator")
+            tag = value.get(by["propertyName"]) if by and isinstance(value, dict) else None
+            if isinstance(tag, str) and tag in by["mapping"]:
+                options = [{"$ref": by["mapping"][tag]}]
+            flat += _alternatives(options, definitions, value)
         else:
             flat.append(node)
     return flat

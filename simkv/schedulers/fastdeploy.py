@@ -526,11 +526,13 @@ class FastDeploy:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting_ids())
+        """Requests in ``waiting`` and preempted ones that the worker has not acknowledged."""
+        return len(self.manager.waiting) + len(self.manager.pending)
 
     @property
     def num_running(self) -> int:
-        return len(self.running_ids())
+        """Requests in ``running`` and the unfinished prefill of the ``ratio`` variants."""
+        return len(self.manager.running) + (self.manager.active is not None)
 
     def leap(self, most: int) -> int:  # noqa: ARG002
         """One step at a time: reservations decay with every call, and slots run by themselves."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
+    Discriminator,
     Field,
     PrivateAttr,
+    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -72,6 +74,17 @@ def _known_format(name: str) -> str:
     return name
 
 
+def _part(value: Any) -> str:
+    return "fraction" if isinstance(value, float) else "number"
+
+
+#: A number of requests (1000) or a fraction of them (0.1).
+Part = Annotated[
+    Annotated[Count, Tag("number")] | Annotated[float, Field(gt=0, le=1), Tag("fraction")],
+    Discriminator(_part),
+]
+
+
 class Workload(Model):
     """What the clients send: one of ``requests``, ``burst``, ``arrivals``, ``sessions``, ``trace``.
 
@@ -93,7 +106,7 @@ class Workload(Model):
     duration: FiniteRate | None = None
     rate_scale: FiniteRate = 1.0
     limit: Count | None = None
-    sample: Count | Annotated[float, Field(gt=0, le=1)] | None = None
+    sample: Part | None = None
     seed: Seed = 0
     skip_bad: bool = False
     request_rate: Rate | None = None

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from simkv.workload.fields import MOST_TOKENS, Model, Time, Tokens, locate
 from simkv.workload.trace import cached_trace
@@ -119,12 +127,22 @@ class Empirical(Model):
         return lengths
 
 
-Length = (
-    Tokens
-    | Annotated[
-        Uniform | Random | LogNormal | Zipf | Empirical, Field(discriminator="distribution")
-    ]
-)
+def kind(value: Any) -> str:
+    """Which kind of length or time a value is: a number, or the name of a distribution."""
+    if isinstance(value, Model):
+        return str(getattr(value, "distribution", None))
+    return str(value.get("distribution")) if isinstance(value, dict) else "number"
+
+
+Length = Annotated[
+    Annotated[Tokens, Tag("number")]
+    | Annotated[Uniform, Tag("uniform")]
+    | Annotated[Random, Tag("random")]
+    | Annotated[LogNormal, Tag("lognormal")]
+    | Annotated[Zipf, Tag("zipf")]
+    | Annotated[Empirical, Tag("empirical")],
+    Discriminator(kind),
+]
 
 
 def draw_lengths(
@@ -178,9 +196,13 @@ class LogNormalTime(Model):
         return [float(x) for x in drawn]
 
 
-Seconds = (
-    Time | Annotated[Exponential | Between | LogNormalTime, Field(discriminator="distribution")]
-)
+Seconds = Annotated[
+    Annotated[Time, Tag("number")]
+    | Annotated[Exponential, Tag("exponential")]
+    | Annotated[Between, Tag("uniform")]
+    | Annotated[LogNormalTime, Tag("lognormal")],
+    Discriminator(kind),
+]
 
 
 def draw_seconds(time: Seconds, random: np.random.Generator, count: int) -> list[float]:

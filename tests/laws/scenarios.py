@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 
 import simpy
@@ -28,24 +29,32 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 def _whole(low: int, high: int) -> st.SearchStrategy[int]:
-    return st.integers(low, high)
+    """Evenly drawn, where ``st.integers`` prefers the ends."""
+    return st.sampled_from(range(low, high + 1))
+
+
+def rarely(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """``strategy`` in one case of four, else None."""
+    return st.sampled_from([False, False, False, True]).flatmap(
+        lambda yes: strategy if yes else st.none()
+    )
 
 
 def _mistralrs(draw: Draw, variant: str) -> Knobs:
     return {
         "block_size": draw(st.sampled_from([1, 2, 4, 8])),
-        "num_gpu_blocks": draw(_whole(2, 24)),
+        "num_gpu_blocks": draw(_whole(2, 40)),
         "max_num_seqs": draw(_whole(1, 6)),
         "prefix_caching": variant != "seed" and draw(st.booleans()),
-        "waiting_timeout": draw(_whole(0, 6)),
+        "waiting_timeout": draw(_whole(0, 6) | st.just(64)),
         "prefill_batch_max_seqs": draw(_whole(1, 4)),
         "prefill_batch_max_tokens": draw(_whole(8, 64)),
     }
 
 
 def _vllm(draw: Draw, variant: str) -> Knobs:
-    block_size, usable = draw(st.sampled_from([1, 2, 4])), draw(_whole(4, 24))
-    max_model_len = draw(_whole(2, block_size * usable))
+    block_size, usable = draw(st.sampled_from([1, 2, 4])), draw(_whole(8, 32))
+    max_model_len = block_size * usable - draw(_whole(0, 3))
     max_num_seqs = draw(_whole(1, 6))
     chunked = draw(st.booleans())
     return {
@@ -53,19 +62,19 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "num_gpu_blocks": usable + 1,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
-        "max_num_active_seqs": draw(st.none() | _whole(1, max_num_seqs)),
+        "max_num_active_seqs": draw(rarely(_whole(1, max_num_seqs))),
         "enable_chunked_prefill": chunked,
         "max_num_batched_tokens": draw(
-            _whole(max_num_seqs if chunked else max(max_num_seqs, max_model_len), 100)
+            _whole(max_num_seqs if chunked else max(max_num_seqs, max_model_len), 200)
         ),
-        "max_num_scheduled_tokens": draw(st.none() | _whole(1, 40)),
+        "max_num_scheduled_tokens": draw(rarely(_whole(1, 40))),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": draw(st.booleans()),
-        "long_prefill_token_threshold": draw(st.just(0) | _whole(1, max_model_len)),
+        "long_prefill_token_threshold": draw(rarely(_whole(1, max_model_len))) or 0,
         "long_prefill_token_threshold_adaptive": draw(st.booleans()),
         "scheduler_reserve_full_isl": draw(st.booleans()),
-        "watermark": draw(st.sampled_from([0.0, 0.05, 0.3])),
-        "prefill_schedule_interval": draw(_whole(1, 3)),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.05, 0.3])),
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 2, 3])),
         "async_scheduling": draw(st.booleans()),
     }
 
@@ -74,11 +83,11 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
     page_size = draw(st.sampled_from([1, 2, 4]))
     return {
         "page_size": page_size,
-        "max_total_num_tokens": page_size * draw(_whole(5, 30)),
-        "max_running_requests": draw(_whole(1, 6)),
+        "max_total_num_tokens": page_size * draw(_whole(10, 40)),
+        "max_running_requests": draw(_whole(1, 8)),
         "chunked_prefill_size": draw(st.sampled_from([-1, 4, 8, 16])),
         "max_prefill_tokens": draw(_whole(1, 64)),
-        "prefill_max_requests": draw(st.none() | _whole(1, 3)),
+        "prefill_max_requests": draw(rarely(_whole(1, 3))),
         "schedule_policy": draw(st.sampled_from(["fcfs", "lpm", "hrrn"])),
         "disable_radix_cache": draw(st.booleans()),
         "disable_overlap_schedule": draw(st.booleans()),
@@ -91,6 +100,7 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "clip_max_new_tokens_estimation": draw(st.sampled_from([1, 8, 4096])),
         "in_batch_prefix_caching_check_threshold": draw(st.sampled_from([-1, 2, 32])),
         "in_batch_prefix_caching_deprioritize_threshold": draw(st.sampled_from([2, 32])),
+        "lpm_aging_tokens_per_pass": draw(_whole(0, 8)) if variant.endswith("lpm-aging") else 0,
     }
 
 
@@ -98,7 +108,7 @@ def _fastdeploy(draw: Draw, variant: str) -> Knobs:
     max_num_seqs = draw(_whole(1, 5))
     return {
         "block_size": draw(st.sampled_from([2, 4, 8])),
-        "num_blocks": draw(_whole(2, 24)),
+        "num_blocks": draw(_whole(3, 24)),
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": draw(_whole(max(max_num_seqs, 4), 64)),
         "enc_dec_block_num": draw(_whole(1, 3)),
@@ -133,21 +143,21 @@ ENGINES: list[tuple[str, str]] = [
 ]
 
 
-def _request(draw: Draw) -> dict[str, Any]:
+def _request(draw: Draw, longest: int, images: bool) -> dict[str, Any]:
     request: dict[str, Any] = {
-        "arrival": draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 2.5, 9.0, 40.0])),
-        "prompt_tokens": draw(_whole(1, 30)),
-        "output_tokens": draw(_whole(1, 12)),
+        "arrival": draw(st.sampled_from([0.0, 0.0, 0.0, 0.3, 1.0, 2.5, 9.0, 40.0])),
+        "prompt_tokens": draw(_whole(1, longest)),
+        "output_tokens": draw(_whole(1, 16)),
         "priority": draw(_whole(0, 2)),
-        "has_images": draw(st.sampled_from([False, False, False, True])),
+        "has_images": images and draw(st.booleans()),
         "ignore_eos": draw(st.booleans()),
     }
-    if draw(st.booleans()):
-        request["timeout"] = draw(st.sampled_from([0.5, 3.0, 12.0, 60.0]))
-    if draw(st.booleans()):
-        request["max_tokens"] = request["output_tokens"] + draw(_whole(0, 8))
-    if draw(st.booleans()):
-        request["prefix_group"] = draw(st.sampled_from(["a", "b"]))
+    if timeout := draw(rarely(st.sampled_from([0.5, 3.0, 12.0, 60.0]))):
+        request["timeout"] = timeout
+    if more := draw(rarely(_whole(1, 8))):
+        request["max_tokens"] = request["output_tokens"] + more
+    if group := draw(st.sampled_from([None, "a", "b"])):
+        request["prefix_group"] = group
         request["prefix_tokens"] = draw(_whole(1, 16))
     return request
 
@@ -155,17 +165,23 @@ def _request(draw: Draw) -> dict[str, Any]:
 @st.composite
 def scenarios(draw: Draw, engine: str, variant: str) -> Scenario:
     """A scenario of up to eight requests for one variant of an engine."""
+    longest = draw(st.sampled_from([4, 12, 30]))
+    images = bool(draw(rarely(st.just(1))))
+    count = draw(_whole(1, 8))
     return Scenario.model_validate(
         {
             "name": "random",
-            "workload": {"requests": [_request(draw) for _ in range(draw(_whole(1, 8)))]},
+            "workload": {"requests": [_request(draw, longest, images) for _ in range(count)]},
             "engine": {"name": engine, "variant": variant, **KNOBS[engine](draw, variant)},
             "profile": draw(st.sampled_from(["unit-step", "l4-mistralrs-pr2034"])),
-            "timeout": draw(st.none() | st.just(100.0)),
-            "horizon": draw(st.sampled_from([None, None, None, 7.5, 30.0])),
-            "engine_ready": draw(st.sampled_from([0.0, 0.0, 0.4])),
+            "timeout": draw(rarely(st.just(100.0))),
+            "horizon": draw(rarely(st.sampled_from([7.5, 30.0]))),
+            "engine_ready": draw(rarely(st.just(0.4))) or 0.0,
         }
     )
+
+
+_profile = lru_cache(load_profile)
 
 
 @dataclass
@@ -180,7 +196,7 @@ class Run:
 
 def run(scenario: Scenario, watch: Callable[[Scheduler], Any] = lambda scheduler: scheduler) -> Run:
     """Run a scenario; ``watch`` may wrap the scheduler before the engine gets it."""
-    executor = SimulatedExecutor(load_profile(scenario.profile))
+    executor = SimulatedExecutor(_profile(scenario.profile))
     scheduler = build(scenario.engine)
     requests = generate(scenario.workload, scenario.timeout)
     engine = Engine(simpy.Environment(), watch(scheduler), executor, scenario.engine_ready)

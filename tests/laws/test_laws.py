@@ -64,10 +64,10 @@ class Watched:
         batch = self.scheduler.schedule()
         if not batch.fatal:
             self._check()
-            ids = [i for i, _ in batch.scheduled]
-            assert len(set(ids)) == len(ids), "a request twice in one batch"
-            assert all(tokens > 0 for _, tokens in batch.scheduled)
-            assert all(context >= 0 for context in batch.context)
+            rows = batch.rows()
+            assert len({row.id for row in rows}) == len(rows), "a request twice in one batch"
+            assert all(row.tokens > 0 and row.context >= 0 for row in rows)
+            assert set(batch.emits) <= {row.id for row in rows}
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
@@ -130,6 +130,8 @@ def test_law_2_every_request_ends_once_and_tokens_add_up(
             assert life.ended_at == pytest.approx(life.deadline)
         if life.outcome is Outcome.CUT_OFF:
             assert done.scenario.horizon is not None
+        if life.outcome is Outcome.LOST:
+            assert life.reason == "it is in no queue any more", "forgotten without a word"
         if life.outcome is Outcome.STALLED:
             assert done.record.standstill is not None
         # the step log tells the same story as the counters

@@ -1,0 +1,383 @@
+"""The smallest workload that still shows a verdict: delta debugging of a scenario.
+
+First requests are taken away, in ever smaller chunks, until none can go (A. Zeller and
+R. Hildebrandt, IEEE TSE 28, 2002, in sweeps). Then what is left is made plainer: a smaller engine,
+shorter prompts and outputs, rounder arrivals. This may make more requests needless, so it all goes
+round until nothing changes.
+
+A smaller case must not show the verdict for another reason. So it has to befall one of the requests
+that it befell before, and a request that is alone in the engine must not come to show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import tee
+from typing import Any
+
+from simkv.counterfactual.condition import Condition, IsVerdict
+from simkv.counterfactual.evaluate import Case, Evaluator, Figures, TooManyRuns, with_knobs
+from simkv.counterfactual.rows import ALONE, changed, listed, renumbered
+from simkv.errors import InputError
+from simkv.scenario import Scenario
+from simkv.workload import Listed, Workload
+
+#: Knobs that say how much the engine can hold. Only these are made smaller, and only if the verdict
+#: is gone when they are large: with another policy, or in a cache that was large enough before and
+#: is not now, the same verdict would have another cause.
+SIZES = (
+    "max_num_seqs",
+    "max_running_requests",
+    "max_model_len",
+    "num_gpu_blocks",
+    "num_blocks",
+    "max_total_num_tokens",
+)
+MEMORY = ("num_gpu_blocks", "num_blocks", "max_total_num_tokens")
+#: So many times as large is large.
+LARGE = 256
+#: Rows are looked at one by one only if they are not more than this.
+ONE_BY_ONE = 100
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A candidate: rows with the numbers that they had, and a scenario that says all else."""
+
+    scenario: Scenario
+    numbers: tuple[int, ...]
+    rows: tuple[Listed, ...]
+
+    @property
+    def small(self) -> Scenario:
+        """The scenario with these rows for its workload."""
+        workload = Workload(requests=renumbered(self.rows, self.numbers))
+        return self.scenario.model_copy(update={"workload": workload})
+
+    def without(self, start: int, end: int) -> Draft:
+        """Less the rows from ``start`` to ``end`` (exclusive)."""
+        return replace(
+            self,
+            numbers=self.numbers[:start] + self.numbers[end:],
+            rows=self.rows[:start] + self.rows[end:],
+        )
+
+    def with_rows(
+        self, change: Callable[[Listed], Listed], only: Collection[int] | None = None
+    ) -> Draft:
+        """With ``change`` applied to all rows, or to the ``only`` ones of these indexes."""
+        rows = (
+            change(row) if only is None or index in only else row
+            for index, row in enumerate(self.rows)
+        )
+        return replace(self, rows=tuple(rows))
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What is left of a scenario, and what was there before.
+
+    ``scenario`` is ``original`` with a listed workload; ``numbers`` are the ids that its requests
+    had. ``enough_as_it_was`` of them were enough when engine and lengths were as before; ``knobs``
+    (name, before, after) were changed after that. ``sound_alone``: each request, if it came alone,
+    would be served and not show it, before and after. ``minimal``: without any single request the
+    verdict is gone; false if the limit on runs came first.
+    """
+
+    original: Scenario
+    scenario: Scenario
+    numbers: tuple[int, ...]
+    before: Figures
+    after: Figures
+    enough_as_it_was: int
+    knobs: tuple[tuple[str, Any, Any], ...]
+    sound_alone: bool
+    minimal: bool
+    runs: int
+
+
+def shrink(
+    scenario: Scenario,
+    wanted: Condition,
+    evaluator: Evaluator,
+    *,
+    knobs: bool = True,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Shrunk:
+    """The smallest scenario that can be found in which ``wanted`` is still shown.
+
+    With ``knobs`` the engine is made smaller too, where a large one would not show it. Costs,
+    timeouts and the variant stay. ``tell`` gets a line of progress.
+    Raises InputError if the scenario does not show it.
+    """
+    rows = listed(scenario, evaluator.folder)
+    draft = Draft(scenario, tuple(rows), tuple(rows.values()))
+    before = evaluator.evaluate(Case(draft.small))
+    if not wanted.shows(before):
+        raise InputError(
+            f"{scenario.name} does not show {wanted.text!r}: it is {wanted.told(before)}"
+        )
+    search = _Search(draft, wanted, evaluator, tell, _victims(wanted, draft, before))
+    minimal = True
+    try:
+        search.fewest_requests()
+        search.enough = len(search.draft.rows)
+        search.guarded = search.sound_alone(search.draft)
+        search.plainest(knobs)
+        search.knobs_as_they_were(scenario)
+    except TooManyRuns:
+        minimal = False
+    small = search.draft
+    return Shrunk(
+        original=scenario,
+        scenario=small.small,
+        numbers=small.numbers,
+        before=before,
+        after=search.figures,
+        enough_as_it_was=search.enough or len(small.rows),
+        knobs=_knob_changes(scenario, small.scenario),
+        sound_alone=search.guarded,
+        minimal=minimal,
+        runs=evaluator.runs,
+    )
+
+
+def _victims(wanted: Condition, draft: Draft, figures: Figures) -> frozenset[int]:
+    """The requests that a verdict is about, by the numbers that they had at first."""
+    if not isinstance(wanted, IsVerdict):
+        return frozenset()
+    endings = zip(draft.numbers, figures.endings, strict=True)
+    return frozenset(number for number, ending in endings if ending.outcome == wanted.outcome)
+
+
+def _knob_changes(before: Scenario, after: Scenario) -> tuple[tuple[str, Any, Any], ...]:
+    """Knobs of the engine, and fields of the scenario beside it, that are not the same."""
+    pairs = [
+        *((f.name, before.engine, after.engine) for f in fields(before.engine)),
+        *((name, before, after) for name in ("engine_ready", "horizon", "pipeline")),
+    ]
+    return tuple(
+        (name, getattr(old, name), getattr(new, name))
+        for name, old, new in pairs
+        if getattr(old, name) != getattr(new, name)
+    )
+
+
+@dataclass
+class _Search:
+    """The best draft so far, and the ways to make it smaller."""
+
+    draft: Draft
+    wanted: Condition
+    evaluator: Evaluator
+    tell: Callable[[str], None]
+    victims: frozenset[int]
+    guarded: bool = False
+    enough: int = 0
+
+    @property
+    def figures(self) -> Figures:
+        return self.evaluator.evaluate(Case(self.draft.small))
+
+    def sound_alone(self, draft: Draft) -> bool:
+        """Whether each request, if it came alone, would be served and not show what is wanted."""
+        lone = {
+            repr(row): row for row in (changed(row, arrival=0.0, **ALONE) for row in draft.rows)
+        }
+        cases = (Case(Draft(draft.scenario, (0,), (row,)).small) for row in lone.values())
+        return all(
+            found.verdict == "served" and not self.wanted.shows(found)
+            for found in self.evaluator.stream(cases)
+        )
+
+    def fewest_requests(self) -> None:
+        """Take requests away until none can go."""
+        size = len(self.draft.rows)
+        while True:
+            size = max(size // 2, 1)
+            if not self._sweep(size) and size == 1:
+                return
+
+    def _sweep(self, size: int) -> bool:
+        """Try to take away every chunk of ``size`` requests, last first; whether any went."""
+        before = len(self.draft.rows)
+        end = before
+        while end > 0:
+            draft, left = self.draft, len(self.draft.rows)
+            self.tell(f"{left} requests, taking away {size}, {self.evaluator.runs} runs")
+            chunks = [(max(e - size, 0), e) for e in range(end, 0, -size)]
+            chunks = [(start, e) for start, e in chunks if e - start < left]
+            found = self._first(draft.without(*chunk) for chunk in chunks)
+            if found is None:
+                break
+            self.draft = draft.without(*chunks[found])
+            end = chunks[found][0]
+        return len(self.draft.rows) < before
+
+    def plainest(self, knobs: bool) -> None:
+        """Make everything plainer, round by round, until nothing changes."""
+        while True:
+            before = self.draft
+            if knobs:
+                self._plainer_engine()
+                self.fewest_requests()
+            self._shorter()
+            self._rounder()
+            self._fewer_extras()
+            self.fewest_requests()
+            if self.draft == before:
+                return
+
+    def knobs_as_they_were(self, original: Scenario) -> None:
+        """Give back the sizes that are not needed after all for what is left."""
+        for name in SIZES:
+            if hasattr(original.engine, name):
+                former = self._with_size(name, getattr(original.engine, name))
+                if former is not None:
+                    self._try(former)
+        self.fewest_requests()
+
+    def _first(self, drafts: Iterable[Draft]) -> int | None:
+        """Index of the first draft that shows what is wanted, or None."""
+        here, ahead = tee(drafts)
+        runs = self.evaluator.stream(Case(draft.small) for draft in ahead)
+        for index, (draft, figures) in enumerate(zip(here, runs, strict=True)):
+            if self._shows(draft, figures):
+                return index
+        return None
+
+    def _shows(self, draft: Draft, figures: Figures) -> bool:
+        """Whether it shows what is wanted, and with a request that it befell at first."""
+        if not self.wanted.shows(figures):
+            return False
+        return not self.victims or bool(self.victims & _victims(self.wanted, draft, figures))
+
+    def _try(self, draft: Draft) -> bool:
+        """Go on from ``draft`` if it shows what is wanted and each of its requests is servable."""
+        if draft == self.draft:
+            return False
+        self.tell(
+            f"{len(self.draft.rows)} requests, making them plainer, {self.evaluator.runs} runs"
+        )
+        if not self._shows(draft, self.evaluator.evaluate(Case(draft.small))):
+            return False
+        if self.guarded and not self.sound_alone(draft):
+            return False
+        self.draft = draft
+        return True
+
+    def _try_all_then_each(self, change: Callable[[Listed], Listed]) -> None:
+        """Change all rows at once, or if that is too much, one by one."""
+        if self._try(self.draft.with_rows(change)) or len(self.draft.rows) > ONE_BY_ONE:
+            return
+        for index in range(len(self.draft.rows)):
+            self._try(self.draft.with_rows(change, [index]))
+
+    def _least(self, high: int, make: Callable[[int], Draft | None], low: int = 1) -> None:
+        """Bisect for the smallest value whose draft will do; a small one if not monotone."""
+        value = low
+        while low < high:
+            draft = make(value)
+            if draft is not None and self._try(draft):
+                high = value
+            else:
+                low = value + 1
+            value = (low + high) // 2
+
+    def _with_knobs(self, **values: Any) -> Draft | None:
+        try:
+            return replace(self.draft, scenario=with_knobs(self.draft.scenario, **values))
+        except InputError:
+            return None
+
+    def _with_size(self, knob: str, value: int) -> Draft | None:
+        return self._with_knobs(**{knob: value})
+
+    def _with_length(self, name: str, indexes: Collection[int], value: int) -> Draft:
+        return self.draft.with_rows(lambda row: changed(row, **{name: value}), indexes)
+
+    def _plainer_engine(self) -> None:
+        for name, plain in (("engine_ready", 0.0), ("horizon", None), ("pipeline", None)):
+            scenario = self.draft.scenario.model_copy(update={name: plain})
+            self._try(replace(self.draft, scenario=scenario))
+        for name in SIZES:
+            size = getattr(self.draft.scenario.engine, name, None)
+            if size is None or self._shows_with(name, size * LARGE):
+                continue
+            if name in MEMORY:
+                self._halve_with_memory(name)
+                size = getattr(self.draft.scenario.engine, name)
+            self._least(size, partial(self._with_size, name))
+
+    def _shows_with(self, knob: str, value: int) -> bool:
+        draft = self._with_size(knob, value)
+        return draft is not None and self._first([draft]) == 0
+
+    def _halve_with_memory(self, memory: str) -> None:
+        """Half the lengths in half the memory, as long as that will do."""
+        both = ("prompt_tokens", "output_tokens")
+        for names in (both, both[:1], both[1:]):
+            while True:
+                size = getattr(self.draft.scenario.engine, memory)
+                smaller = self._with_knobs(**{memory: -(-size // 2)})
+                if smaller is None or not self._try(smaller.with_rows(_halved(names))):
+                    break
+
+    def _shorter(self) -> None:
+        """Shorter prompts and outputs: those of one length together, then row by row."""
+        for name in ("prompt_tokens", "output_tokens"):
+            groups: dict[int, list[int]] = {}
+            for index, row in enumerate(self.draft.rows):
+                groups.setdefault(getattr(row, name), []).append(index)
+            for length, indexes in sorted(groups.items(), reverse=True):
+                self._least(length, partial(self._with_length, name, indexes))
+            if len(self.draft.rows) > ONE_BY_ONE:
+                continue
+            for index, row in enumerate(self.draft.rows):
+                self._shorter_alone(name, index, getattr(row, name))
+
+    def _shorter_alone(self, name: str, index: int, length: int) -> None:
+        """One row; if it cannot lose a quarter it stays as it is."""
+        make = partial(self._with_length, name, [index])
+        quarter_less = length * 3 // 4
+        if not self._try(make(1)) and 1 < quarter_less < length and self._try(make(quarter_less)):
+            self._least(quarter_less, make, low=2)
+
+    def _rounder(self) -> None:
+        """Arrivals from 0 on, all at once, or with fewer digits."""
+        first = min(row.arrival for row in self.draft.rows)
+        self._try(self.draft.with_rows(lambda row: changed(row, arrival=row.arrival - first)))
+        for digits in (None, 0, 1, 2, 3):
+            self._try_all_then_each(_rounded(digits))
+
+    def _fewer_extras(self) -> None:
+        """Nothing shared, no images, no priorities and limits, unless they are needed."""
+        for plain in (
+            ALONE,
+            {"has_images": False},
+            {"ignore_eos": False},
+            {"priority": 0},
+            {"max_tokens": None},
+        ):
+            self._try_all_then_each(_set(plain))
+
+
+def _halved(names: Iterable[str]) -> Callable[[Listed], Listed]:
+    return lambda row: changed(row, **{name: -(-getattr(row, name) // 2) for name in names})
+
+
+def _set(values: dict[str, Any]) -> Callable[[Listed], Listed]:
+    return lambda row: changed(row, **values)
+
+
+def _rounded(digits: int | None) -> Callable[[Listed], Listed]:
+    """Arrivals with so many digits behind the point, or 0; never a longer or later number."""
+
+    def change(row: Listed) -> Listed:
+        arrival = 0.0 if digits is None else int(row.arrival * 10**digits) / 10**digits
+        shorter = (len(repr(arrival)), arrival) < (len(repr(row.arrival)), row.arrival)
+        return changed(row, arrival=arrival) if shorter else row
+
+    return change

@@ -1,0 +1,146 @@
+"""A shrunk scenario as a new file, ready for a bug report."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from simkv import __version__
+from simkv.counterfactual.condition import Condition
+from simkv.counterfactual.evaluate import Case, evaluate, run_fields
+from simkv.counterfactual.shrink import Shrunk
+from simkv.errors import InputError
+from simkv.scenario import Scenario, load
+
+
+def write_shrunk(
+    shrunk: Shrunk, wanted: Condition, source: Path, variant: str, out: Path | None
+) -> str:
+    """Write the scenario to ``out`` if given, complete or not at all; returns its text.
+
+    The file has been loaded and run again before it is there. A profile that is a file is named
+    relative to the new one (without ``out``, to the present folder).
+    """
+    folder = Path() if out is None else out.parent
+    command = f"simkv shrink {source} --keep {shlex.quote(wanted.text)} --variant {variant}"
+    text = _text(shrunk, wanted, source, folder, command, "FILE" if out is None else out.name)
+    with _scratch(folder if out else None) as scratch:
+        new = Path(scratch) / "new.yaml"
+        new.write_text(text, encoding="utf-8", newline="\n")
+        found = evaluate(Case(load(new)["run"]), folder)
+        if found != shrunk.after:
+            raise AssertionError(f"the shrunk file gives {found.shown}, not {shrunk.after.shown}")
+        if out:
+            new.replace(out)
+    return text
+
+
+def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """Beside the new file, so that it can be renamed into place."""
+    try:
+        return tempfile.TemporaryDirectory(prefix=".simkv-", dir=folder)
+    except OSError as error:
+        reason = (error.strerror or "error").lower()
+        raise InputError(f"{folder}: cannot be written to: {reason}") from error
+
+
+def _text(
+    shrunk: Shrunk, wanted: Condition, source: Path, folder: Path, command: str, name: str
+) -> str:
+    comment = "".join(
+        f"# {' '.join(line.split())}\n"
+        for line in [f"simkv run {name}", *story(shrunk, wanted, command)]
+    )
+    stream = io.StringIO()
+    yaml = YAML()
+    yaml.width = 100
+    yaml.dump(_tree(shrunk, wanted, source, folder), stream)
+    return comment + stream.getvalue()
+
+
+def story(shrunk: Shrunk, wanted: Condition, command: str) -> list[str]:
+    """What was done and what is left, a sentence a line."""
+    now, before = len(shrunk.numbers), len(shrunk.before.endings)
+    drawn = shrunk.original.workload.arrivals
+    lines = [
+        f"Made by: {command} (simkv {__version__}, {shrunk.runs} runs)",
+        f"It was: {wanted.told(shrunk.before)}",
+        f"It is: {wanted.told(shrunk.after)}",
+        f"Requests: {before} before, {now} now; they were numbers {_ranges(shrunk.numbers)}.",
+    ]
+    if shrunk.enough_as_it_was != now:
+        lines.append(f"{shrunk.enough_as_it_was} are enough with engine and lengths as they were.")
+    lines.append(
+        "Without any single one of them it is gone."
+        if shrunk.minimal
+        else "Perhaps not all of them are needed: the limit on runs came first."
+    )
+    if shrunk.sound_alone:
+        lines.append("Each of them alone would be served, and not show it.")
+    lines += [
+        f"Changed: {name} from {_word(old)} to {_word(new)}." for name, old, new in shrunk.knobs
+    ]
+    if drawn is not None:
+        lines.append(f"The requests were drawn with seed {drawn.seed}; here nothing is random.")
+    return lines
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0 to 3, 7`` for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _tree(shrunk: Shrunk, wanted: Condition, source: Path, folder: Path) -> dict[str, Any]:
+    """The file as plain data, without what is at its default."""
+    scenario = shrunk.scenario
+    run = run_fields(scenario)
+    profile = scenario.profile
+    if profile.endswith(".json"):
+        profile = Path(os.path.relpath(source.parent / profile, folder)).as_posix()
+    return {
+        "name": f"{scenario.name[:93]}-shrunk",
+        **({"report": scenario.report} if scenario.report else {}),
+        "workload": {"requests": [_in_one_line(row) for row in run.pop("workload")["requests"]]},
+        "engine": _engine(scenario),
+        "profile": profile,
+        **{
+            name: value
+            for name, value in run.items()
+            if name not in ("engine", "profile") and value != Scenario.model_fields[name].default
+        },
+        "expect": {"run": wanted.expectation(shrunk.after)},
+    }
+
+
+def _engine(scenario: Scenario) -> dict[str, Any]:
+    engine = scenario.engine
+    return {
+        knob.name: getattr(engine, knob.name)
+        for knob in fields(engine)
+        if knob.name in ("name", "variant") or getattr(engine, knob.name) != knob.default
+    }
+
+
+def _in_one_line(row: dict[str, Any]) -> CommentedMap:
+    line = CommentedMap(row)
+    line.fa.set_flow_style()
+    return line

@@ -1,0 +1,21 @@
+"""The real engine: the schedulers that simkv simulates, driving a transformer on a device.
+
+Read in this order; each file is about one thing.
+
+    shapes.py     shapes of the models (no torch)
+    pool.py       the paged KV pool, and its blocks swapped to host memory
+    inputs.py     a batch and its block tables as flat arrays of a fixed size
+    cpu_ops.py    norm, rotary positions, paged attention: vectorised torch
+    kernels.py    the same as Triton kernels
+    cuda_ops.py   their launchers: grids, tiles, splits
+    model.py      random weights, and one forward pass over flat inputs
+    buckets.py    the sizes that steps are padded to, so that a graph can be captured for each
+    runner.py     runs batches: prepare, launch (graph or eager), wait
+    tables.py     schedulers that hand out real block tables
+    executor.py   the seam: wall clock, a scheduler watched, an executor that measures
+    serve.py      `simkv gpu serve`: a scenario for real, and what it leaves behind
+    replay.py     the simulator on the recorded step times: the decisions must be the same
+    cli.py        the commands
+
+Nothing outside this package imports torch, and nothing here is imported by `import simkv`.
+"""

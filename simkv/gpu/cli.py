@@ -1,0 +1,158 @@
+"""``simkv gpu``: parse, call, print."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from simkv.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from simkv.gpu.serve import Served, Setup
+
+app = typer.Typer(no_args_is_help=True, help="Run scenarios for real: a transformer on a device.")
+
+
+@app.command()
+def serve(
+    scenario: Annotated[
+        Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+    ],
+    device: Annotated[str, typer.Option(help="cuda, or cpu (slow, for tests).")] = "cuda",
+    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Serve only these variants; may be repeated.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default runs/gpu-<scenario>/.")
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="block: a block is one piece of memory; layer: a layer is.")
+    ] = "block",
+    graphs: Annotated[bool, typer.Option(help="Capture CUDA graphs.")] = True,
+    warm_up: Annotated[
+        float | None, typer.Option(help="Seconds of steps before the clock starts.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+) -> None:
+    """Serve a scenario's workload by the wall clock; write what each request and step took.
+
+    Afterwards the simulation is fed the measured times; it must have made the same decisions.
+    """
+    from simkv.report.files import check_folder
+    from simkv.scenario import load
+    from simkv.zoo import find
+
+    setup = _setup(device, model, layout, graphs, warm_up, threads, seed)
+    path = find(scenario)
+    variants = load(path, set_ or [])
+    for name in variant or []:
+        if name not in variants:
+            known = ", ".join(variants)
+            raise InputError(f"--variant {name}: not in {path}{nearest(name, variants)}; {known}")
+    chosen = {k: v for k, v in variants.items() if not variant or k in variant}
+    folder = out or Path("runs") / f"gpu-{next(iter(chosen.values())).name}"
+    check_folder(folder)
+
+    from simkv.gpu.serve import Server, write_served
+
+    runs = {}
+    for name, loaded in chosen.items():
+        runs[name] = Server(loaded, setup).serve()
+        print(_report(name, runs[name]))
+    write_served(folder, runs, setup)
+    print(f"Written to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+    if any(_l0(run) is not None for run in runs.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")],
+) -> None:
+    """Simulate a recorded run with its own step times; exit 1 at the first other decision."""
+    from simkv.gpu.replay import replay_folder
+
+    different = False
+    for variant, verdict in replay_folder(folder).items():
+        if verdict.step is None:
+            print(f"{variant}: ok ({verdict.decisions} decisions)")
+            continue
+        different = True
+        print(f"{variant}: differs at decision {verdict.step}")
+        print(f"  recorded: {verdict.recorded}")
+        print(f"  replayed: {verdict.replayed}")
+    if different:
+        raise typer.Exit(1)
+
+
+def _setup(
+    device: str,
+    model: str,
+    layout: str,
+    graphs: bool,
+    warm_up: float | None,
+    threads: int,
+    seed: int,
+) -> Setup:
+    """Checked options. Raises InputError for what there is not."""
+    if find_spec("torch") is None:
+        raise InputError("torch is not installed; install simkv with the extra: simkv[gpu]")
+    from simkv.gpu.shapes import MODELS
+
+    if model not in MODELS:
+        known = ", ".join(MODELS)
+        raise InputError(f"--model {model}: not known{nearest(model, MODELS)}; expected {known}")
+    layouts: dict[str, Literal["block", "layer"]] = {"block": "block", "layer": "layer"}
+    if layout not in layouts:
+        raise InputError(f"--layout {layout}: expected block or layer")
+    import torch
+
+    from simkv.gpu.serve import Setup
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"--device {device}: expected cuda, cuda:<n> or cpu") from error
+    if kind not in ("cuda", "cpu") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"--device {device}: torch {torch.__version__} finds no such device here")
+    if kind == "cpu":
+        torch.set_num_threads(threads)
+    if warm_up is None:
+        warm_up = 10.0 if kind == "cuda" else 0.0
+    shape = MODELS[model]
+    return Setup(shape, device, layouts[layout], 2816 if graphs else 0, warm_up, seed)
+
+
+def _report(name: str, run: Served) -> str:
+    """The main figures of a run, and whether a simulation fed its times decides the same."""
+    found = run.summary
+    ttft, tpot = found["ttft_ms"], found["tpot_ms"]
+    different = _l0(run)
+    decisions = f"{len(run.recorder.lines)} decisions"
+    return (
+        f"{name}: {found['finished']} of {found['requests']} finished in "
+        f"{found['makespan_s']:.3f} s, {found['preemptions']} preemptions, "
+        f"{found['output_throughput']:.1f} output tok/s\n"
+        f"  TTFT mean {ttft['mean']:.2f} ms, P99 {ttft['p99']:.2f} ms; "
+        f"TPOT mean {tpot['mean']:.2f} ms, P99 {tpot['p99']:.2f} ms\n"
+        f"  {found['steps']} steps, {100 * found['graph_share']:.0f} % from fixed buffers, device "
+        f"busy for {100 * found['device_share']:.0f} % of their time\n"
+        f"  L0: "
+        + (f"{decisions}, all the same" if different is None else f"parts at step {different}")
+    )
+
+
+def _l0(run: Served) -> int | None:
+    """The first decision that a simulation fed with the run's times makes otherwise."""
+    from simkv.gpu.replay import verdict_of_run
+
+    return verdict_of_run(run.scenario, run.passes, run.recorder).step

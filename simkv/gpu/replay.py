@@ -1,0 +1,107 @@
+"""L0: a simulation that is fed a run's recorded times must make the very same decisions.
+
+Needs no torch. Where it does not, something other than the lengths of the steps decided: a bug in
+the loop, in a scheduler, or in what was recorded.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import simpy
+
+from simkv.conform.recorder import Recorder, decision_hashes
+from simkv.conform.trace import Line, TraceError, read_trace
+from simkv.engine import Engine, serve
+from simkv.errors import InputError
+from simkv.executors.recorded import RecordedExecutor
+from simkv.record import Record
+from simkv.scenario import Scenario, load
+from simkv.schedulers import build
+from simkv.workload import generate
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many ``decisions`` the run made, and the first one (``step``) that a replay makes
+    otherwise, with both sides; ``step`` is None if they are all equal."""
+
+    decisions: int
+    step: int | None = None
+    recorded: Line | None = None
+    replayed: Line | None = None
+
+
+class Timed(Protocol):
+    """An iteration of the engine's loop: an idle pass, or a step of another kind."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def replay(
+    scenario: Scenario, steps: Sequence[float], idles: Sequence[float]
+) -> tuple[Record, Recorder, str]:
+    """Simulate with recorded lengths of steps and idle passes (s).
+
+    Returns the record, the decisions, and why the replay had to stop early, if it had to.
+    """
+    recorder = Recorder(build(scenario.engine), scenario.engine)
+    executor = RecordedExecutor(steps, idles)
+    engine = Engine(simpy.Environment(), recorder, executor, scenario.engine_ready, leaping=False)
+    why = ""
+    try:
+        serve(engine, generate(scenario.workload, scenario.timeout), scenario.horizon)
+    except RuntimeError as error:
+        why = str(error)
+    recorder.close()
+    return engine.record, recorder, why
+
+
+def compare(recorded: Sequence[Line], replayed: Sequence[Line]) -> Verdict:
+    """The first decision that differs between a run and its replay."""
+    count = len(recorded)
+    for step in range(max(count, len(replayed))):
+        ours = recorded[step] if step < count else None
+        theirs = replayed[step] if step < len(replayed) else None
+        if ours != theirs:
+            return Verdict(count, step, ours, theirs)
+    assert decision_hashes(recorded) == decision_hashes(replayed)
+    return Verdict(count)
+
+
+def verdict_of_run(scenario: Scenario, passes: Iterable[Timed], recorder: Recorder) -> Verdict:
+    """Whether a simulation that is fed the times of a run decides the same."""
+    lengths = [(p.kind, p.seconds) for p in passes]
+    _, again, _ = replay(scenario, *_split(lengths))
+    return compare(recorder.lines, again.lines)
+
+
+def replay_folder(folder: Path) -> dict[str, Verdict]:
+    """The same for a run on disk, by variant. Raises InputError if it is not one."""
+    path = folder / "passes.csv"
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        times = [(row["variant"], row["kind"], float(row["seconds"])) for row in rows]
+        found = {}
+        for name, scenario in load(folder / "scenario.yaml").items():
+            lengths = [(kind, seconds) for variant, kind, seconds in times if variant == name]
+            _, again, _ = replay(scenario, *_split(lengths))
+            recorded = read_trace(folder / f"decisions-{name}.jsonl.gz").steps
+            found[name] = compare(recorded, again.until_all_ended()[0])
+        return found
+    except (OSError, KeyError, ValueError, TraceError) as error:
+        raise InputError(f"{folder}: not a folder of `simkv gpu serve`: {error}") from error
+
+
+def _split(passes: Sequence[tuple[str, float]]) -> tuple[list[float], list[float]]:
+    """Lengths of the steps, and of the idle passes."""
+    steps = [seconds for kind, seconds in passes if kind != "idle"]
+    return steps, [seconds for kind, seconds in passes if kind == "idle"]

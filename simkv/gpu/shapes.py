@@ -1,0 +1,64 @@
+"""Shapes of decoder-only transformers: what decides the cost of a step, without the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A Llama-like decoder: RMSNorm, rotary positions, grouped-query attention, SiLU-gated MLP.
+
+    ``heads`` query heads share ``kv_heads`` key-value heads of ``head_dim``. ``tied``: the output
+    head is the embedding. ``qkv_bias``: the three projections have biases, as in Qwen2.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    rope_theta: float
+    norm_eps: float
+    qkv_bias: bool = False
+    tied: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the fused query, key and value projection."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def step_weights(self) -> int:
+        """Parameters that every step reads: all but the embedding, and the output head."""
+        attention = self.hidden * self.qkv_width + self.heads * self.head_dim * self.hidden
+        mlp = 3 * self.hidden * self.intermediate
+        norms = 2 * self.hidden
+        biases = self.qkv_width if self.qkv_bias else 0
+        head = self.vocab * self.hidden
+        return self.layers * (attention + mlp + norms + biases) + self.hidden + head
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values per token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
+
+
+#: Published configurations: meta-llama/Meta-Llama-3-8B and Qwen/Qwen2.5-0.5B on the model hub.
+MODELS = {
+    shape.name: shape
+    for shape in (
+        ModelShape("llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 500000.0, 1e-5),
+        ModelShape(
+            "qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1e6, 1e-6, qkv_bias=True, tied=True
+        ),
+        ModelShape("tiny", 2, 64, 4, 2, 16, 128, 512, 10000.0, 1e-5),
+    )
+}

@@ -1,0 +1,233 @@
+"""What the figures of a report are drawn from, as plain columns for the page's JSON.
+
+Times are whole ticks (see ``Ticks``), so a column is short and the page needs no rounding. Every
+function returns lists and dicts of JSON values, the same for the same run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.diagnosis import Diagnosis, holdings
+from simkv.ledger import SERVED, Interval, Kind
+from simkv.metrics import e2e, ttft
+from simkv.record import Life, Outcome, Record
+from simkv.report.intervals import pauses, wasted
+from simkv.report.lanes import sample
+from simkv.report.pressure import BINS, course
+from simkv.report.style import by_arrival
+
+Floats = npt.NDArray[np.float64]
+
+#: Requests whose blocks are drawn one by one.
+OWNERS = 8
+#: Requests per variant for which the page can say who blocked them.
+BLOCKED = 400
+#: Points of a cumulative curve.
+CURVE = 200
+#: Intervals that a page holds in all, so that its size has a bound.
+INTERVALS = 400_000
+
+#: Codes of what a lane can show: the kinds of the ledger, and two that come after a request's end.
+CODES = [*(kind.value for kind in Kind), "gone", "wasted"]
+
+
+class Ticks:
+    """Seconds as whole numbers of ticks: a millionth of ``span`` (s) or a little less."""
+
+    def __init__(self, span: float) -> None:
+        self.exponent = math.floor(math.log10(span)) - 6 if span > 0.0 else -6
+
+    @property
+    def seconds(self) -> float:
+        """Length of a tick."""
+        return 10.0**self.exponent
+
+    def __call__(self, seconds: float | None) -> int | None:
+        return None if seconds is None else self.of(seconds)
+
+    def of(self, seconds: float) -> int:
+        """Ticks nearest to ``seconds``."""
+        return round(seconds * 10.0**-self.exponent)
+
+
+def requests(record: Record, ticks: Ticks) -> dict[str, list[Any]]:
+    """A column per property of a request, in order of arrival."""
+    lives = by_arrival(record)
+    outcomes = list(Outcome)
+    return {
+        "id": [life.request.id for life in lives],
+        "arrival": [ticks(life.request.arrival) for life in lives],
+        "ended": [ticks(life.ended_at) for life in lives],
+        "prompt": [life.request.prompt_tokens for life in lives],
+        "output": [life.request.output_tokens for life in lives],
+        "tokens": [life.tokens for life in lives],
+        "outcome": [outcomes.index(life.outcome) if life.outcome else 0 for life in lives],
+        "first": [ticks(ttft(life)) for life in lives],
+        "e2e": [ticks(e2e(life)) for life in lives],
+        "preemptions": [len(life.preempted_at) for life in lives],
+        "recomputed": [life.recomputed_tokens for life in lives],
+    }
+
+
+def lanes(
+    record: Record, ledger: Mapping[int, Sequence[Interval]], ticks: Ticks, most: int
+) -> dict[str, Any]:
+    """The lanes of the requests, or of an even sample if they have more than ``most`` intervals.
+
+    ``of`` are places in order of arrival; a lane starts with the arrival, ``kinds`` holds a letter
+    per interval (``A`` is the first of CODES) and ``lasts`` how long it lasts, lane after lane of
+    ``count`` intervals.
+    """
+    lives = by_arrival(record)
+    total = sum(map(len, ledger.values()))
+    shown = sample(lives, int(len(lives) * most / total)) if total > most else lives
+    chosen = {life.request.id for life in shown}
+    paused = pauses(record)
+    of, count, letters, lasts = [], [], [], []
+    for place, life in enumerate(lives):
+        if life.request.id not in chosen:
+            continue
+        reached = ticks.of(life.request.arrival)
+        start = len(lasts)
+        for code, end in _stretches(record, life, ledger[life.request.id], paused):
+            letters.append(chr(ord("A") + code))
+            lasts.append(ticks.of(end) - reached)
+            reached = ticks.of(end)
+        of.append(place)
+        count.append(len(lasts) - start)
+    return {"of": of, "count": count, "kinds": "".join(letters), "lasts": lasts}
+
+
+def _stretches(
+    record: Record, life: Life, ledger: Sequence[Interval], paused: Sequence[int]
+) -> Iterable[tuple[int, float]]:
+    """Code and end of each stretch of a lane, with what was computed for it after its end."""
+    for interval in ledger:
+        yield CODES.index(interval.kind.value), interval.end
+    for _, start, end in wasted(record, life, paused):
+        yield CODES.index("gone"), start
+        yield CODES.index("wasted"), end
+
+
+def arrows(record: Record, found: Diagnosis, ticks: Ticks, most: int) -> list[list[Any]]:
+    """Preemptions: time, places of the victim and of whom it was for (-1: nobody), why, tokens.
+
+    Of more than ``most`` an even sample.
+    """
+    place = {life.request.id: index for index, life in enumerate(by_arrival(record))}
+    every = found.preemptions
+    step = max(math.ceil(len(every) / max(most, 1)), 1)
+    return [
+        [ticks(p.at), place[p.victim], -1 if p.by is None else place[p.by], p.why, p.tokens]
+        for p in every[::step]
+    ]
+
+
+def owners(record: Record, block_size: int, edges: Floats) -> dict[str, Any]:
+    """Mean blocks held per bin of time: the greatest holders one by one, then the rest.
+
+    What is held in all comes from the step log. Where the owners' tables together hold more, they
+    share blocks, and each is drawn smaller by the same factor.
+    """
+    held = {
+        i: [(h.start, h.end, float(h.blocks)) for h in holdings(record, life, block_size)]
+        for i, life in record.lives.items()
+    }
+    weight = {i: sum((end - start) * n for start, end, n in spans) for i, spans in held.items()}
+    top = sorted((i for i in weight if weight[i] > 0.0), key=lambda i: (-weight[i], i))[:OWNERS]
+    series = np.asarray([_mean(held[i], edges) for i in sorted(top)])
+    free = course(record, record.steps.free_blocks, edges).mean
+    total = np.nan_to_num(record.num_blocks - free, nan=0.0)
+    if len(series):
+        sums = series.sum(axis=0)
+        series = series * np.minimum(1.0, total / np.maximum(sums, 1e-12))
+        total = np.maximum(total - series.sum(axis=0), 0.0)
+    return {
+        "ids": sorted(top),
+        "held": [_rounded(row) for row in series],
+        "others": _rounded(total),
+        "total": record.num_blocks,
+    }
+
+
+def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
+    """The mean by time of a step function given as (start, end, value), zero elsewhere."""
+    starts, ends, values = (np.asarray(column) for column in zip(*spans, strict=True))
+    times = np.column_stack([starts, ends]).ravel()
+    areas = np.column_stack([np.zeros(len(starts)), (ends - starts) * values]).ravel()
+    order = np.argsort(times, kind="stable")
+    return np.diff(np.interp(edges, times[order], np.cumsum(areas[order]))) / np.diff(edges)
+
+
+def courses(record: Record, edges: Floats) -> dict[str, list[list[float | None]]]:
+    """Columns of the step log over time: least, mean and greatest value of each per bin."""
+    log = record.steps
+    columns = {
+        "waiting": log.waiting,
+        "running": log.running,
+        "decodes": log.decode_seqs,
+        "prefill": log.prefill_tokens,
+    }
+    return {
+        name: [_rounded(series) for series in course(record, column, edges)]
+        for name, column in columns.items()
+    }
+
+
+def _rounded(series: Floats) -> list[float | None]:
+    """Three significant digits are enough for a picture; no value is null."""
+    return [None if math.isnan(value) else float(f"{value:.4g}") for value in series]
+
+
+def curve(seconds: Iterable[float | None], among: int) -> list[list[float]]:
+    """How many requests of ``among`` were there after how long: [[s, share of all in %], …]."""
+    values = sorted(value for value in seconds if value is not None)
+    if not values or not among:
+        return []
+    picks = sorted({round(i * (len(values) - 1) / (CURVE - 1)) for i in range(CURVE)})
+    return [[values[i], 100.0 * (i + 1) / among] for i in picks]
+
+
+def blocked(record: Record, found: Diagnosis) -> dict[str, list[list[Any]]]:
+    """By request, as text: whom it waited behind, as [id, seconds], first the worst.
+
+    Only for requests without an answer and those that waited longest, BLOCKED in all.
+    """
+
+    def waited(life: Life) -> float:
+        kinds = found.ledger.get(life.request.id, ())
+        return sum(i.end - i.start for i in kinds if i.kind not in SERVED)
+
+    lives = sorted(
+        record.lives.values(),
+        key=lambda life: (life.outcome is Outcome.FINISHED, -waited(life), life.request.id),
+    )
+    return {
+        str(life.request.id): [
+            [who.id, float(f"{who.seconds:.4g}")]
+            for who in found.blockers_of(life.request.id)[:4]
+            if who.seconds > 0.0
+        ]
+        for life in lives[:BLOCKED]
+    }
+
+
+def bins(end: float) -> Floats:
+    """Edges of the bins of a page's time axis."""
+    return np.linspace(0.0, end or 1.0, BINS + 1)
+
+
+def shares(wanted: Sequence[int], most: int) -> list[int]:
+    """How much of ``most`` each gets: what it wants, or where that is too much an equal part."""
+    granted = [0] * len(wanted)
+    left, open_ = most, sorted(range(len(wanted)), key=lambda i: wanted[i])
+    for done, i in enumerate(open_):
+        granted[i] = min(wanted[i], left // (len(open_) - done))
+        left -= granted[i]
+    return granted

@@ -1,0 +1,485 @@
+"""A run as one HTML page: words and tables from here, figures drawn by the page itself.
+
+write_html(Path("report.html"), run_file(Path("scenario.yaml")))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from ruamel.yaml import YAML
+
+from simkv import __version__
+from simkv.diagnosis import block_size
+from simkv.expect import check, show
+from simkv.ledger import SERVED, WORDS, Kind, totals
+from simkv.metrics import e2e, figure, ttft
+from simkv.record import Outcome, Record
+from simkv.report import data, story
+from simkv.report.files import resolved
+from simkv.report.lanes import BARS
+from simkv.report.palette import style_sheet
+from simkv.report.published import Comparison, compare
+from simkv.report.style import FAILED, span
+from simkv.run import Result
+
+#: The page's own scripts, in the order in which they build on each other.
+SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "main.js")
+#: Figures with a time axis, which zoom together.
+TIMED = ("lanes", "blocks", "queues")
+#: Columns of the table of variants: figure of summary.json, heading, factor.
+COLUMNS = (
+    ("finished", "finished", 1.0),
+    ("makespan_s", "makespan (s)", 1.0),
+    ("ttft_ms.mean", "mean TTFT (s)", 1e-3),
+    ("ttft_ms.p99", "P99 TTFT (s)", 1e-3),
+    ("e2e_ms.mean", "mean E2E (s)", 1e-3),
+    ("e2e_ms.p99", "P99 E2E (s)", 1e-3),
+    ("longest_stall_s", "longest gap (s)", 1.0),
+    ("output_throughput", "output tok/s", 1.0),
+    ("preemptions", "preemptions", 1.0),
+    ("recomputed_tokens", "recomputed tokens", 1.0),
+)
+SYMBOLS = {"X": "x", "s": "square", "P": "cross", "D": "diamond", ">": "triangle-right"}
+CAUSES = {
+    "blocks": "too few blocks were free",
+    "bucket": "its length was not that of those that run",
+    "patience": "the head of the queue had waited too long",
+}
+CAPTIONS = {
+    "lanes": "One lane per request, the first to arrive on top. Point at a lane to see what it "
+    "waited for; draw a box to zoom in; arrow keys walk through the requests. Arrows are "
+    "preemptions, from the request that they were for to the one that lost its KV.",
+    "blocks": "Who holds the cache: the greatest holders by request, and all others. The dashed "
+    "line is the whole cache.",
+    "queues": "How many requests run and wait, and what a step computes: the mean in each bin of "
+    "time, in a band from the least to the most.",
+    "ledger": "A mean request's life, from arrival to end, by what it did or waited for.",
+    "requests": "The same, request by request in order of arrival.",
+    "blockers": "Requests that held the blocks or slots that others waited for, with the part of "
+    "that waiting that is due to them.",
+    "latency": "The share of all requests that had their first token, and their answer, within a "
+    "time. A curve that ends below 100 % leaves the rest without.",
+    "published": "Error bars are the rms error of the cost profile over the figures it was "
+    "fitted to.",
+}
+
+
+def write_html(
+    path: Path,
+    results: Mapping[str, Result],
+    whatif: Sequence[str] = (),
+    library_at: str | None = None,
+) -> None:
+    """Write the report of ``results``, variants by name, to ``path``.
+
+    ``whatif`` are sentences on changes that help, the best first. The plotting library becomes part
+    of the page, unless ``library_at`` says where it lies beside it. The same results give the same
+    bytes.
+    """
+    path.write_text(html(results, whatif, library_at), encoding="utf-8", newline="\n")
+
+
+def html(
+    results: Mapping[str, Result], whatif: Sequence[str] = (), library_at: str | None = None
+) -> str:
+    """The page that ``write_html`` writes."""
+    pair = pair_of(results)
+    page = columns(results, pair)
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            **_words(results, pair),
+            whatif=whatif,
+            pair=page["pair"],
+            timed=TIMED,
+            captions=_captions(results, page),
+            style=style(),
+            script=Markup("\n".join(template(name) for name in SCRIPTS)),
+            library=Markup("" if library_at else library()),
+            library_at=library_at,
+            data=Markup(json.dumps(page, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
+            version=__version__,
+        )
+    )
+
+
+def environment() -> Environment:
+    """Templates of this package: everything that is not marked as safe is escaped."""
+    return Environment(
+        loader=PackageLoader("simkv.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=False,
+        keep_trailing_newline=True,
+    )
+
+
+def template(name: str) -> str:
+    """A file of ``templates`` as it is."""
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+def style() -> Markup:
+    """The style sheet."""
+    return Markup(style_sheet() + template("style.css"))
+
+
+def library() -> str:
+    """The plotting library, plotly.js, from its Python package."""
+    spec = find_spec("plotly")
+    assert spec is not None and spec.submodule_search_locations, "plotly is a dependency"
+    path = Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+    return path.read_text(encoding="utf-8").replace("</script", "<\\/script")
+
+
+def pair_of(results: Mapping[str, Result]) -> list[str]:
+    """The variants that the figures show first: the one to look at, and a better one beside it."""
+    lead = story.first_to_look_at(results)
+    other = story.remedy(results, lead) or next((name for name in results if name != lead), None)
+    return [lead] if other is None else [lead, other]
+
+
+def columns(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]:
+    """What the scripts draw from."""
+    records = {name: result.record for name, result in results.items()}
+    end = span(records.values()) or 1.0
+    ticks = data.Ticks(end)
+    edges = data.bins(end)
+    ledgers = [result.diagnosis.ledger for result in results.values()]
+    room = data.shares([sum(map(len, ledger.values())) for ledger in ledgers], data.INTERVALS)
+    latencies = [life.ended_at - life.request.arrival for r in records.values() for life in r.lives.values() if life.ended_at is not None]
+    return {
+        "name": next(iter(results.values())).scenario.name,
+        "title": title(results),
+        "tick": ticks.seconds,
+        "end": end,
+        "slowest": max([*latencies, 1e-9]),
+        "edges": [round(edge, 9) for edge in edges.tolist()],
+        "pair": [list(results).index(name) for name in pair],
+        "kinds": [
+            {"key": code, "served": code in SERVED, "life": code in list(Kind)}
+            for code in data.CODES
+        ],
+        "words": {kind: label for kind, (label, _) in BARS.items()}
+        | {kind.value: words for kind, words in WORDS.items()},
+        "causes": CAUSES,
+        "outcomes": [_outcome(outcome) for outcome in Outcome],
+        "vain": [_vain(outcome) for outcome in Outcome],
+        "published": [
+            row for comparison in compare(dict(results)) if (row := _error_row(comparison, results))
+        ],
+        "variants": [
+            _variant(name, result, ticks, edges, most)
+            for (name, result), most in zip(results.items(), room, strict=True)
+        ],
+    }
+
+
+def _variant(
+    name: str, result: Result, ticks: data.Ticks, edges: data.Floats, most: int
+) -> dict[str, Any]:
+    record, found = result.record, result.diagnosis
+    lives = list(record.lives.values())
+    stop = record.standstill
+    sums = totals(interval for lane in found.ledger.values() for interval in lane)
+    return {
+        "name": name,
+        "served": story.served(record),
+        "standstill": None if stop is None else {"kind": stop.kind, "since": stop.since},
+        "requests": data.requests(record, ticks),
+        "lanes": data.lanes(record, found.ledger, ticks, most),
+        "arrows": data.arrows(record, found, ticks, most // 10),
+        "owners": data.owners(record, block_size(result.scenario.engine), edges),
+        "courses": data.courses(record, edges),
+        "curves": {
+            "ttft": data.curve(map(ttft, lives), len(lives)),
+            "e2e": data.curve(map(e2e, lives), len(lives)),
+        },
+        "totals": [float(f"{sums.get(kind, 0.0):.9g}") for kind in Kind] + [0.0, 0.0],
+        "blockers": [
+            [b.id, float(f"{b.seconds:.6g}"), float(f"{b.block_seconds:.6g}")]
+            for b in found.blockers[:50]
+        ],
+        "blocked": data.blocked(record, found),
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, str]:
+    word = outcome.value.replace("_", " ")
+    mark = FAILED.get(outcome)
+    if mark is None:
+        return {"key": outcome.value, "word": word, "label": word, "symbol": "circle", "colour": "blue"}
+    colour = "red" if outcome is Outcome.STARVED else "purple"
+    return {
+        "key": outcome.value,
+        "word": word,
+        "label": mark.label,
+        "symbol": SYMBOLS[mark.marker],
+        "colour": colour,
+    }
+
+
+def _vain(outcome: Outcome) -> str | None:
+    """What all waiting of a request with this outcome is called, if it was in vain."""
+    if outcome is Outcome.STARVED:
+        return "starved"
+    if outcome in (Outcome.STALLED, Outcome.LOST, Outcome.REJECTED):
+        return "failed"
+    return None
+
+
+def _error_row(row: Comparison, results: Mapping[str, Result]) -> dict[str, Any] | None:
+    """A published figure with the error of ours in percent, where it has one."""
+    if row.error is None:
+        return None
+    rms = results[row.variant].profile.fit.rms_s
+    bar = None
+    if rms is not None and row.published and (scale := _unit(row.figure)):
+        bar = 100.0 * rms * scale / abs(row.published)
+    return {
+        "variant": row.variant,
+        "figure": row.figure,
+        "published": row.published,
+        "simulated": row.simulated,
+        "error": 100.0 * row.error,
+        "bar": bar,
+    }
+
+
+def _unit(name: str) -> float | None:
+    """How many units of a figure are a second; None if it is no time."""
+    if "_ms" in name:
+        return 1000.0
+    return 1.0 if name.endswith("_s") else None
+
+
+def _words(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]:
+    """What the template says and lists."""
+    lead = pair[0]
+    result = results[lead]
+    other = story.remedy(results, lead)
+    about = [_about(part) for part in _by_scenario(results)]
+    comparisons = compare(dict(results))
+    return {
+        "title": title(results),
+        "scenarios": about,
+        "lead": {
+            "name": lead,
+            "other": other,
+            **_badge(result),
+            "who": story.who(result.record),
+            "behind": story.behind(result.record, result.diagnosis),
+            "fix": story.fix(results, lead, other),
+        },
+        "has_requests": any(found.record.lives for found in results.values()),
+        "columns": [heading for _, heading, _ in COLUMNS],
+        "variants": [
+            {
+                "name": name,
+                **_badge(found),
+                "cells": [_cell(found, key, factor) for key, _, factor in COLUMNS],
+                "verdicts": found.diagnosis.verdicts,
+                "waste": _waste(found),
+                "notes": found.notes,
+            }
+            for name, found in results.items()
+        ],
+        "accuracy": _accuracy(results),
+        "ledger": _ledger_table(results),
+        "published": [_published_row(row, results) for row in comparisons],
+        "drawn_published": any(row.error is not None for row in comparisons),
+        "published_notes": [
+            f"{name}: {published.note}"
+            for name, found in results.items()
+            if (published := found.scenario.published.get(name)) and published.note
+        ],
+        "checks": [
+            (f"{c.variant}: {c.figure}", c.expected, show(c.found), "ok" if c.ok else "missed")
+            for c in check(results)
+        ],
+        "profiles": _profiles(results),
+    }
+
+
+def title(results: Mapping[str, Result]) -> str:
+    """The names of the scenarios."""
+    return " and ".join(dict.fromkeys(result.scenario.name for result in results.values()))
+
+
+def _by_scenario(results: Mapping[str, Result]) -> list[dict[str, Result]]:
+    """Results of the same scenario together."""
+    parts: dict[str, dict[str, Result]] = {}
+    for name, result in results.items():
+        parts.setdefault(result.scenario.name, {})[name] = result
+    return list(parts.values())
+
+
+def _about(results: dict[str, Result]) -> dict[str, Any]:
+    scenario = next(iter(results.values())).scenario
+    text = StringIO()
+    YAML().dump(resolved({name: r.scenario for name, r in results.items()}), text)
+    return {
+        "name": scenario.name,
+        "summary": scenario.summary,
+        "report": scenario.report,
+        **scenario.provenance.model_dump(),
+        "yaml": text.getvalue(),
+    }
+
+
+def _badge(result: Result) -> dict[str, str]:
+    """The verdict as a word, with a sign and a tone so that colour is not needed."""
+    good = result.summary["verdict"] == "served"
+    return {
+        "verdict": str(result.summary["verdict"]).replace("_", " "),
+        "sign": "✓" if good else "✗",
+        "tone": "good" if good else "bad",
+    }
+
+
+def _cell(result: Result, key: str, factor: float) -> str:
+    value = figure(result.summary, key)
+    if key == "finished":
+        return f"{value:,} of {result.summary['requests']:,}"
+    if not result.summary["finished"] and key not in ("makespan_s", "preemptions", "recomputed_tokens"):
+        return "none"
+    return story.number(value if factor == 1.0 else value * factor)
+
+
+def _waste(result: Result) -> list[str]:
+    """The recompute tax, what was computed for nobody, and who overtook whom."""
+    found = result.diagnosis
+    waste, said = found.waste, []
+
+    def part(value: float) -> str:
+        return f"{story.seconds(value)}, {100.0 * value / waste.busy:.1f} % of the GPU's time"
+
+    if waste.busy > 0.0:
+        if found.recompute_tokens:
+            said.append(
+                f"Recompute tax: {found.recompute_tokens:,} tokens ({part(waste.recompute)})."
+            )
+        if waste.gone:
+            said.append(f"Computed for clients that had gone: {part(waste.gone)}.")
+        if waste.dropped:
+            said.append(f"Computed and thrown away: {part(waste.dropped)}.")
+    if found.overtakes:
+        worst = max(found.worst_overtakes, key=lambda o: (o.seconds, -o.victim), default=None)
+        tail = (
+            f"; furthest came request {worst.by}, {story.seconds(worst.seconds)} before request "
+            f"{worst.victim}"
+            if worst
+            else ""
+        )
+        said.append(f"Served before one that had come earlier: {found.overtakes:,} times{tail}.")
+    return said
+
+
+def _accuracy(results: Mapping[str, Result]) -> str:
+    """How far the seconds can be trusted, in a sentence per cost profile."""
+    said = []
+    for profile in {r.profile.name: r.profile for r in results.values()}.values():
+        rms = profile.fit.rms_s
+        known = f"± {story.seconds(rms)} rms over {profile.fit.points} figures" if rms else "no error known"
+        said.append(f"Seconds by cost profile {profile.name} ({profile.basis}): {known}.")
+    return " ".join(said)
+
+
+def _ledger_table(results: Mapping[str, Result]) -> dict[str, Any]:
+    sums = {
+        name: totals(i for lane in result.diagnosis.ledger.values() for i in lane)
+        for name, result in results.items()
+    }
+    kinds = [kind for kind in Kind if any(part.get(kind) for part in sums.values())]
+    return {
+        "head": ["variant", *(WORDS[kind] for kind in kinds)],
+        "rows": [
+            [
+                name,
+                *(
+                    story.number(part.get(kind, 0.0) / max(len(results[name].record.lives), 1))
+                    for kind in kinds
+                ),
+            ]
+            for name, part in sums.items()
+        ],
+    }
+
+
+def _published_row(row: Comparison, results: Mapping[str, Result]) -> tuple[str, ...]:
+    drawn = _error_row(row, results)
+    if row.holds is not None:
+        error = "holds" if row.holds else "does not hold"
+    elif row.error is not None:
+        error = f"{100 * row.error:+.2f} %"
+    else:
+        error = "equal" if row.simulated == row.published else "differs"
+    return (
+        f"{row.variant}: {row.figure}",
+        f"≥ {row.published:g}" if row.bound else f"{row.published:.10g}",
+        "none" if row.simulated is None else f"{row.simulated:.6g}",
+        error,
+        f"± {drawn['bar']:.2f} %" if drawn and drawn["bar"] is not None else "",
+    )
+
+
+def _profiles(results: Mapping[str, Result]) -> list[dict[str, Any]]:
+    """Each cost profile: what it rests on, where it has data, and where this run took it."""
+    found = []
+    for profile in {r.profile.name: r.profile for r in results.values()}.values():
+        records = [r.record for r in results.values() if r.profile.name == profile.name]
+        rms = "" if profile.fit.rms_s is None else f", rms error {story.seconds(profile.fit.rms_s)}"
+        rows = []
+        for feature, (low, high) in profile.range.items():
+            seen = _seen(records, feature)
+            here = [story.number(value) for value in seen] if seen else ["", ""]
+            rows.append((feature, story.number(low), story.number(high), *here))
+        found.append(
+            {
+                "name": profile.name,
+                "text": f"{profile.engine}, {profile.model} on {profile.gpu}: {profile.basis}, "
+                f"{profile.fit.points} points{rms}.",
+                "note": profile.fit.note,
+                "source": profile.source,
+                "range": rows,
+            }
+        )
+    return found
+
+
+def _seen(records: Sequence[Record], feature: str) -> tuple[int, int] | None:
+    """The least and greatest value of a feature in the steps that had any."""
+    values: set[int] = set()
+    for record in records:
+        log = record.steps
+        if feature in ("prefill_seqs", "prefill_tokens", "decode_seqs"):
+            values.update(getattr(log, feature))
+        elif feature == "tokens":
+            values.update(a + b for a, b in zip(log.prefill_tokens, log.decode_seqs, strict=True))
+    values.discard(0)
+    return (min(values), max(values)) if values else None
+
+
+def _captions(results: Mapping[str, Result], page: Mapping[str, Any]) -> dict[str, str]:
+    """What stands under the titles of the figures, with what a sample leaves out."""
+    captions = dict(CAPTIONS)
+    left_out = [
+        f"{variant['name']}: {len(variant['lanes']['of']):,} of {len(variant['requests']['id']):,} "
+        "requests are drawn"
+        for variant in page["variants"]
+        if len(variant["lanes"]["of"]) < len(variant["requests"]["id"])
+    ]
+    if left_out:
+        captions["lanes"] += f" {'; '.join(left_out)}, all kinds of outcomes among them."
+    if any(result.diagnosis.preemptions for result in results.values()):
+        captions["lanes"] += " Where they are too many for arrows, zoom in."
+    return captions

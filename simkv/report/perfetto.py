@@ -1,0 +1,190 @@
+"""A run as a trace in the Chrome JSON format, which ui.perfetto.dev opens.
+
+Format: "Trace Event Format" of the Chromium project (J. Duda, N. Duca and others, 2016); Perfetto
+reads it as its documentation on legacy JSON traces says. Timestamps are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from simkv import __version__
+from simkv.metrics import e2e, ttft
+from simkv.record import Life, Outcome, Record
+from simkv.report.intervals import NEGLIGIBLE, Interval, State, intervals, pauses, wasted
+from simkv.report.style import by_arrival
+
+Event = dict[str, Any]
+STEPS = 1  # the thread of the engine's steps
+
+
+def write_perfetto(path: Path, records: Mapping[str, Record], title: str) -> None:
+    """Write the variants of a scenario to ``path`` as one trace.
+
+    A variant has two processes: its engine, with the steps and counters of blocks and queues, and
+    its requests, a thread each. The same records give the same bytes.
+    """
+    head = {"displayTimeUnit": "ms", "otherData": {"scenario": title, "simkv": __version__}}
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
+        separator = ""
+        for event in events(records):
+            file.write(separator + json.dumps(event, allow_nan=False, separators=(",", ":")))
+            separator = ",\n"
+        file.write("\n]}\n")
+
+
+def events(records: Mapping[str, Record]) -> Iterator[Event]:
+    """The events of all variants; arrows are numbered through."""
+    arrows = count(1)
+    for index, (variant, record) in enumerate(records.items()):
+        engine, clients = 2 * index + 1, 2 * index + 2
+        yield _name("process", f"{variant}: engine", engine)
+        yield _name("process", f"{variant}: requests", clients)
+        yield _name("thread", "steps", engine, STEPS)
+        slices = list(_steps(record, engine))
+        yield from slices
+        yield from _counters(record, engine)
+        begins = [event["ts"] for event in slices]
+        paused = pauses(record)
+        for place, life in enumerate(by_arrival(record), start=1):
+            lane = intervals(record, life, paused)
+            lane += wasted(record, life, paused)
+            if lane:
+                yield from _request(life, lane, clients, place)
+            for lost in _losses(life, lane):
+                source = bisect_right(begins, _us(lost)) - 1
+                if source >= 0:
+                    yield from _arrow(next(arrows), slices[source], lost, clients, place)
+
+
+def _steps(record: Record, pid: int) -> Iterator[Event]:
+    """The engine's steps; like decode steps in a row are one slice."""
+    log = record.steps
+    first = 0
+    while first < len(log):
+        last = first
+        while last + 1 < len(log) and _goes_on(record, last):
+            last += 1
+        steps = last - first + 1
+        name = log.kind[first] + (f" ×{steps}" if steps > 1 else "")
+        columns = {
+            "steps": steps,
+            "prefill_seqs": log.prefill_seqs[first],
+            "prefill_tokens": log.prefill_tokens[first],
+            "decode_seqs": log.decode_seqs[first],
+            "preempted": log.preempted[first],
+        }
+        yield _slice(name, "step", log.start[first], log.end[last], pid, STEPS, columns)
+        first = last + 1
+
+
+def _goes_on(record: Record, row: int) -> bool:
+    """Whether the step after ``row`` is the same again: decodes only, and no pause before it."""
+    log, after = record.steps, row + 1
+    return (
+        not log.prefill_seqs[row]
+        and not log.prefill_seqs[after]
+        and not log.preempted[after]
+        and log.kind[row] == log.kind[after]
+        and log.decode_seqs[row] == log.decode_seqs[after]
+        and log.start[after] - log.end[row] <= NEGLIGIBLE
+    )
+
+
+def _counters(record: Record, pid: int) -> Iterator[Event]:
+    """Blocks and queues as each schedule call left them, where they change."""
+    log = record.steps
+    before: dict[str, dict[str, int]] = {}
+    for row, start in enumerate(log.start):
+        now = {
+            "KV blocks": {"held": record.num_blocks - log.free_blocks[row]},
+            "requests": {"waiting": log.waiting[row], "running": log.running[row]},
+        }
+        for name, values in now.items():
+            if before.get(name) != values:
+                yield {"ph": "C", "name": name, "pid": pid, "ts": _us(start), "args": values}
+        before = now
+
+
+def _request(life: Life, lane: list[Interval], pid: int, tid: int) -> Iterator[Event]:
+    """The thread of a request: its whole life, what it did in it, and what happened to it."""
+    request = life.request
+    yield _name("thread", f"request {request.id}", pid, tid)
+    yield {
+        "ph": "M",
+        "name": "thread_sort_index",
+        "pid": pid,
+        "tid": tid,
+        "args": {"sort_index": tid},
+    }
+    about = {
+        "outcome": str(life.outcome),
+        "reason": life.reason,
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": request.output_tokens,
+        "tokens_received": life.tokens,
+        "ttft_s": ttft(life),
+        "e2e_s": e2e(life),
+        "preemptions": len(life.preempted_at),
+        "recomputed_tokens": life.recomputed_tokens,
+    }
+    name = f"request {request.id}: {life.outcome}"
+    yield _slice(name, "request", lane[0].start, lane[-1].end, pid, tid, about)
+    for state, start, end in lane:
+        after = life.ended_at is not None and start >= life.ended_at
+        name = f"{state.value} for nobody" if after else state.value
+        yield _slice(name, "state", start, end, pid, tid, {})
+    moments = [("first token", life.first_token)]
+    if life.outcome is not Outcome.FINISHED:
+        moments.append((str(life.outcome), life.ended_at))
+    for name, at in moments:
+        if at is not None:
+            yield {"ph": "i", "name": name, "s": "t", "pid": pid, "tid": tid, "ts": _us(at)}
+
+
+def _losses(life: Life, lane: list[Interval]) -> list[float]:
+    """Moments at which a preempted request visibly lost its KV: where a lane says so."""
+    return [start for state, start, _ in lane if state is State.PREEMPTED]
+
+
+def _arrow(number: int, step: Event, at: float, pid: int, tid: int) -> Iterator[Event]:
+    """From the step that a preemption made room for to the request that made it."""
+    flow = {"name": "preemption", "cat": "preemption", "id": number}
+    source = min(max(_us(at), step["ts"]), step["ts"] + step["dur"])
+    yield {"ph": "s", **flow, "pid": step["pid"], "tid": step["tid"], "ts": source}
+    yield {"ph": "f", "bp": "e", **flow, "pid": pid, "tid": tid, "ts": max(_us(at), source)}
+
+
+def _slice(
+    name: str, category: str, start: float, end: float, pid: int, tid: int, args: dict[str, Any]
+) -> Event:
+    begin = _ns(start)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": begin / 1000,
+        "dur": (_ns(end) - begin) / 1000,
+        "args": args,
+    }
+
+
+def _name(what: str, name: str, pid: int, tid: int = 0) -> Event:
+    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _ns(seconds: float) -> int:
+    """Whole nanoseconds, so that neighbours meet and slices nest."""
+    return round(seconds * 1e9)
+
+
+def _us(seconds: float) -> float:
+    return _ns(seconds) / 1000

@@ -1,0 +1,309 @@
+"""The three questions of a report in plain words: who starved, behind whom, what would fix it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import log
+from typing import Any
+
+from simkv.diagnosis import Diagnosis
+from simkv.ledger import SERVED, WORDS, Kind
+from simkv.metrics import e2e, figure
+from simkv.record import Life, Outcome, Record
+from simkv.run import Result
+from simkv.scenario import Scenario
+from simkv.schedulers import variants
+
+#: Requests whose blockers are summed up; more would say the same.
+ASKED = 400
+#: Fields of a scenario that change what comes out.
+DECISIVE = (
+    "engine",
+    "workload",
+    "profile",
+    "timeout",
+    "horizon",
+    "engine_ready",
+    "pipeline",
+)
+#: What two variants are compared by: figure, what it is called, its unit. Less is better.
+COMPARED = (
+    ("longest_stall_s", "longest gap between two tokens", "s"),
+    ("ttft_ms.mean", "mean time to the first token", "ms"),
+    ("e2e_ms.mean", "mean time to the answer", "ms"),
+    ("e2e_ms.p99", "P99 time to the answer", "ms"),
+    ("preemptions", "preemptions", ""),
+    ("recomputed_tokens", "tokens computed again", ""),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field of a scenario that two variants give differently."""
+
+    field: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_value(self.before)} → {_value(self.after)}"
+
+
+def served(record: Record) -> str:
+    """How the requests ended: ``16 of 40 finished, 24 starved``."""
+    count = Counter(life.outcome for life in record.lives.values())
+    parts = [f"{count[Outcome.FINISHED]:,} of {len(record.lives):,} finished"]
+    parts += [
+        f"{count[outcome]:,} {outcome.replace('_', ' ')}"
+        for outcome in Outcome
+        if outcome is not Outcome.FINISHED and count[outcome]
+    ]
+    return ", ".join(parts)
+
+
+def who(record: Record) -> list[str]:
+    """Who got no answer and why; if all did, who waited longest."""
+    lives = record.lives.values()
+    said = []
+    for outcome in (o for o in Outcome if o is not Outcome.FINISHED):
+        failed = [life for life in lives if life.outcome is outcome]
+        if failed:
+            label = "request" if len(lives) == 1 else "requests"
+            said += [
+                f"{len(failed):,} of {len(lives):,} {label} {_fate(outcome, failed, record)}",
+                f"{requests(life.request.id for life in failed)}.".capitalize(),
+            ]
+    if said:
+        return said
+    if not lives:
+        return ["There were no requests."]
+    slowest = max(lives, key=lambda life: (e2e(life) or 0.0, -life.request.id))
+    return [
+        f"Nobody: all {len(lives):,} requests finished.",
+        f"The slowest, request {slowest.request.id}, took {seconds(e2e(slowest) or 0.0)}.",
+    ]
+
+
+def _fate(outcome: Outcome, failed: Sequence[Life], record: Record) -> str:
+    timeouts = {life.request.timeout for life in failed}
+    match outcome:
+        case Outcome.STARVED if len(timeouts) == 1 and None not in timeouts:
+            return f"starved: the clients gave up after {seconds(timeouts.pop() or 0.0)}."
+        case Outcome.STARVED:
+            return "starved: the clients gave up."
+        case Outcome.STALLED if record.standstill:
+            stop = record.standstill
+            return f"stalled for ever at {seconds(stop.since)}: {stop.kind}, {stop.why}."
+        case Outcome.REJECTED:
+            return "were rejected by the engine."
+        case Outcome.LOST:
+            return "were lost by the engine."
+        case Outcome.CUT_OFF:
+            return "were cut off by the horizon of the run."
+    return f"ended as {outcome}."
+
+
+def behind(record: Record, found: Diagnosis) -> list[str]:
+    """What those without an answer (or all, if there are none) waited for, and who held it."""
+    failed = [life for life in record.lives.values() if life.outcome is not Outcome.FINISHED]
+    asked = failed or list(record.lives.values())
+    whose = "They" if failed else "All requests together"
+    sums: dict[Kind, float] = defaultdict(float)
+    for life in asked:
+        for interval in found.ledger.get(life.request.id, ()):
+            sums[interval.kind] += interval.end - interval.start
+    total = sum(sums.values())
+    waits = sorted((item for item in sums.items() if item[0] not in SERVED), key=_second)
+    said = []
+    if waits and total > 0.0:
+        shares = [
+            f"{100.0 * time / total:.0f} % {WORDS[kind]}"
+            for kind, time in reversed(waits)
+            if time >= 0.03 * total
+        ][:4]
+        if shares:
+            said.append(f"{whose} spent of their time {', '.join(shares)}.")
+    blockers = _blockers(found, asked)
+    if blockers:
+        names = ", ".join(f"{i} ({seconds(time)})" for i, time in blockers[:4])
+        label = "request" if len(blockers) == 1 else "requests"
+        said.append(f"What they waited for was held above all by {label} {names}.")
+    lost = len(found.preemptions)
+    if lost:
+        waste, busy = found.waste.recompute, found.waste.busy
+        share = f", {100.0 * waste / busy:.0f} % of the GPU's time" if busy > 0.0 else ""
+        said.append(
+            f"{lost:,} {'preemptions' if lost > 1 else 'preemption'} threw KV away; "
+            f"{found.recompute_tokens:,} tokens were computed again ({seconds(waste)}{share})."
+        )
+    return said or ["Nobody waited for anybody."]
+
+
+def _blockers(found: Diagnosis, asked: Sequence[Life]) -> list[tuple[int, float]]:
+    """Who held what ``asked`` waited for, with their seconds, first the worst."""
+    sums: dict[int, float] = defaultdict(float)
+    for life in asked[:ASKED]:
+        for blocker in found.blockers_of(life.request.id):
+            sums[blocker.id] += blocker.seconds
+    worst = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
+    return [(i, time) for i, time in worst if time > 0.0]
+
+
+def _second(item: tuple[Any, float]) -> float:
+    return item[1]
+
+
+def first_to_look_at(results: Mapping[str, Result]) -> str:
+    """The variant that the report is about: the first that did not serve everybody."""
+    return next(
+        (name for name, result in results.items() if result.summary["verdict"] != "served"),
+        next(iter(results)),
+    )
+
+
+def remedy(results: Mapping[str, Result], name: str) -> str | None:
+    """The variant to set beside ``name``: it serves the most, and of those differs the least.
+
+    None if there is only one, or if none is better.
+    """
+    ours = results[name]
+    others = {other: result for other, result in results.items() if other != name}
+    if not others:
+        return None
+
+    def rank(other: str) -> tuple[float, int, float]:
+        theirs = others[other]
+        return (
+            -_share(theirs),
+            len(changes(ours.scenario, theirs.scenario)),
+            -improvement(ours.summary, theirs.summary),
+        )
+
+    best = min(others, key=rank)
+    if _share(others[best]) > _share(ours):
+        return best
+    if _share(others[best]) < _share(ours):
+        return None
+    equal = [other for other in others if _share(others[other]) == _share(ours)]
+    best = max(equal, key=lambda other: improvement(ours.summary, others[other].summary))
+    return best if improvement(ours.summary, others[best].summary) > 0.05 else None
+
+
+def _share(result: Result) -> float:
+    return float(result.summary["finished"]) / max(result.summary["requests"], 1)
+
+
+def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """By how much the figures of COMPARED are smaller: the sum of logarithms of the ratios."""
+    pairs = [(figure(dict(ours), name), figure(dict(theirs), name)) for name, _, _ in COMPARED]
+    return sum(log((a + 1e-3) / (b + 1e-3)) for a, b in pairs)
+
+
+def fix(results: Mapping[str, Result], name: str, other: str | None) -> list[str]:
+    """What variant ``other`` does better than ``name``, and what it changes."""
+    if other is None:
+        if len(results) == 1:
+            return ["Nothing else was run."]
+        return [f"None of the other {len(results) - 1} variants does better."]
+    ours, theirs = results[name], results[other]
+    said = []
+    differ = changes(ours.scenario, theirs.scenario)
+    a, b = ours.summary, theirs.summary
+    if _share(theirs) > _share(ours):
+        how = "all" if b["finished"] == b["requests"] else f"{b['finished']:,} of"
+        said.append(f"Variant {other} serves {how} {b['requests']:,} requests.")
+    else:
+        said.append(f"Variant {other} serves as many, and better.")
+    if len(differ) <= 4:
+        said.append(f"It changes {'; '.join(map(str, differ))}.")
+    else:
+        said.append(f"It changes {len(differ)} fields, {differ[0]} among them.")
+    if summary := _rule(theirs.scenario, differ):
+        said.append(f"The rule: {summary}.")
+    moved = []
+    for key, label, unit in COMPARED:
+        if key.startswith(("ttft", "e2e")) and a["finished"] != b["finished"]:
+            continue  # latencies of those that finished, which are not the same requests
+        before, after = figure(a, key), figure(b, key)
+        if max(before, after) > 0 and abs(before - after) > 0.05 * max(before, after):
+            moved.append(f"{label} {_amount(before, unit)} → {_amount(after, unit)}")
+    if moved:
+        said.append(f"With it: {'; '.join(moved)}.")
+    return said
+
+
+def changes(ours: Scenario, theirs: Scenario) -> list[Change]:
+    """The fields in which two scenarios differ, as far as they decide what comes out."""
+    a, b = _fields(ours), _fields(theirs)
+    return [
+        Change(name, a.get(name), b.get(name))
+        for name in dict.fromkeys([*a, *b])
+        if a.get(name) != b.get(name)
+    ]
+
+
+def _fields(scenario: Scenario) -> dict[str, Any]:
+    data = scenario.model_dump(include=set(DECISIVE) - {"engine"}, exclude_none=True)
+    return dict(_leaves({"engine": asdict(scenario.engine), **data}))
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key), value
+
+
+def _rule(scenario: Scenario, differ: Sequence[Change]) -> str | None:
+    """What the engine's variant is, where that is what changes."""
+    if not any(change.field == "engine.variant" for change in differ):
+        return None
+    variant = variants(scenario.engine.name).get(scenario.engine.variant)
+    return variant.summary if variant else None
+
+
+def requests(ids: Iterable[int], most: int = 8) -> str:
+    """Ids as runs: ``requests 16 to 39, 41``; of many runs the first ``most``."""
+    ordered = sorted(ids)
+    runs: list[list[int]] = []
+    for i in ordered:
+        if runs and i == runs[-1][1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    names = [
+        str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs[:most]
+    ]
+    rest = sum(b - a + 1 for a, b in runs[most:])
+    more = f" and {rest:,} more" if rest else ""
+    return f"request{'s' if len(ordered) != 1 else ''} {', '.join(names)}{more}"
+
+
+def seconds(value: float) -> str:
+    """``0.42 s``, ``12.3 s``, ``1,234 s``; below a tenth in milliseconds."""
+    if 0.0 < abs(value) < 0.1:
+        return f"{1000.0 * value:.3g} ms"
+    return f"{number(value)} s"
+
+
+def number(value: float) -> str:
+    """A number with three digits, or all before the point."""
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "ms":
+        return seconds(value / 1000.0)
+    return seconds(value) if unit == "s" else number(value)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    return "none" if value is None else str(value)

@@ -1,0 +1,351 @@
+// Draws the figures, keeps them in step with each other, and answers mouse, touch and keyboard.
+"use strict";
+
+const view = { pair: PAGE.pair, x: [0, PAGE.end], y: PAGE.pair.map(() => null), paint: "did" };
+const charts = new Map();
+const CONFIG = { displayModeBar: false, responsive: false, scrollZoom: false, doubleClick: false };
+
+const pairNow = () => view.pair.map((index) => VARIANTS[index]);
+const $ = (selector, root = document) => root.querySelector(selector);
+
+function draw(figure) {
+  const box = charts.get(figure.id);
+  if (!box) return;
+  const { data, layout } = sized(figure);
+  box.previousElementSibling.innerHTML = legendHtml(data);
+  Plotly.react(box, data, layout, CONFIG);
+}
+
+/** A figure with the size that it has here, and room for the headings of its panels. */
+function sized(figure) {
+  const pair = pairNow();
+  const { data, layout } = figure.make(pair, view);
+  const lines = Math.max(0, ...(layout.annotations || []).filter(({ yref, y }) => yref === "paper" && y === 1)
+    .map(({ text }) => text.split("<br>").length));
+  layout.margin.t = 6 + 20 * lines;
+  layout.width = widthNow();
+  layout.height = figure.height(pair) + layout.margin.t;
+  layout.legend.y = 1 + (layout.margin.t + 4) / (layout.height - layout.margin.t - layout.margin.b);
+  return { data, layout };
+}
+
+/** The legend as a list, which wraps better than one in the figure. */
+function legendHtml(data) {
+  const seen = new Set();
+  const entries = data.filter(({ name, showlegend, legendgroup }) => {
+    const key = legendgroup ?? name;
+    if (!name || showlegend === false || seen.has(key)) return false;
+    return seen.add(key);
+  });
+  if (entries.length < 2) return "";
+  return entries.map(({ name, mode, marker, line }) => {
+    const sign = { x: "✕", cross: "✚", diamond: "◆", "triangle-right": "▶", arrow: "➝" }[marker?.symbol];
+    const swatch = sign ? `<i class="sign" style="color:${marker.color}">${sign}</i>`
+      : mode === "lines" ? `<i class="rule" style="border-top:3px ${line.dash === "dot" ? "dotted" : "solid"} ${line.color}"></i>`
+      : `<i class="chip" style="background:${marker.color}"></i>`;
+    return `<li>${swatch}${escaped(name)}</li>`;
+  }).join("");
+}
+
+function drawAll() {
+  FIGURES.forEach(draw);
+}
+
+function drawTimed() {
+  FIGURES.filter((figure) => figure.timed).forEach(draw);
+}
+
+/** Draw one figure after the other, so that the page can be read meanwhile. */
+function drawSoon(figures) {
+  const [next, ...rest] = figures;
+  if (!next) {
+    document.documentElement.dataset.ready = "yes";
+    return;
+  }
+  setTimeout(() => {
+    draw(next);
+    listen(next);
+    drawSoon(rest);
+  });
+}
+
+/** Zooming in one figure is zooming in all that share its axis. */
+function listen(figure) {
+  const box = charts.get(figure.id);
+  if (!box) return;
+  box.on("plotly_relayout", (event) => {
+    if (!figure.timed) return;
+    let moved = false;
+    for (const [key, value] of Object.entries(event)) {
+      const found = key.match(/^([xy])axis(\d*)\.range\[0\]$/);
+      if (!found) continue;
+      moved = true;
+      const other = event[key.replace("[0]", "[1]")];
+      const range = [Math.min(value, other), Math.max(value, other)];
+      if (found[1] === "x") view.x = [Math.max(range[0], 0), Math.min(range[1], PAGE.end)];
+      else if (figure === LANES) view.y[found[2] ? found[2] - 1 : 0] = range;
+    }
+    if (moved) drawTimed();
+  });
+  box.on("plotly_doubleclick", reset);
+  if (figure === LANES) listenToLanes(box);
+}
+
+function reset() {
+  view.x = [0, PAGE.end];
+  view.y = view.pair.map(() => null);
+  drawTimed();
+}
+
+// The lanes: a tip under the pointer, a pinned request below.
+
+function listenToLanes(box) {
+  const tip = $("#tip");
+  box.on("plotly_hover", ({ points, event }) => {
+    const point = points.find(({ data }) => data.meta);
+    if (!point) return;
+    const index = point.data.meta.lanes;
+    const time = timeAt(box, index, event, point.x);
+    tip.innerHTML = LANES.about(pairNow(), index, time, point.y, view);
+    tip.hidden = !tip.innerHTML;
+    place(tip, event);
+  });
+  box.on("plotly_unhover", () => { tip.hidden = true; });
+  box.on("plotly_click", ({ points }) => {
+    const point = points.find(({ data }) => data.meta);
+    if (!point) return;
+    const index = point.data.meta.lanes;
+    const lane = Math.round(point.y);
+    inspect(index, pairNow()[index].drawn[lane]);
+  });
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const variant = pairNow()[pinned.index];
+    const lane = variant.laneOf.get(pinned.place) ?? 0;
+    const next = Math.min(Math.max(lane + step, 0), variant.drawn.length - 1);
+    inspect(pinned.index, variant.drawn[next]);
+  });
+}
+
+/** The time under the pointer; the middle of the cell if that cannot be told. */
+function timeAt(box, index, event, fallback) {
+  const scale = box._fullLayout?.[index ? `xaxis${index + 1}` : "xaxis"];
+  if (!scale?.p2d || event?.clientX === undefined) return fallback;
+  return scale.p2d(event.clientX - box.getBoundingClientRect().left - scale._offset);
+}
+
+function place(tip, event) {
+  if (event?.clientX === undefined) return;
+  const { width, height } = tip.getBoundingClientRect();
+  const left = event.clientX + 14 + width > innerWidth ? event.clientX - width - 14 : event.clientX + 14;
+  const top = event.clientY + 14 + height > innerHeight ? event.clientY - height - 14 : event.clientY + 14;
+  tip.style.left = `${Math.max(left, 4)}px`;
+  tip.style.top = `${Math.max(top, 4)}px`;
+}
+
+const pinned = { index: 0, place: 0 };
+
+/** Show the story of one request under the lanes. */
+function inspect(index, placeOf) {
+  const variant = pairNow()[index];
+  pinned.index = index;
+  pinned.place = placeOf;
+  $("#inspect-variant").value = String(index);
+  $("#inspect-id").value = variant.id(placeOf);
+  const box = charts.get(LANES.id);
+  if (box._fullLayout) Plotly.relayout(box, { shapes: LANES.shapes(pairNow()) });
+  const { arrival, prompt, output, tokens, first, e2e, ended, preemptions, recomputed } = variant.requests;
+  const outcome = variant.outcome(placeOf);
+  const facts = [
+    ["outcome", `${outcome.label}, at ${number(ended[placeOf])} s`],
+    ["arrival", `${number(arrival[placeOf])} s`],
+    ["tokens", `${number(prompt[placeOf])} in the prompt; ${number(tokens[placeOf])} of ${number(output[placeOf])} received`],
+    ["first token after", seconds(first[placeOf])],
+    ["answer after", seconds(e2e[placeOf])],
+    ["preemptions", `${number(preemptions[placeOf])}, ${number(recomputed[placeOf])} tokens computed again`],
+  ];
+  const behind = behindWhom(variant, placeOf);
+  if (behind) facts.push(["waited", behind.replace("in all ", "")]);
+  const lane = variant.laneOf.get(placeOf);
+  let bar = "";
+  if (lane !== undefined) {
+    const sums = [...variant.ledger(lane)].map((sum, code) => ({ sum, ...KINDS[code] })).filter(({ sum, life }) => sum > 0 && life);
+    const all = sums.reduce((total, { sum }) => total + sum, 0) || 1;
+    bar = `<div class="strip" aria-hidden="true">${sums.map(({ key, sum }) =>
+      `<span style="flex:${sum / all};background:var(--kind-${key})"></span>`).join("")}</div>
+      <ul class="ledger">${sums.sort((a, b) => b.sum - a.sum).map(({ key, sum }) =>
+        `<li><i class="chip" style="background:var(--kind-${key})"></i>${escaped(PAGE.words[key])} <b>${seconds(sum)}</b> (${number((100 * sum) / all)} %)</li>`).join("")}</ul>`;
+  } else {
+    bar = "<p>Its lane is not among the sample that this page holds.</p>";
+  }
+  $("#inspected").innerHTML = `<h3>Request ${variant.id(placeOf)} of ${escaped(variant.name)}</h3>
+    <dl>${facts.map(([term, text]) => `<div><dt>${term}</dt><dd>${escaped(text)}</dd></div>`).join("")}</dl>${bar}`;
+}
+
+// Files of a figure.
+
+function save(figure, format) {
+  const name = `${PAGE.name}-${figure.id}`;
+  if (format === "csv") {
+    const text = figure.csv(pairNow()).map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    link.download = `${name}.csv`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    return Promise.resolve(text);
+  }
+  const { data, layout } = forFile(figure);
+  const { width, height } = layout;
+  return Plotly.downloadImage({ data, layout }, { format, width, height, scale: 2, filename: name });
+}
+
+/** A figure as it goes into a file: of one width on every screen, with title and legend in it. */
+function forFile(figure) {
+  canvas.width = 1200;
+  const { data, layout } = sized(figure);
+  canvas.width = null;
+  layout.showlegend = legendHtml(data) !== "";
+  layout.title = { text: `<b>${escaped(PAGE.title)}</b>`, x: 0, xref: "paper", y: 0.985, yanchor: "top", font: { size: 15 } };
+  layout.margin.t += layout.showlegend ? 84 : 34;
+  layout.height += layout.showlegend ? 84 : 34;
+  return { data, layout };
+}
+
+function quoted(value) {
+  const text = String(value);
+  return /[",\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+}
+
+// The table of requests: sorted, filtered, a page at a time.
+
+const table = { sort: "ended", down: true, page: 0, size: 15, filter: "all", index: 0 };
+const COLUMNS = [
+  ["id", "request", (v, p) => v.id(p)],
+  ["arrival", "arrival (s)", (v, p) => v.requests.arrival[p]],
+  ["outcome", "outcome", (v, p) => v.outcome(p).word],
+  ["first", "first token after (s)", (v, p) => v.requests.first[p]],
+  ["e2e", "answer after (s)", (v, p) => v.requests.e2e[p]],
+  ["ended", "in the system (s)", (v, p) => v.requests.ended[p] - v.requests.arrival[p]],
+  ["preemptions", "preemptions", (v, p) => v.requests.preemptions[p]],
+  ["recomputed", "recomputed tokens", (v, p) => v.requests.recomputed[p]],
+];
+
+function fillTable() {
+  const variant = pairNow()[table.index];
+  const [, , value] = COLUMNS.find(([key]) => key === table.sort);
+  const failed = (p) => variant.outcome(p).key !== "finished";
+  const places = [...Array(variant.size).keys()].filter((p) => table.filter === "all" || failed(p));
+  const key = (p) => value(variant, p);
+  const sign = table.down ? -1 : 1;
+  places.sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    if (x === null || y === null) return (x === null) - (y === null) || a - b;
+    return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b;
+  });
+  const pages = Math.max(Math.ceil(places.length / table.size), 1);
+  table.page = Math.min(Math.max(table.page, 0), pages - 1);
+  const shown = places.slice(table.page * table.size, (table.page + 1) * table.size);
+  $("#rows thead").innerHTML = `<tr>${COLUMNS.map(([name, title]) => {
+    const on = name === table.sort;
+    return `<th scope="col" aria-sort="${on ? (table.down ? "descending" : "ascending") : "none"}">
+      <button type="button" data-sort="${name}">${title}${on ? (table.down ? " ▼" : " ▲") : ""}</button></th>`;
+  }).join("")}</tr>`;
+  $("#rows tbody").innerHTML = shown.map((p) => `<tr>${COLUMNS.map(([name, , of]) => {
+    const cell = of(variant, p);
+    if (name === "id") return `<th scope="row"><button type="button" data-place="${p}">${cell}</button></th>`;
+    return `<td class="${typeof cell === "string" ? "" : "number"}">${typeof cell === "string" ? escaped(cell) : cell === null ? "none" : number(cell)}</td>`;
+  }).join("")}</tr>`).join("");
+  $("#pager").textContent = `${places.length ? table.page * table.size + 1 : 0} to ${table.page * table.size + shown.length} of ${places.length}`;
+}
+
+function listenToTable() {
+  $("#rows").addEventListener("click", ({ target }) => {
+    const { sort, place: p } = target.dataset;
+    if (sort) {
+      table.down = table.sort === sort ? !table.down : true;
+      table.sort = sort;
+      fillTable();
+      $(`#rows [data-sort="${sort}"]`).focus();
+    } else if (p !== undefined) {
+      inspect(table.index, Number(p));
+      $("#inspected").scrollIntoView({ block: "center" });
+    }
+  });
+  $("#previous").addEventListener("click", () => { table.page--; fillTable(); });
+  $("#next").addEventListener("click", () => { table.page++; fillTable(); });
+  $("#filter").addEventListener("change", ({ target }) => { table.filter = target.value; table.page = 0; fillTable(); });
+  $("#rows-variant").addEventListener("change", ({ target }) => { table.index = Number(target.value); table.page = 0; fillTable(); });
+}
+
+// Controls.
+
+function nameThePair() {
+  for (const select of [$("#inspect-variant"), $("#rows-variant")]) {
+    select.innerHTML = pairNow().map((variant, index) => `<option value="${index}">${escaped(variant.name)}</option>`).join("");
+    select.closest("label").hidden = view.pair.length < 2;
+  }
+  table.index = 0;
+}
+
+function choosePair() {
+  view.pair = [...document.querySelectorAll("[data-side]")].map((select) => Number(select.value));
+  view.y = view.pair.map(() => null);
+  nameThePair();
+  fillTable();
+  inspect(0, worstOf(pairNow()[0]));
+  drawAll();
+}
+
+/** The request to begin with: without an answer if there is one, and longest in the system. */
+function worstOf(variant) {
+  const { arrival, ended } = variant.requests;
+  let worst = 0;
+  const rank = (p) => (variant.outcome(p).key === "finished" ? 0 : 1e12) + ended[p] - arrival[p];
+  for (let p = 1; p < variant.size; p++) if (rank(p) > rank(worst)) worst = p;
+  return worst;
+}
+
+function listenToControls() {
+  for (const select of document.querySelectorAll("[data-side]")) select.addEventListener("change", choosePair);
+  for (const button of document.querySelectorAll("[data-save]")) {
+    const figure = FIGURES.find(({ id }) => id === button.closest("figure").dataset.figure);
+    button.addEventListener("click", () => save(figure, button.dataset.save));
+  }
+  for (const button of document.querySelectorAll("[data-reset]")) button.addEventListener("click", reset);
+  $("#paint").addEventListener("change", ({ target }) => { view.paint = target.value; draw(LANES); });
+  $("#inspect").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const index = Number($("#inspect-variant").value || 0);
+    const found = pairNow()[index].placeOf.get(Number($("#inspect-id").value));
+    if (found === undefined) $("#inspected").textContent = "There is no such request in this variant.";
+    else inspect(index, found);
+  });
+}
+
+function start() {
+  if (!VARIANTS.some((variant) => variant.size)) return;
+  for (const element of document.querySelectorAll("figure[data-figure]")) {
+    charts.set(element.dataset.figure, $(".chart", element));
+  }
+  nameThePair();
+  listenToControls();
+  listenToTable();
+  fillTable();
+  inspect(0, worstOf(pairNow()[0]));
+  drawSoon(FIGURES.filter(({ id }) => charts.has(id)));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    clearTimeout(start.timer);
+    start.timer = setTimeout(drawAll, 120);
+  });
+  addEventListener("beforeprint", () => { document.documentElement.classList.add("print"); drawAll(); });
+  addEventListener("afterprint", () => { document.documentElement.classList.remove("print"); drawAll(); });
+}
+
+start();

@@ -1,0 +1,156 @@
+"""A scheduler that does what a test tells it, and an executor whose steps are as long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+
+import simpy
+
+from simkv.engine import Engine, serve
+from simkv.executors import Executor, Load
+from simkv.record import Record
+from simkv.request import Prompt, Request
+from simkv.schedulers.base import Batch, Completion, Livelock, Scheduler
+
+
+class Seconds:
+    """Every step takes ``step`` seconds, every idle pass ``idle``; ``loads`` are those that ran."""
+
+    def __init__(self, step: float = 1.0, idle: float = 0.25) -> None:
+        self.step = step
+        self.pass_time = idle
+        self.loads: list[Load] = []
+
+    def run(self, load: Load) -> float:
+        self.loads.append(load)
+        return self.step
+
+    def foresee(self, load: Load, steps: int) -> list[float]:
+        return [self.step] * steps
+
+    def ran(self, load: Load, seconds: Sequence[float]) -> None:
+        self.loads += [load] * len(seconds)
+
+    def idle(self) -> float:
+        return self.pass_time
+
+
+class Fifo:
+    """Prefills every waiting request at once, then decodes all of them; memory without end.
+
+    ``decide`` may replace the decision of a call, by its number from 0; it returns a batch, or
+    None to leave it to the rule above.
+    """
+
+    pipeline_depth = 1
+
+    def __init__(self, decide: Callable[[int, Fifo], Batch | None] = lambda call, fifo: None):
+        self.decide = decide
+        self.calls = 0
+        self.waiting: list[int] = []
+        self.running: list[int] = []
+        self.lengths: dict[int, int] = {}
+        self.told: list[Prompt] = []
+        self.aborted: list[int] = []
+        self.state: Hashable = None
+
+    def add(self, prompt: Prompt) -> None:
+        self.told.append(prompt)
+        self.waiting.append(prompt.id)
+        self.lengths[prompt.id] = prompt.prompt_tokens
+
+    def schedule(self) -> Batch:
+        self.calls += 1
+        decided = self.decide(self.calls - 1, self)
+        return self.rule() if decided is None else decided
+
+    def rule(self) -> Batch:
+        if self.waiting:
+            ids, self.waiting = self.waiting, []
+            self.running += ids
+            return self.batch("prefill", [(i, self.lengths[i]) for i in ids])
+        return self.batch("decode", [(i, 1) for i in self.running])
+
+    def batch(self, kind: str, rows: Iterable[tuple[int, int]], *, emits: bool = True) -> Batch:
+        rows = list(rows)
+        return Batch(
+            scheduled=rows,
+            context=[self.lengths[i] - n for i, n in rows],
+            emits=[i for i, _ in rows] if emits else [],
+            kind=kind if rows else "idle",  # type: ignore[arg-type]
+        )
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        for i in batch.emits:
+            self.lengths[i] += 1
+        self.running = [i for i in self.running if i not in ended]
+        return Completion(batch.emits, sorted(ended))
+
+    def abort(self, request_id: int) -> None:
+        self.aborted.append(request_id)
+
+    num_blocks = free_blocks = 100
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def leap(self, most: int) -> int:
+        return 1
+
+    def skip(self, steps: int) -> list[int]:
+        raise AssertionError("never asked to leap")
+
+    def waiting_ids(self) -> list[int]:
+        return list(self.waiting)
+
+    def running_ids(self) -> list[int]:
+        return list(self.running)
+
+    def blocks_held(self) -> Mapping[int, int]:
+        return {}
+
+    def fingerprint(self) -> Hashable:
+        return (tuple(self.waiting), tuple(self.running), tuple(self.lengths.items()), self.state)
+
+
+def die(call: int, why: str = "panic: of the test") -> Callable[[int, Fifo], Batch | None]:
+    """The engine dies on the batch of that call."""
+
+    def decide(now: int, fifo: Fifo) -> Batch | None:
+        if now != call:
+            return None
+        batch = fifo.rule()
+        batch.fatal = why
+        return batch
+
+    return decide
+
+
+def hang(call: int) -> Callable[[int, Fifo], Batch | None]:
+    """That call never returns."""
+
+    def decide(now: int, fifo: Fifo) -> Batch | None:
+        if now == call:
+            raise Livelock("round and round", fifo.running)
+        return None
+
+    return decide
+
+
+def simulate(
+    scheduler: Scheduler,
+    requests: Iterable[Request],
+    *,
+    horizon: float | None = None,
+    ready: float = 0.0,
+    executor: Executor | None = None,
+    resolved: Callable[[], None] | None = None,
+) -> Record:
+    """The record of a run."""
+    engine = Engine(simpy.Environment(), scheduler, executor or Seconds(), ready, resolved)
+    return serve(engine, requests, horizon)

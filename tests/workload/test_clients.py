@@ -1,0 +1,109 @@
+"""Clients whose requests depend on how earlier ones were served."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.errors import InputError
+from simkv.request import Request
+from simkv.workload import Clients, Workload, clients, generate
+
+
+def request(number: int, arrival: float = 0.0, timeout: float | None = None) -> Request:
+    return Request(number, 10, 5, arrival=arrival, output_tokens=5, timeout=timeout)
+
+
+def ids(sent: list[Request]) -> list[int]:
+    return [r.id for r in sent]
+
+
+def test_open_clients_send_everything_at_its_time_unchanged() -> None:
+    requests = [request(0, 0.1), request(1, 0.1), request(2, 3.0)]
+    some = Clients(requests)
+    assert some.open
+    assert some.next_time() == 0.1
+    assert some.send(0.0) == []
+    assert some.send(0.1) == requests[:2]
+    assert (some.next_time(), ids(some.unsent)) == (3.0, [2])
+    assert some.send(5.0) == [requests[2]]
+    assert (some.next_time(), some.unsent) == (None, [])
+
+
+def test_a_full_client_holds_requests_back_in_their_order() -> None:
+    some = Clients([request(i, i / 10) for i in range(4)], max_concurrency=2)
+    assert ids(some.send(0.0)) == [0]
+    assert ids(some.send(0.35)) == [1]
+    assert some.send(0.35) == []
+    some.ended(1, 2.0)
+    (late,) = some.send(2.0)
+    assert (late.id, late.arrival) == (2, 2.0)
+    assert some.queued(2) == pytest.approx(1.8)
+    some.ended(0, 2.5, answered=False)
+    assert ids(some.send(2.5)) == [3]
+    assert some.queued(0) == 0.0
+
+
+def test_a_turn_comes_when_the_one_before_it_has_its_answer_and_the_user_has_thought() -> None:
+    some = Clients([request(0), request(1), request(2)], {1: (0, 2.5), 2: (1, 0.0)})
+    assert not some.open
+    assert ids(some.send(0.0)) == [0]
+    assert some.next_time() is None
+    some.ended(0, 4.0)
+    assert some.next_time() == 6.5
+    (second,) = some.send(6.5)
+    assert (second.id, second.arrival) == (1, 6.5)
+    some.ended(1, 7.0)
+    assert some.next_time() == 7.0
+    assert ids(some.send(7.0)) == [2]
+
+
+def test_a_session_whose_client_got_no_answer_is_over() -> None:
+    some = Clients([request(0), request(1)], {1: (0, 1.0)})
+    some.send(0.0)
+    some.ended(0, 3.0, answered=False)
+    assert some.next_time() is None
+    assert ids(some.unsent) == [1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=25),
+    st.integers(1, 4),
+)
+def test_slots_are_never_exceeded_and_never_idle_while_someone_waits(
+    drawn: list[tuple[int, int]], slots: int
+) -> None:
+    """A server that takes a fixed time for each request, in a loop over the clients' own times."""
+    requests = [request(i, float(time)) for i, (time, _) in enumerate(drawn)]
+    some = Clients(requests, max_concurrency=slots)
+    serving: dict[int, float] = {}
+    now = 0.0
+    while some.unsent or serving:
+        for sent in some.send(now):
+            assert sent.arrival == now
+            serving[sent.id] = now + drawn[sent.id][1]
+        assert len(serving) <= slots
+        waiting = [r for r in some.unsent if r.arrival <= now]
+        assert not waiting or len(serving) == slots
+        following = [*serving.values(), *([some.next_time()] if some.next_time() else [])]
+        if not following:
+            break
+        now = min(time for time in following if time is not None)
+        for number in [number for number, end in serving.items() if end <= now]:
+            del serving[number]
+            some.ended(number, now)
+    order = sorted(requests, key=lambda r: (r.arrival, r.id))
+    assert [r.id for r in order] == list(some.sent)
+
+
+def test_workloads_that_depend_on_the_engine_are_for_clients_only() -> None:
+    burst = {"num_prompts": 9, "prompt_tokens": 5, "output_tokens": 2}
+    closed = Workload.model_validate({"burst": burst, "max_concurrency": 3})
+    with pytest.raises(InputError, match="max_concurrency"):
+        generate(closed, None)
+    some = clients(closed, 30.0)
+    assert len(some.send(0.0)) == 3
+    assert {r.timeout for r in some.requests} == {30.0}
+    opened = Workload.model_validate({"burst": burst})
+    assert clients(opened, None).requests == generate(opened, None)

@@ -1,0 +1,196 @@
+"""Figures of a trace against what a plain computation says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.errors import InputError
+from simkv.prefix import Content, common_prefix
+from simkv.request import Request
+from simkv.workload import Workload, clients
+from simkv.workload.convert import write_requests
+from simkv.workload.inspect import BINS, Course, Demand, Lengths, Service, Survey, inspect
+from simkv.workload.rows import Names, Pieces, Rows, parse_pieces
+from simkv.workload.trace import Reader, read_trace
+
+LENGTHS = st.lists(st.integers(1, 10**6), min_size=1, max_size=60)
+
+
+@given(LENGTHS)
+def test_percentiles_are_numpys(values: list[int]) -> None:
+    lengths = Lengths()
+    for cut in (values[:7], values[7:]):
+        lengths.add(np.array(cut, np.int64))
+    found = lengths.figures()
+    assert found["mean"] == pytest.approx(np.mean(values))
+    for quantile in (50, 90, 99):
+        assert found[f"p{quantile}"] == pytest.approx(np.percentile(values, quantile))
+    assert found["max"] == max(values)
+
+
+def rows_of(times: list[float], prompts: list[int], outputs: list[int]) -> Rows:
+    return Rows(np.array(times), np.array(prompts), np.array(outputs))
+
+
+@given(st.data(), st.integers(1, 30))
+def test_peaks_are_those_of_a_sweep_however_the_rows_are_cut(data: st.DataObject, n: int) -> None:
+    draw = data.draw
+    times = sorted(draw(st.lists(st.integers(0, 40), min_size=n, max_size=n)))
+    prompts = draw(st.lists(st.integers(1, 99), min_size=n, max_size=n))
+    outputs = draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
+    service = Service(prefill_rate=16.0, tpot=1.0)
+    demand = Demand(service, 16)
+    size = draw(st.integers(1, n))
+    for low in range(0, n, size):
+        cut = slice(low, low + size)
+        demand.add(rows_of([float(t) for t in times[cut]], prompts[cut], outputs[cut]))
+    ends = [t + p / 16 + o for t, p, o in zip(times, prompts, outputs, strict=True)]
+    blocks = [-(-(p + o - 1) // 16) for p, o in zip(prompts, outputs, strict=True)]
+    held = [[i for i in range(n) if times[i] <= now and (ends[i] > now)] for now in times]
+    assert demand.requests == max(len(some) for some in held)
+    assert demand.blocks == max(sum(blocks[i] for i in some) for some in held)
+
+
+def test_bins_of_time_widen_when_a_trace_is_long() -> None:
+    course = Course()
+    course.add(np.array([0.5, 0.6, 1.5]))
+    assert (course.most(1.0), course.width) == (2, 1.0)
+    course.add(np.array([3.0 * BINS]))
+    assert (course.width, course.values.sum()) == (4.0, 4)
+    assert course.most(64.0) == 3
+
+
+PIECES = st.lists(
+    st.sampled_from(["a:8", "a:8-16", "a:16", "b:8", "b:3", "h1:8", "h2:8", "u0:5", "o0:4"]),
+    max_size=4,
+)
+
+
+@given(st.lists(st.tuples(PIECES, st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=8))
+def test_shared_prefixes_are_those_of_the_contents(
+    drawn: list[tuple[list[str], int, int]],
+) -> None:
+    """Against every earlier prompt with its output, token by token identity as the cache has it."""
+    names = Names()
+    pieces = [parse_pieces(" ".join(words), names) for words, _, _ in drawn]
+    prompts = [
+        sum(end - start for *_, start, end in row) + max(rest, 0 if row else 1)
+        for row, (_, rest, _) in zip(pieces, drawn, strict=True)
+    ]
+    rows = rows_of([float(i) for i in range(len(drawn))], prompts, [out for *_, out in drawn])
+    rows.number = np.arange(len(drawn))
+    rows.pieces = Pieces.of(pieces)
+    survey = Survey(block_size=4)
+    shared = survey.sharing.add(rows).tolist()
+    from simkv.workload.source import Tally
+    from simkv.workload.trace import Trace
+
+    sent = Trace(Path(), "simkv", rows, Tally(), [], names.names).requests()
+    for index, request in enumerate(sent):
+        longest = max(
+            (
+                common_prefix(
+                    Content(request),
+                    Content(earlier),
+                    min(request.prompt_tokens, earlier.prompt_tokens + earlier.output_tokens),
+                )
+                for earlier in sent[:index]
+            ),
+            default=0,
+        )
+        assert shared[index] == longest
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Path:
+    workload = Workload.model_validate(
+        {
+            "sessions": {
+                "num_sessions": 40,
+                "request_rate": 2.0,
+                "turns": 3,
+                "prompt_tokens": 100,
+                "output_tokens": 50,
+                "think_time": 5.0,
+                "prefix_group": "system",
+                "prefix_tokens": 64,
+            }
+        }
+    )
+    sent = clients(workload, None)
+    write_requests(tmp_path / "chat.csv", sent.requests, sent.after)
+    return tmp_path / "chat.csv"
+
+
+def test_figures_of_a_chat(chat: Path) -> None:
+    found = inspect(Reader(chat)).figures()
+    assert (found["requests"], found["sessions"]) == (120, 40)
+    # Prompts have 164, 314 and 464 tokens; the first turns share 64, later ones all but 100.
+    assert found["prompt_tokens"]["mean"] == 314
+    assert found["prefix_hit_rate"] == pytest.approx((39 * 64 + 40 * (214 + 364)) / (120 * 314))
+    assert found["hash_blocks"] is None
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_rows_out_of_order_give_the_same_figures(chat: Path, tmp_path: Path) -> None:
+    header, *rows = chat.read_text().splitlines()
+    plain = [",".join(row.split(",")[:3]) for row in rows]
+    mixed = tmp_path / "mixed.csv"
+    in_order = tmp_path / "in_order.csv"
+    header = ",".join(header.split(",")[:3])
+    in_order.write_text("\n".join([header, *plain]))
+    mixed.write_text("\n".join([header, *plain[60:], *plain[:60]]))
+    assert inspect(Reader(mixed)).figures() == inspect(Reader(in_order)).figures()
+
+
+def test_lengths_without_arrivals_have_no_rate(tmp_path: Path) -> None:
+    path = tmp_path / "l.csv"
+    path.write_text("prompt_tokens,output_tokens\n5,1\n7,2\n")
+    found = inspect(Reader(path)).figures()
+    assert (found["rate"], found["peak_blocks"], found["prefix_hit_rate"]) == (None, None, None)
+    assert found["prompt_tokens"]["mean"] == 6
+
+
+def test_one_request_alone(tmp_path: Path) -> None:
+    path = tmp_path / "l.csv"
+    path.write_text("arrival,prompt_tokens,output_tokens\n5,17,1\n")
+    found = inspect(Reader(path)).figures()
+    assert (found["rate"], found["requests"], found["peak_blocks"]) == (None, 1, 2)
+
+
+def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "l.csv"
+    path.write_text("arrival,prompt_tokens,output_tokens\n")
+    with pytest.raises(InputError, match="no request is left"):
+        inspect(Reader(path))
+
+
+def test_the_picture_is_the_same_every_time(chat: Path, tmp_path: Path) -> None:
+    from simkv.workload.picture import draw
+
+    lengths = tmp_path / "l.csv"
+    lengths.write_text("prompt_tokens,output_tokens\n5,1\n")
+    for path in (chat, lengths):
+        one, two = (
+            draw(inspect(Reader(path)), "t", tmp_path / name).read_bytes() for name in ("a", "b")
+        )
+        assert one == two
+        assert one.startswith(b"\x89PNG")
+
+
+def test_gaps_and_busiest_seconds(tmp_path: Path) -> None:
+    times = [0.0, 0.1, 0.2, 5.0, 9.0]
+    sent = [Request(i, 5, 1, arrival=time) for i, time in enumerate(times)]
+    write_requests(tmp_path / "t.csv", sent, {})
+    found = inspect(Reader(tmp_path / "t.csv")).figures()
+    gaps = np.diff(times)
+    assert found["gap_cv"] == pytest.approx(gaps.std() / gaps.mean())
+    assert (found["longest_gap_s"], found["most_in_1_s"], found["most_in_64_s"]) == (4.8, 3, 5)
+    assert found["rate"] == pytest.approx(5 / 9)
+    assert len(read_trace(tmp_path / "t.csv")) == 5
