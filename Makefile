@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := scenarios/mistralrs-forty.yaml
 
-.PHONY: demo test bench format clean
+.PHONY: demo test bench reports format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run $(DEMO)
@@ -18,6 +18,9 @@ test: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
+
+reports: $(VENV)/.installed
+	$(BIN)/simkv report --gallery reports
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv import __version__, cli_trace
+from simkv import __version__, cli_counterfactual, cli_sweep, cli_trace
 from simkv.errors import InputError
 from simkv.gpu import cli as cli_gpu
 
@@ -24,8 +24,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A flight simulator for LLM-serving schedulers: who was served when, who starved, why.",
 )
+app.command()(cli_sweep.sweep)
 app.add_typer(cli_trace.app, name="trace")
+app.add_typer(cli_counterfactual.app)
 app.add_typer(cli_gpu.app, name="gpu")
+app.command()(cli_gpu.calibrate)
 
 
 def main() -> None:
@@ -62,6 +65,10 @@ Junit = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what was expected as JUnit XML.")
 ]
 
+Perfetto = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+]
+
 
 @app.command()
 def run(
@@ -81,6 +88,7 @@ def run(
         bool, typer.Option(help="Leap over dull stretches; changes nothing but the time it takes.")
     ] = True,
     junit: Junit = None,
+    perfetto: Perfetto = None,
 ) -> None:
     """Run a scenario's variants side by side; print the figures and write tables and pictures.
 
@@ -98,6 +106,8 @@ def run(
     check_folder(folder)
     if junit:
         check_target(junit)
+    if perfetto:
+        _check_file("--perfetto", perfetto)
 
     from rich.console import Console
 
@@ -129,6 +139,11 @@ def run(
         say(console, "\nExpected")
         print_checks(console, checks)
     say(console, f"\nWritten to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+    if perfetto:
+        from simkv.report.perfetto import write_perfetto
+
+        write_perfetto(perfetto, {variant: r.record for variant, r in results.items()}, name)
+        say(console, f"Written {perfetto}: open it with ui.perfetto.dev")
     if junit:
         write_junit(junit, {name: checks})
     if not all(found.ok for found in checks):
@@ -136,7 +151,7 @@ def run(
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
+def _progress(total: int | None) -> Iterator[Callable[[], None]]:
     """A bar on a terminal, nothing in a pipe."""
     from rich.console import Console
     from rich.progress import Progress
@@ -145,6 +160,82 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("requests", total=total)
         yield lambda: bar.advance(task)
+
+
+def _check_file(option: str, file: Path) -> None:
+    """Raise InputError if ``file`` cannot be written."""
+    if file.is_dir() or not file.parent.is_dir():
+        what = "is a folder" if file.is_dir() else "its folder does not exist"
+        raise InputError(f"{option} {file}: {what}; expected a file in a folder that exists")
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN…", help="Run folders, scenario files or names of packaged scenarios."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The page; default RUN/report.html or runs/<scenario>.html."
+        ),
+    ] = None,
+    perfetto: Perfetto = None,
+    whatif: Annotated[
+        bool, typer.Option(help="Try single changes and name those that would help.")
+    ] = True,
+    gallery: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write reports of the zoo and an index instead."),
+    ] = None,
+) -> None:
+    """Explain runs on one HTML page: who starved, behind whom, and what would fix it.
+
+    Runs are deterministic, so they are run again from their scenarios.
+    """
+    if gallery:
+        _report_gallery(gallery, runs or [], whatif)
+        return
+    if not runs:
+        raise InputError("report: nothing to report on; expected run folders, files or names")
+    from simkv.report.html import write_html
+    from simkv.report.perfetto import write_perfetto
+    from simkv.report.runs import page_of, plan, remedies, run_all
+    from simkv.report.story import first_to_look_at
+
+    planned = plan(runs)
+    page = out or page_of(runs)
+    if out:
+        _check_file("--out", out)
+    if perfetto:
+        _check_file("--perfetto", perfetto)
+    with _progress(sum(variant.scenario.workload.size for variant in planned.values())) as advance:
+        results = run_all(planned, advance)
+    changes: list[str] = []
+    if whatif:
+        with _progress(None) as advance:
+            changes = remedies(planned[first_to_look_at(results)], advance)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_html(page, results, changes)
+    print(f"Written {page}")
+    if perfetto:
+        records = {name: result.record for name, result in results.items()}
+        write_perfetto(perfetto, records, next(iter(results.values())).scenario.name)
+        print(f"Written {perfetto}: open it with ui.perfetto.dev")
+
+
+def _report_gallery(folder: Path, names: list[Path], whatif: bool) -> None:
+    from simkv.report.gallery import check_gallery, write_gallery
+    from simkv.zoo import incidents
+
+    check_gallery(folder)
+    chosen = incidents(str(name) for name in names)
+    written = write_gallery(folder, chosen, print, whatif=whatif)
+    size = sum(path.stat().st_size for path in written)
+    print(f"Written {len(written)} files, {size / 1e6:.1f} MB; start with {folder}/index.html")
 
 
 @app.command()

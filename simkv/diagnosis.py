@@ -8,11 +8,25 @@ or ``result.diagnosis``, which is the same, worked out when first asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+from math import fsum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simkv.ledger import Interval, Kind
-from simkv.record import Life, Record
+import numpy as np
+import numpy.typing as npt
+
+from simkv.ledger import NEGLIGIBLE, Interval, Kind, ledger, lost, runs, totals
+from simkv.record import Life, Outcome, Record
+from simkv.schedulers.base import blocks_for
+
+if TYPE_CHECKING:
+    from simkv.verdicts import Verdict
+
+Floats = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
 
 
 class Holding(NamedTuple):
@@ -76,33 +90,12 @@ class Waste:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Something that went wrong: its name, the fewest requests that show it, and a sentence.
-
-    The subclasses below add the evidence. ``to_json`` is what stands in ``summary.json``.
-    """
-
-    requests: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def text(self) -> str:
-        raise NotImplementedError
-
-    def to_json(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """All that is known about why a run went as it did.
 
     ``blockers`` are the requests to whom most of others' waiting is due, first the worst.
     ``recompute_tokens`` and ``waste.recompute`` (s) are the recompute tax. ``overtakes`` counts
-    pairs; ``worst_overtakes`` gives for each overtaken request the one that came furthest ahead.
+    pairs; ``worst_overtakes`` gives for each overtaken request the one that was served first.
     """
 
     ledger: dict[int, list[Interval]]
@@ -114,20 +107,71 @@ class Diagnosis:
     recompute_tokens: int
     waste: Waste
     verdicts: list[Verdict]
+    _pressure: _Pressure = field(repr=False, compare=False)
 
     def blockers_of(self, request: int) -> list[Blocker]:
         """Who held what ``request`` waited for, first the worst."""
-        raise NotImplementedError
+        return self._pressure.on(request)
+
+
+def block_size(engine: Any) -> int:
+    """Tokens per block of an engine's config, which may call it a page."""
+    return int(getattr(engine, "block_size", None) or engine.page_size)
 
 
 def diagnose(record: Record, block_size: int) -> Diagnosis:
     """Work out why a run went as it did; ``block_size`` in tokens."""
-    raise NotImplementedError
+    from simkv.verdicts import verdicts
+
+    lives = record.lives.values()
+    intervals = ledger(record)
+    pressure = _Pressure(record, intervals, block_size)
+    overtaken = {life.request.id: found for life, found in _overtakes(lives, record)}
+    found = Diagnosis(
+        ledger=intervals,
+        totals=totals(interval for tiles in intervals.values() for interval in tiles),
+        blockers=pressure.on_all(),
+        preemptions=_preemptions(record),
+        overtakes=sum(count for count, _ in overtaken.values()),
+        worst_overtakes=sorted(
+            (worst for _, worst in overtaken.values()), key=lambda o: (-o.seconds, o.victim)
+        ),
+        recompute_tokens=sum(life.recomputed_tokens for life in lives),
+        waste=_waste(record),
+        verdicts=[],
+        _pressure=pressure,
+    )
+    found.verdicts.extend(verdicts(record, found, block_size))
+    return found
 
 
 def holdings(record: Record, life: Life, block_size: int) -> list[Holding]:
     """The blocks that a request held over time, from the tokens of KV that it had computed.
 
-    Prefixes that it shared count in full; blocks that an engine hands out ahead of use do not.
+    Neighbours differ. Prefixes that it shared count in full; blocks that an engine hands out ahead
+    of use do not. One that the run leaves with its blocks holds them to the end.
     """
-    raise NotImplementedError
+    log = record.steps
+    found: list[Holding] = []
+
+    def hold(start: float, blocks: int) -> None:
+        """From ``start`` on it has ``blocks``."""
+        if found and found[-1].end > start:
+            if found[-1].blocks == blocks:
+                return
+            found[-1] = found[-1]._replace(end=start)
+        if blocks:
+            found.append(Holding(start, record.end, blocks))
+
+    before = None
+    for run in runs(life):
+        if before and (at := lost(log, life, before, run)) <= log.start[run.first]:
+            hold(max(at, log.end[before.last]), 0)
+        for row, blocks in _growth(run.context, run.tokens, run.last - run.first + 1, block_size):
+            hold(log.start[run.first + row], blocks)
+        before = run
+    if before:
+        kept = life.outcome in (Outcome.STALLED, Outcome.CUT_OFF)
+        left = max(log.end[before.last], min(lost(log, life, before, None), record.end))
+        hold(record.end if kept and not life.preempted_at else left, 0)
+    return [holding for holding in found if holding.end > holding.start]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
+from simkv.clients import Clients
 from simkv.clock import Moment
 from simkv.executors import Executor, Load, load_of
 from simkv.record import Life, Outcome, Queues, Record, Standstill
@@ -80,6 +81,7 @@ class Engine:
         self.dead = False
         self._ready = ready
         self._resolved = resolved
+        self.ended: Callable[[Life], None] | None = None
         self._inbox: list[Request | int] = []
         self._outside = False
         self._wake: simpy.Event | None = None
@@ -300,6 +302,8 @@ class Engine:
             life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
             if self._resolved:
                 self._resolved()
+            if self.ended:
+                self.ended(life)
 
     def _busy(self) -> bool:
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
@@ -401,36 +405,58 @@ def _long_lived() -> Iterator[None]:
             gc.enable()
 
 
-def serve(engine: Engine, requests: Iterable[Request], horizon: float | None) -> Record:
-    """Send ``requests`` to the engine at their arrivals and run until all is over.
+def serve(engine: Engine, sent: Iterable[Request] | Clients, horizon: float | None) -> Record:
+    """Send requests to the engine and run until all is over; every request has one outcome then.
 
-    That is when nothing more can happen, or at ``horizon`` (s). Every request then has exactly
-    one outcome.
+    ``sent`` are requests that come at their arrivals, or clients that wait for answers. All is over
+    when nothing more can happen, or at ``horizon`` (s).
     """
     env = engine.env
-    ordered = sorted(requests, key=lambda request: request.arrival)
-
-    def clients() -> Process:
-        for request in ordered:
-            if request.arrival > env.now:
-                yield env.timeout(request.arrival - env.now)
-            engine.submit(request)
-
-    env.process(clients())
+    clients = sent if isinstance(sent, Clients) else Clients(list(sent))
+    env.process(_arrive(engine, clients.requests) if clients.open else _converse(engine, clients))
     env.process(engine.run())
     with _long_lived():
         env.run(until=horizon)
     record = engine.record
     if horizon is not None:
         record.end = horizon
-    for request in ordered:
+    for request in clients.requests:
         if request.id not in record.lives:
             life = record.arrive(request)
-            life.outcome, life.reason = Outcome.CUT_OFF, "the horizon came before it"
+            life.outcome, life.reason = Outcome.CUT_OFF, "its turn did not come"
             life.ended_at = request.arrival
     _conclude(record, horizon)
     engine.settle()
     return record
+
+
+def _arrive(engine: Engine, requests: Iterable[Request]) -> Process:
+    """Requests come at their arrivals, whatever becomes of the others."""
+    env = engine.env
+    for request in sorted(requests, key=lambda request: request.arrival):
+        if request.arrival > env.now:
+            yield env.timeout(request.arrival - env.now)
+        engine.submit(request)
+
+
+def _converse(engine: Engine, clients: Clients) -> Process:
+    """Clients send when they have the answer that they wait for, and when they may."""
+    env = engine.env
+    answered = env.event()
+
+    def ended(life: Life) -> None:
+        clients.ended(life.request.id, env.now, life.outcome is Outcome.FINISHED)
+        if not answered.triggered:
+            answered.succeed()
+
+    engine.ended = ended
+    while True:
+        for request in clients.send(env.now):
+            engine.submit(request)
+        following = clients.next_time()
+        answered = env.event()
+        due = [] if following is None else [env.timeout(max(following - env.now, 0.0))]
+        yield env.any_of([answered, *due])
 
 
 def _conclude(record: Record, horizon: float | None) -> None:

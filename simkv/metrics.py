@@ -176,7 +176,6 @@ def summary(record: Record) -> dict[str, Any]:
     finished = [life for life in lives if life.outcome is Outcome.FINISHED]
     latencies = [seconds for life in finished if (seconds := e2e(life)) is not None]
     makespan = _makespan(lives)
-    rate = (1.0 / makespan) if makespan > 0 else 0.0
     verdict, detail = verdict_of(record)
     return {
         "requests": len(lives),
@@ -184,10 +183,11 @@ def summary(record: Record) -> dict[str, Any]:
         "verdict": verdict,
         "verdict_detail": detail,
         "makespan_s": makespan,
-        "request_throughput": len(finished) * rate,
-        "output_throughput": sum(life.tokens for life in finished) * rate,
-        "total_token_throughput": sum(life.tokens + life.request.prompt_tokens for life in finished)
-        * rate,
+        "request_throughput": _rate(len(finished), makespan),
+        "output_throughput": _rate(sum(life.tokens for life in finished), makespan),
+        "total_token_throughput": _rate(
+            sum(life.tokens + life.request.prompt_tokens for life in finished), makespan
+        ),
         "total_input_tokens": sum(life.request.prompt_tokens for life in finished),
         "total_output_tokens": sum(life.tokens for life in finished),
         "preemptions": sum(len(life.preempted_at) for life in lives),
@@ -204,6 +204,10 @@ def summary(record: Record) -> dict[str, Any]:
         "steps": len(record.steps),
         "idle_passes": record.idle_passes,
     }
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
 
 
 def _makespan(lives: list[Life]) -> float:

@@ -94,7 +94,7 @@ class Pipeline(Engine):
         self._sent = self._heard = self._barren_steps = 0
         self._border = 0.0
         self._watch = _CycleWatch(self._state)
-        self._decided = 0.0
+        self._planned_at = self._decided = 0.0
 
     # The three threads.
 
@@ -108,7 +108,7 @@ class Pipeline(Engine):
             self._pull()
             this_call = self._heard, self.manager.fingerprint()
             # The last call changed nothing, so this one would not. Or all goes round in a circle.
-            if this_call == last_call or self._goes_round():
+            if this_call == last_call or self.goes_round():
                 yield from self._await_news()
                 continue
             last_call = this_call
@@ -156,6 +156,7 @@ class Pipeline(Engine):
         """The worker takes the tasks of one put, waiting for them if there are none."""
         parcel: Parcel = yield self.tasks.get()
         self._taken.succeed()
+        self._decided = self._planned_at
         try:
             self.worker.take(parcel)
         except WorkerCrash as crash:
@@ -182,12 +183,14 @@ class Pipeline(Engine):
 
     def decide(self) -> list[Planned]:
         """One ``schedule`` call."""
-        planned = self.manager.schedule()
-        self._preempted += self.manager.preempted
-        manager, self._decided = self.manager, self.env.now
-        decided = Batch(preempted=manager.preempted, causes=manager.causes, held=manager.held())
-        self.record.decided(decided, self.env.now)
-        self.record.end = self.env.now
+        manager, now = self.manager, self.env.now
+        planned = manager.schedule()
+        decision = Batch(preempted=manager.preempted, causes=manager.causes, held=manager.held())
+        self.record.decided(decision, now)
+        self._preempted += manager.preempted
+        self.record.end = now
+        if planned:
+            self._planned_at = now
         return planned
 
     def put(self, planned: list[Planned]) -> Parcel:
@@ -197,7 +200,6 @@ class Pipeline(Engine):
     def step(self) -> Message | None:
         """What the worker's step will say when it is over; None if there is nothing to run."""
         lives = self.record.lives
-        self.record.set_aside(aside_of(self.manager, self.worker), self.env.now)
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
     def hear(self, message: Message) -> Heard:
@@ -238,8 +240,8 @@ class Pipeline(Engine):
         self._preempted = []
         load = load_of(batch)
         seconds = self.executor.run(load)
-        manager = self.manager
-        queues = Queues(len(manager.waiting), len(manager.running), manager.pool.free)
+        actors = self.scheduler
+        queues = Queues(actors.num_waiting, actors.num_running, actors.free_blocks)
         now = self.env.now
         self.record.step(batch, load, now, now + seconds, queues, self._decided)
         return seconds
@@ -273,7 +275,7 @@ class Pipeline(Engine):
         to_border = round(max(self._border - self.env.now, 0.0), 9)
         return self.manager.fingerprint(), self.worker.fingerprint(), to_border
 
-    def _goes_round(self) -> bool:
+    def goes_round(self) -> bool:
         """Whether all was as it is now once before, and no client got a token since."""
         if not self._at_rest() or not self._watch.repeats(working=False, now=self.env.now):
             return False
@@ -324,11 +326,13 @@ def _disagreement(seq: Seq, slot: Slot) -> str:
 
 
 def remarks(record: Record) -> list[str]:
-    """What a reader of a run must know: tokens that came twice, slots that hung to the end."""
-    found = []
-    for i, life in record.lives.items():
-        if (more := life.tokens - life.request.output_tokens) > 0:
-            found.append(f"request {i} was given {more} of its tokens twice")
+    """What a reader of a run must know: clients with wrong tokens, slots that hung to the end."""
+    found = [
+        f"request {i} was given {life.tokens} tokens where the model emits {n}: tokens on their "
+        "way were generated again, or went to whoever had the slot by then"
+        for i, life in record.lives.items()
+        if life.outcome is Outcome.FINISHED and life.tokens != (n := life.request.output_tokens)
+    ]
     if record.standstill and not any(x.outcome is Outcome.STALLED for x in record.lives.values()):
         found.append(f"from {record.standstill.since:.3f} s on: {record.standstill.why}")
     return found

@@ -17,6 +17,7 @@ Feature = Literal[
     "prefill_seqs",
     "prefill_tokens",
     "prefill_context",
+    "prefill_pairs",
     "decode_seqs",
     "decode_context",
     "tokens",
@@ -25,7 +26,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Piece(_Model):
@@ -42,12 +43,13 @@ class Term(_Model):
     It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
     or ``steps``, which is 1), given as ``seconds`` per unit, as linear ``pieces``, or as a
     ``table`` of measured ``[value, seconds]`` points with straight lines between them. ``when``
-    restricts it to steps that prefill or that decode anything.
+    restricts it to steps that prefill anything, that decode anything, that do both (``mixed``) or
+    that do nothing but decode (``pure decode``).
     """
 
     name: str
     feature: Feature
-    when: Literal["prefill", "decode", "any"] = "any"
+    when: Literal["prefill", "decode", "mixed", "pure decode", "any"] = "any"
     seconds: Seconds | None = None
     pieces: list[Piece] | None = Field(None, min_length=1)
     table: list[tuple[float, float]] | None = Field(None, min_length=1)
@@ -67,12 +69,28 @@ class Term(_Model):
         return self
 
 
+class StepError(_Model):
+    """Relative errors over ``points`` steps that were not fitted to: 0.01 is one per cent.
+
+    ``median`` and ``p95`` are of the absolute error, ``bias`` is the mean with its sign.
+    """
+
+    points: int
+    median: float
+    p95: float
+    bias: float
+
+
 class Fit(_Model):
-    """How good the terms are where they were fitted: ``rms_s`` over ``points`` figures."""
+    """How good the terms are where they were fitted: ``rms_s`` over ``points`` figures.
+
+    ``held_out`` are the errors on steps that were not fitted to, by kind of step.
+    """
 
     points: int
     rms_s: float | None = None
     note: str = ""
+    held_out: dict[str, StepError] = {}
 
 
 class Profile(_Model):
@@ -96,10 +114,10 @@ class Profile(_Model):
 
     @model_validator(mode="after")
     def _costs_time(self) -> Profile:
-        for load in (Load(1, 1, 0, 0, 0), Load(0, 0, 0, 1, 1)):
-            if StepCost(self)(load) <= 0:
+        for load in (Load(1, 1, 0, 0, 0, 1), Load(0, 0, 0, 1, 1)):
+            if StepCost(self)(load) < 1e-9:
                 kind = "prefill" if load.prefill_seqs else "decode"
-                raise ValueError(f"terms: a {kind} step of one sequence must cost more than 0 s")
+                raise ValueError(f"terms: a {kind} step of one sequence must cost 1e-9 s or more")
         return self
 
 
@@ -120,7 +138,9 @@ class StepCost:
         self._terms = [(term, _form(term)) for term in profile.terms]
         by_context = [t for t in profile.terms if t.feature == "decode_context"]
         self._linear = all(t.seconds is not None for t in by_context)
-        self._slope = sum(t.seconds or 0.0 for t in by_context if t.when != "prefill")
+        self._slope = sum(
+            t.seconds or 0.0 for t in by_context if t.when not in ("prefill", "mixed")
+        )
         self._by_batch: dict[int, float] = {}
 
     def __call__(self, load: Load) -> float:
@@ -147,12 +167,14 @@ class StepCost:
     def _sum(self, load: Load) -> float:
         total = 0.0
         for term, form in self._terms:
-            if term.when == "prefill" and not load.prefill_seqs:
+            if term.when in ("prefill", "mixed") and not load.prefill_seqs:
                 continue
-            if term.when == "decode" and not load.decode_seqs:
+            if term.when in ("decode", "mixed", "pure decode") and not load.decode_seqs:
+                continue
+            if term.when == "pure decode" and load.prefill_seqs:
                 continue
             total += form(feature_of(load, term.feature))
-        return total
+        return max(total, 0.0)  # far outside the range a falling line may get below
 
 
 def _form(term: Term) -> Callable[[float], float]:

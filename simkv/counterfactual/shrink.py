@@ -5,13 +5,13 @@ R. Hildebrandt, IEEE TSE 28, 2002, in sweeps). Then what is left is made plainer
 shorter prompts and outputs, rounder arrivals. This may make more requests needless, so it all goes
 round until nothing changes.
 
-A smaller case must not show the verdict for another reason. So it has to befall one of the requests
+A plainer case must not show the verdict for another reason. So it has to befall one of the requests
 that it befell before, and a request that is alone in the engine must not come to show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import tee
@@ -119,6 +119,8 @@ def shrink(
         raise InputError(
             f"{scenario.name} does not show {wanted.text!r}: it is {wanted.told(before)}"
         )
+    if isinstance(wanted, IsVerdict):  # one of several words: the one that it is
+        wanted = replace(wanted, words=(before.verdict,))
     search = _Search(draft, wanted, evaluator, tell, _victims(wanted, draft, before))
     minimal = True
     try:
@@ -193,12 +195,20 @@ class _Search:
         )
 
     def fewest_requests(self) -> None:
-        """Take requests away until none can go."""
+        """Take requests away until the verdict is gone without any single one of them.
+
+        What goes first are those without which it befalls the same requests.
+        """
         size = len(self.draft.rows)
         while True:
             size = max(size // 2, 1)
-            if not self._sweep(size) and size == 1:
+            if self._sweep(size) or size > 1:
+                continue
+            index = self._first_that_shows(self._one_less(), same_victims=False)
+            if index is None:
                 return
+            self.draft = self.draft.without(index, index + 1)
+            self.victims = _victims(self.wanted, self.draft, self.figures)
 
     def _sweep(self, size: int) -> bool:
         """Try to take away every chunk of ``size`` requests, last first; whether any went."""
@@ -206,72 +216,90 @@ class _Search:
         end = before
         while end > 0:
             draft, left = self.draft, len(self.draft.rows)
-            self.tell(f"{left} requests, taking away {size}, {self.evaluator.runs} runs")
+            self.tell(f"{left} requests, taking away {size}")
             chunks = [(max(e - size, 0), e) for e in range(end, 0, -size)]
             chunks = [(start, e) for start, e in chunks if e - start < left]
-            found = self._first(draft.without(*chunk) for chunk in chunks)
+            found = self._first_that_shows(draft.without(*chunk) for chunk in chunks)
             if found is None:
                 break
             self.draft = draft.without(*chunks[found])
             end = chunks[found][0]
         return len(self.draft.rows) < before
 
+    def _one_less(self) -> list[Draft]:
+        count = len(self.draft.rows)
+        return [self.draft.without(i, i + 1) for i in range(count)] if count > 1 else []
+
+    def _first_that_shows(
+        self, drafts: Iterable[Draft], *, same_victims: bool = True
+    ) -> int | None:
+        """Index of the first draft that shows what is wanted, or None.
+
+        With ``same_victims`` it has to befall a request that it befell before.
+        """
+        here, ahead = tee(drafts)
+        runs = self.evaluator.stream(Case(draft.small) for draft in ahead)
+        for index, (draft, figures) in enumerate(zip(here, runs, strict=True)):
+            if self.wanted.shows(figures) and (
+                not same_victims or self._same_victims(draft, figures)
+            ):
+                return index
+        return None
+
+    def _same_victims(self, draft: Draft, figures: Figures) -> bool:
+        return not self.victims or bool(self.victims & _victims(self.wanted, draft, figures))
+
     def plainest(self, knobs: bool) -> None:
         """Make everything plainer, round by round, until nothing changes."""
         while True:
             before = self.draft
             if knobs:
-                self._plainer_engine()
+                for step in self._engine_steps():
+                    self._unless_others(step)
                 self.fewest_requests()
-            self._shorter()
-            self._rounder()
-            self._fewer_extras()
+            for step in self._row_steps():
+                self._unless_others(step)
             self.fewest_requests()
             if self.draft == before:
+                return
+
+    def _unless_others(self, step: Callable[[], object]) -> None:
+        """Take a step; back again if now, with one request less, it would befall others instead."""
+        before = self.draft
+        step()
+        if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
+            return
+        for draft in self._one_less():
+            figures = self.evaluator.evaluate(Case(draft.small))
+            if self.wanted.shows(figures) and not self._same_victims(draft, figures):
+                self.draft = before
                 return
 
     def knobs_as_they_were(self, original: Scenario) -> None:
         """Give back the sizes that are not needed after all for what is left."""
         for name in SIZES:
             if hasattr(original.engine, name):
-                former = self._with_size(name, getattr(original.engine, name))
-                if former is not None:
-                    self._try(former)
+                former = getattr(original.engine, name)
+                self._unless_others(partial(self._try_size, name, former))
         self.fewest_requests()
-
-    def _first(self, drafts: Iterable[Draft]) -> int | None:
-        """Index of the first draft that shows what is wanted, or None."""
-        here, ahead = tee(drafts)
-        runs = self.evaluator.stream(Case(draft.small) for draft in ahead)
-        for index, (draft, figures) in enumerate(zip(here, runs, strict=True)):
-            if self._shows(draft, figures):
-                return index
-        return None
-
-    def _shows(self, draft: Draft, figures: Figures) -> bool:
-        """Whether it shows what is wanted, and with a request that it befell at first."""
-        if not self.wanted.shows(figures):
-            return False
-        return not self.victims or bool(self.victims & _victims(self.wanted, draft, figures))
 
     def _try(self, draft: Draft) -> bool:
         """Go on from ``draft`` if it shows what is wanted and each of its requests is servable."""
         if draft == self.draft:
             return False
-        self.tell(
-            f"{len(self.draft.rows)} requests, making them plainer, {self.evaluator.runs} runs"
-        )
-        if not self._shows(draft, self.evaluator.evaluate(Case(draft.small))):
+        self.tell(f"{len(self.draft.rows)} requests, making them plainer")
+        figures = self.evaluator.evaluate(Case(draft.small))
+        if not self.wanted.shows(figures) or not self._same_victims(draft, figures):
             return False
         if self.guarded and not self.sound_alone(draft):
             return False
         self.draft = draft
         return True
 
-    def _try_all_then_each(self, change: Callable[[Listed], Listed]) -> None:
-        """Change all rows at once, or if that is too much, one by one."""
-        if self._try(self.draft.with_rows(change)) or len(self.draft.rows) > ONE_BY_ONE:
-            return
+    def _try_all(self, change: Callable[[Listed], Listed]) -> bool:
+        return self._try(self.draft.with_rows(change))
+
+    def _try_each(self, change: Callable[[Listed], Listed]) -> None:
         for index in range(len(self.draft.rows)):
             self._try(self.draft.with_rows(change, [index]))
 
@@ -298,22 +326,27 @@ class _Search:
     def _with_length(self, name: str, indexes: Collection[int], value: int) -> Draft:
         return self.draft.with_rows(lambda row: changed(row, **{name: value}), indexes)
 
-    def _plainer_engine(self) -> None:
+    def _engine_steps(self) -> Iterator[Callable[[], object]]:
+        """What makes the engine plainer."""
         for name, plain in (("engine_ready", 0.0), ("horizon", None), ("pipeline", None)):
             scenario = self.draft.scenario.model_copy(update={name: plain})
-            self._try(replace(self.draft, scenario=scenario))
+            yield partial(self._try, replace(self.draft, scenario=scenario))
         for name in SIZES:
             size = getattr(self.draft.scenario.engine, name, None)
             if size is None or self._shows_with(name, size * LARGE):
                 continue
             if name in MEMORY:
-                self._halve_with_memory(name)
+                yield partial(self._halve_with_memory, name)
                 size = getattr(self.draft.scenario.engine, name)
-            self._least(size, partial(self._with_size, name))
+            yield partial(self._least, size, partial(self._with_size, name))
+
+    def _try_size(self, knob: str, value: int) -> bool:
+        draft = self._with_size(knob, value)
+        return draft is not None and self._try(draft)
 
     def _shows_with(self, knob: str, value: int) -> bool:
         draft = self._with_size(knob, value)
-        return draft is not None and self._first([draft]) == 0
+        return draft is not None and self._first_that_shows([draft]) == 0
 
     def _halve_with_memory(self, memory: str) -> None:
         """Half the lengths in half the memory, as long as that will do."""
@@ -325,18 +358,36 @@ class _Search:
                 if smaller is None or not self._try(smaller.with_rows(_halved(names))):
                     break
 
-    def _shorter(self) -> None:
-        """Shorter prompts and outputs: those of one length together, then row by row."""
+    def _row_steps(self) -> Iterator[Callable[[], object]]:
+        """What makes the requests plainer: all together first, then row by row."""
+        one_by_one = len(self.draft.rows) <= ONE_BY_ONE
         for name in ("prompt_tokens", "output_tokens"):
             groups: dict[int, list[int]] = {}
             for index, row in enumerate(self.draft.rows):
                 groups.setdefault(getattr(row, name), []).append(index)
             for length, indexes in sorted(groups.items(), reverse=True):
-                self._least(length, partial(self._with_length, name, indexes))
-            if len(self.draft.rows) > ONE_BY_ONE:
-                continue
-            for index, row in enumerate(self.draft.rows):
-                self._shorter_alone(name, index, getattr(row, name))
+                yield partial(self._least, length, partial(self._with_length, name, indexes))
+            if one_by_one:
+                yield partial(self._shorter_each, name)
+        first = min(row.arrival for row in self.draft.rows)
+        yield partial(self._try_all, lambda row: changed(row, arrival=row.arrival - first))
+        plainer = [_rounded(digits) for digits in (None, 0, 1, 2, 3)]
+        for values in (
+            ALONE,
+            {"has_images": False},
+            {"ignore_eos": False},
+            {"priority": 0},
+            {"max_tokens": None},
+        ):
+            plainer.append(_set(values))
+        for change in plainer:
+            yield partial(self._try_all, change)
+            if one_by_one:
+                yield partial(self._try_each, change)
+
+    def _shorter_each(self, name: str) -> None:
+        for index, row in enumerate(self.draft.rows):
+            self._shorter_alone(name, index, getattr(row, name))
 
     def _shorter_alone(self, name: str, index: int, length: int) -> None:
         """One row; if it cannot lose a quarter it stays as it is."""
@@ -344,24 +395,6 @@ class _Search:
         quarter_less = length * 3 // 4
         if not self._try(make(1)) and 1 < quarter_less < length and self._try(make(quarter_less)):
             self._least(quarter_less, make, low=2)
-
-    def _rounder(self) -> None:
-        """Arrivals from 0 on, all at once, or with fewer digits."""
-        first = min(row.arrival for row in self.draft.rows)
-        self._try(self.draft.with_rows(lambda row: changed(row, arrival=row.arrival - first)))
-        for digits in (None, 0, 1, 2, 3):
-            self._try_all_then_each(_rounded(digits))
-
-    def _fewer_extras(self) -> None:
-        """Nothing shared, no images, no priorities and limits, unless they are needed."""
-        for plain in (
-            ALONE,
-            {"has_images": False},
-            {"ignore_eos": False},
-            {"priority": 0},
-            {"max_tokens": None},
-        ):
-            self._try_all_then_each(_set(plain))
 
 
 def _halved(names: Iterable[str]) -> Callable[[Listed], Listed]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log
 from typing import Literal
 
 from simkv.counterfactual.changes import Change, changes
@@ -32,8 +31,10 @@ MORE_IS_BETTER = (
     "total_output_tokens",
     "jain_index",
 )
-#: Of changes that do as well, the plainer comes first.
+#: Of changes that do about as well, the plainer comes first.
 PLAINER = ("rule", "knob", "variant", "memory")
+NEAR = 1.25
+ORDER: tuple[Judgement, ...] = ("fixes", "helps", "changes little", "changes nothing", "hurts")
 FAILURES = ("stalled", "lost", "starved", "rejected", "cut_off")
 
 
@@ -42,8 +43,9 @@ class Effect:
     """What one change does to the run.
 
     ``newly_finished`` and ``newly_failed`` are request ids; ``faster`` and ``slower`` are of those
-    that finish either way and take at least 5 % less or more. ``e2e_ratio`` is the mean E2E of all that
-    finish either way, over what it was (1 if there are none). ``sentence`` says it in plain words.
+    that finish either way and take at least 5 % less or more. ``e2e_ratio`` is the mean E2E of all
+    that finish either way, over what it was (1 if there are none). ``sentence`` says it in plain
+    words.
     """
 
     change: Change
@@ -103,7 +105,7 @@ def whatif(
         _effect(change, base, figures, by)
         for (change, _), figures in zip(tried, found, strict=True)
     ]
-    effects.sort(key=lambda effect: _rank(effect, by))
+    effects = _ranked(effects, by)
     return WhatIf(base, by, tuple(effects), tuple(refused), evaluator.runs)
 
 
@@ -112,17 +114,18 @@ def _effect(change: Change, base: Figures, figures: Figures, by: str | None) -> 
     after = {ending.id: ending for ending in figures.endings}
     both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]
     ratios = [(a.id, b.e2e_s / a.e2e_s) for a, b in both if a.e2e_s and b.e2e_s]
+    faster = tuple(i for i, r in ratios if r <= 1 - SHARE)
+    slower = tuple(i for i, r in ratios if r >= 1 + SHARE)
     ratio = _mean_ratio(both)
-    judgement = _judge(base, figures, ratio, by)
     return Effect(
         change=change,
         figures=figures,
-        judgement=judgement,
-        sentence=f"{change}: {_told(base, figures, judgement, by)}",
+        judgement=_judge(base, figures, ratio, by),
+        sentence=f"{change}: {_told(base, figures, faster, slower, by)}",
         newly_finished=tuple(b.id for a, b in both if a.e2e_s is None and b.e2e_s is not None),
         newly_failed=tuple(b.id for a, b in both if a.e2e_s is not None and b.e2e_s is None),
-        faster=tuple(i for i, r in ratios if r <= 1 - SHARE),
-        slower=tuple(i for i, r in ratios if r >= 1 + SHARE),
+        faster=faster,
+        slower=slower,
         e2e_ratio=ratio,
     )
 
@@ -144,8 +147,8 @@ def _judge(base: Figures, figures: Figures, ratio: float, by: str | None) -> Jud
     if figures["finished"] != base["finished"]:
         return "helps" if figures["finished"] > base["finished"] else "hurts"
     by_latency = _compare(ratio, 1.0)
-    if by_latency != "changes little":
-        return by_latency
+    if by_latency != "changes little" or base["finished"] < base["requests"]:
+        return by_latency  # where some fail, fewer preemptions may only mean an earlier death
     by_stall = _compare(figures["longest_stall_s"], base["longest_stall_s"], share=0.2)
     if by_stall != "changes little":
         return by_stall
@@ -160,47 +163,84 @@ def _compare(
     return "helps" if (after > before) == more_is_better else "hurts"
 
 
-def _rank(effect: Effect, by: str | None) -> tuple[object, ...]:
-    """Smaller is better. Latencies within a tenth count as equal; then the plainer change wins."""
-    change, figures = effect.change, effect.figures
-    memory_last = change.kind == "memory" and effect.judgement in ("fixes", "helps")
-    order = ("fixes", "helps", "changes little", "changes nothing", "hurts")
+def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
+    """The best first: by the figure, or by requests finished, judgement and E2E."""
     if by is not None:
-        value = -figures[by] if by in MORE_IS_BETTER else figures[by]
-        return (value, PLAINER.index(change.kind), str(change))
-    return (
-        -figures["finished"],
-        order.index(effect.judgement),
-        memory_last,
-        round(log(max(effect.e2e_ratio, 1e-9)) / log(1.1)),
-        round(log(1 + figures["longest_stall_s"]) / log(1.1)),
-        PLAINER.index(change.kind),
-        effect.e2e_ratio,
-        figures["preemptions"],
-        str(change),
-    )
+        sign = -1 if by in MORE_IS_BETTER else 1
+        return sorted(effects, key=lambda e: (sign * e.figures[by], _plainness(e)))
+    groups: dict[tuple[float, int, bool], list[Effect]] = {}
+    for effect in effects:
+        finished, memory = effect.figures["finished"], effect.change.kind == "memory"
+        group = (-finished, ORDER.index(effect.judgement), memory)
+        groups.setdefault(group, []).append(effect)
+    return [effect for group in sorted(groups) for effect in _by_latency(groups[group])]
 
 
-def _told(base: Figures, figures: Figures, judgement: Judgement, by: str | None) -> str:
+def _by_latency(effects: list[Effect]) -> list[Effect]:
+    """Of those that come near the shortest E2E the plainest change first, then all others."""
+    shortest = min(effect.figures["e2e_ms.mean"] for effect in effects)
+
+    def rank(effect: Effect) -> tuple[object, ...]:
+        latency, stall = effect.figures["e2e_ms.mean"], effect.figures["longest_stall_s"]
+        preemptions = effect.figures["preemptions"]
+        if latency <= NEAR * shortest:
+            return (
+                0,
+                _plainness(effect)[0],
+                round(latency),
+                stall,
+                preemptions,
+                str(effect.change),
+            )
+        return (1, latency, *_plainness(effect))
+
+    return sorted(effects, key=rank)
+
+
+def _plainness(effect: Effect) -> tuple[int, str]:
+    return PLAINER.index(effect.change.kind), str(effect.change)
+
+
+def _told(
+    base: Figures,
+    figures: Figures,
+    faster: tuple[int, ...],
+    slower: tuple[int, ...],
+    by: str | None,
+) -> str:
     """What becomes of the run: ``24 starved -> 0``, or the latencies that change."""
-    if judgement == "changes nothing":
+    if figures == base:
         return "changes nothing"
-    parts = []
-    if by is not None:
-        parts.append(f"{by} {base[by]:.6g} -> {figures[by]:.6g}")
+    parts = [f"{by} {base[by]:.6g} -> {figures[by]:.6g}"] if by is not None else []
     for name in FAILURES:
         if base[name] != figures[name]:
-            parts.append(f"{base[name]:.0f} {name.replace('_', ' ')} -> {figures[name]:.0f}")
-    if base.verdict != figures.verdict:
+            word = name.replace("_", " ")
+            if name == "stalled":
+                word += f" ({base.verdict if base[name] else figures.verdict})"
+            parts.append(f"{base[name]:.0f} {word} -> {figures[name]:.0f}")
+    if not parts and base.verdict != figures.verdict:
         parts.append(f"{base.verdict} -> {figures.verdict}")
+    if base["finished"] == figures["finished"]:
+        parts += _latencies(base, figures, by)
+    if not parts and (faster or slower):
+        parts = [
+            f"{_whom(whom)} {how}" for whom, how in ((faster, "faster"), (slower, "slower")) if whom
+        ]
+    return ", ".join(parts) or "no figure changes by much"
+
+
+def _latencies(base: Figures, figures: Figures, told: str | None) -> list[str]:
     shown = (
         ("E2E median", "e2e_ms.median", 1000.0, " s"),
         ("longest stall", "longest_stall_s", 1.0, " s"),
         ("preemptions", "preemptions", 1.0, ""),
     )
-    if base["finished"] == figures["finished"]:
-        for title, name, unit, suffix in shown:
-            if _compare(figures[name], base[name]) != "changes little":
-                old, new = base[name] / unit, figures[name] / unit
-                parts.append(f"{title} {old:.4g}{suffix} -> {new:.4g}{suffix}")
-    return ", ".join(parts) or "no figure changes by much"
+    return [
+        f"{title} {base[name] / unit:.4g}{suffix} -> {figures[name] / unit:.4g}{suffix}"
+        for title, name, unit, suffix in shown
+        if name != told and _compare(figures[name], base[name]) != "changes little"
+    ]
+
+
+def _whom(ids: tuple[int, ...]) -> str:
+    return f"request {ids[0]}" if len(ids) == 1 else f"{len(ids)} requests"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,51 +23,54 @@ from simkv.scenario import Scenario, load
 
 
 def write_shrunk(
-    shrunk: Shrunk, wanted: Condition, source: Path, variant: str, out: Path | None
+    shrunk: Shrunk, wanted: Condition, command: str, folder: Path, out: Path | None
 ) -> str:
     """Write the scenario to ``out`` if given, complete or not at all; returns its text.
 
-    The file has been loaded and run again before it is there. A profile that is a file is named
-    relative to the new one (without ``out``, to the present folder).
+    ``command`` is what it was made by. A profile that is a file, beside ``folder``, is named
+    relative to ``out``. The file has been loaded and run again before it is there.
+    Raises InputError if it cannot be written.
     """
-    folder = Path() if out is None else out.parent
-    command = f"simkv shrink {source} --keep {shlex.quote(wanted.text)} --variant {variant}"
-    text = _text(shrunk, wanted, source, folder, command, "FILE" if out is None else out.name)
-    with _scratch(folder if out else None) as scratch:
-        new = Path(scratch) / "new.yaml"
+    lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
+    comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
+    profile = shrunk.scenario.profile
+    if profile.endswith(".json"):
+        there = (folder / profile).resolve()
+        profile = str(there) if out is None else os.path.relpath(there, out.parent.resolve())
+    text = comment + _yaml(_tree(shrunk, wanted, Path(profile).as_posix()))
+    with _new_file(out) as new:
         new.write_text(text, encoding="utf-8", newline="\n")
-        found = evaluate(Case(load(new)["run"]), folder)
+        found = evaluate(Case(load(new)["run"]), new.parent)
         if found != shrunk.after:
-            raise AssertionError(f"the shrunk file gives {found.shown}, not {shrunk.after.shown}")
+            raise AssertionError(f"the new file gives {found.shown}, not {shrunk.after.shown}")
         if out:
             new.replace(out)
     return text
 
 
-def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """Beside the new file, so that it can be renamed into place."""
-    try:
-        return tempfile.TemporaryDirectory(prefix=".simkv-", dir=folder)
-    except OSError as error:
-        reason = (error.strerror or "error").lower()
-        raise InputError(f"{folder}: cannot be written to: {reason}") from error
+@contextmanager
+def _new_file(out: Path | None) -> Iterator[Path]:
+    """A name beside ``out``, so that it can be renamed, or anywhere; what is left there goes."""
+    with tempfile.TemporaryDirectory() as anywhere:
+        folder = Path(anywhere) if out is None else out.parent
+        new = folder / f".simkv-{os.getpid()}.yaml"
+        try:
+            yield new
+        except OSError as error:
+            reason = (error.strerror or "error").lower()
+            raise InputError(f"{out}: cannot be written: {reason}") from error
+        finally:
+            new.unlink(missing_ok=True)
 
 
-def _text(
-    shrunk: Shrunk, wanted: Condition, source: Path, folder: Path, command: str, name: str
-) -> str:
-    comment = "".join(
-        f"# {' '.join(line.split())}\n"
-        for line in [f"simkv run {name}", *story(shrunk, wanted, command)]
-    )
-    stream = io.StringIO()
-    yaml = YAML()
+def _yaml(tree: dict[str, Any]) -> str:
+    stream, yaml = io.StringIO(), YAML()
     yaml.width = 100
-    yaml.dump(_tree(shrunk, wanted, source, folder), stream)
-    return comment + stream.getvalue()
+    yaml.dump(tree, stream)
+    return stream.getvalue()
 
 
-def story(shrunk: Shrunk, wanted: Condition, command: str) -> list[str]:
+def header(shrunk: Shrunk, wanted: Condition, command: str) -> list[str]:
     """What was done and what is left, a sentence a line."""
     now, before = len(shrunk.numbers), len(shrunk.before.endings)
     drawn = shrunk.original.workload.arrivals
@@ -89,6 +92,8 @@ def story(shrunk: Shrunk, wanted: Condition, command: str) -> list[str]:
     lines += [
         f"Changed: {name} from {_word(old)} to {_word(new)}." for name, old, new in shrunk.knobs
     ]
+    if shrunk.scenario.profile.endswith(".json"):
+        lines.append("Its cost profile is a file; send that along.")
     if drawn is not None:
         lines.append(f"The requests were drawn with seed {drawn.seed}; here nothing is random.")
     return lines
@@ -109,13 +114,10 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _tree(shrunk: Shrunk, wanted: Condition, source: Path, folder: Path) -> dict[str, Any]:
+def _tree(shrunk: Shrunk, wanted: Condition, profile: str) -> dict[str, Any]:
     """The file as plain data, without what is at its default."""
     scenario = shrunk.scenario
     run = run_fields(scenario)
-    profile = scenario.profile
-    if profile.endswith(".json"):
-        profile = Path(os.path.relpath(source.parent / profile, folder)).as_posix()
     return {
         "name": f"{scenario.name[:93]}-shrunk",
         **({"report": scenario.report} if scenario.report else {}),

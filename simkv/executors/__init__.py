@@ -13,7 +13,8 @@ class Load(NamedTuple):
 
     ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
     tokens of earlier KV; ``decode_seqs`` sequences compute one token each and read
-    ``decode_context`` tokens of KV in all.
+    ``decode_context`` tokens of KV in all. ``prefill_pairs`` counts, over the prefills, the pairs
+    of a token and a token that it attends to.
     """
 
     prefill_seqs: int
@@ -21,6 +22,12 @@ class Load(NamedTuple):
     prefill_context: int
     decode_seqs: int
     decode_context: int
+    prefill_pairs: int = 0
+
+
+def pairs(tokens: int, context: int) -> int:
+    """Pairs of a token and a token that it attends to (itself included) in a prefill."""
+    return tokens * context + tokens * (tokens + 1) // 2
 
 
 def load_of(batch: Batch) -> Load:
@@ -29,7 +36,7 @@ def load_of(batch: Batch) -> Load:
     if batch.kind == "decode":
         decode_seqs += len(batch.scheduled)
         return Load(0, 0, 0, decode_seqs, decode_context + sum(batch.context))
-    prefill_seqs = prefill_tokens = prefill_context = 0
+    prefill_seqs = prefill_tokens = prefill_context = prefill_pairs = 0
     for (_, tokens), context in zip(batch.scheduled, batch.context, strict=True):
         if tokens == 1 and context and batch.kind == "mixed":
             decode_seqs += 1
@@ -38,7 +45,9 @@ def load_of(batch: Batch) -> Load:
             prefill_seqs += 1
             prefill_tokens += tokens
             prefill_context += context
-    return Load(prefill_seqs, prefill_tokens, prefill_context, decode_seqs, decode_context)
+            prefill_pairs += pairs(tokens, context)
+    prefill = (prefill_seqs, prefill_tokens, prefill_context)
+    return Load(*prefill, decode_seqs, decode_context, prefill_pairs)
 
 
 class Executor(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simkv.executors import Load
+from simkv.executors import Load, pairs
 from simkv.profile import Feature, Profile, StepCost, feature_of
 
 
@@ -69,7 +69,7 @@ class SimulatedExecutor:
 
         One prefill, then decodes at batch 1, taken at their mean context.
         """
-        first = self._cost(Load(1, prompt_tokens, 0, 0, 0))
+        first = self._cost(Load(1, prompt_tokens, 0, 0, 0, pairs(prompt_tokens, 0)))
         decodes = output_tokens - 1
         return first + decodes * self._cost(Load(0, 0, 0, 1, prompt_tokens + decodes // 2))
 

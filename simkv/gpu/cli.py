@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -92,6 +93,61 @@ def replay(
         print(f"  replayed: {verdict.replayed}")
     if different:
         raise typer.Exit(1)
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Argument(help="Folder of the campaign; goes on if it has begun.")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu (for tests).")] = "cuda",
+    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    budget: Annotated[str, typer.Option(help="Time to measure in, such as 8m or 90s.")] = "8m",
+    small: Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")] = False,
+    kv_tokens: Annotated[int | None, typer.Option(help="Tokens of KV to measure with.")] = None,
+    layout: Annotated[str, typer.Option(help="Layout of the KV pool: block or layer.")] = "block",
+    repeats: Annotated[int, typer.Option(help="Runs of each point; their median counts.")] = 20,
+    warm_up: Annotated[float | None, typer.Option(help="Seconds of steps before.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+) -> None:
+    """Measure what steps cost on this device, fit a cost profile, and tell how wrong it is."""
+    setup = _setup(device, model, layout, True, warm_up, threads, 0)
+    budget_s = _seconds(budget)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from simkv.gpu import calibrate as campaign
+    from simkv.gpu.campaign import SMALL, Limits
+
+    limits = SMALL if small else Limits()
+    if kv_tokens:
+        limits = replace(limits, kv_tokens=kv_tokens)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("measurements", total=None)
+        profile, samples = campaign.calibrate(
+            setup, limits, out, budget_s, repeats=repeats, progress=lambda: bar.advance(task)
+        )
+    itemsize = 2 if setup.device.startswith("cuda") else 4
+    print(f"{len(samples)} measurements; {profile.source[-1]}")
+    for what, value in campaign.achieved(samples, setup.shape, itemsize).items():
+        print(f"{what}: {value}")
+    print("Error on whole steps that were not fitted to (median, P95, bias):")
+    for kind, error in profile.fit.held_out.items():
+        shares = [100 * x for x in (error.median, error.p95, error.bias)]
+        print(f"  {kind:<8}{shares[0]:6.1f} % {shares[1]:6.1f} % {shares[2]:+6.1f} %", end="")
+        print(f"  of {error.points} steps")
+    print(f"Written to {out}: {', '.join(sorted(p.name for p in out.iterdir()))}")
+
+
+def _seconds(text: str) -> float:
+    """A span of time such as 90s, 8m or 1h, in seconds. Raises InputError."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--budget {text}: expected a time such as 90s, 8m or 1h")
+    return seconds
 
 
 def _setup(

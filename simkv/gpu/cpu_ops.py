@@ -72,13 +72,10 @@ def attend(
     Padding slots hold anything.
     """
     out = torch.zeros_like(q)
-    if size.decodes:
-        length = fields.length[: size.decodes]
-        found = _decode(
-            q[: size.decodes], length, tables[fields.row_seat[: size.decodes]], keys, values
-        )
-        # Padding rows see nothing, and so found no number.
-        out[: size.decodes] = torch.where(length[:, None, None] > 0, found, 0)
+    row = fields.length[: size.decodes].nonzero()[:, 0]
+    if len(row):
+        found = _decode(q[row], fields.length[row], tables[fields.row_seat[row]], keys, values)
+        out[row] = found
     start = fields.start.tolist()
     length = fields.length[size.decodes :].tolist()
     seats = fields.row_seat[size.decodes :].tolist()

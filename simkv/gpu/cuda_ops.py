@@ -148,16 +148,16 @@ def _decode(
     heads, dim = q.shape[1:]
     kv_heads = keys.shape[2]
     splits = splits_for(size, kv_heads)
-    partial = weight = out
+    partial = logsum = out
     if splits > 1:
         partial = q.new_empty(size.decodes, heads, splits, dim, dtype=torch.float32)
-        weight = q.new_empty(size.decodes, heads, splits, dtype=torch.float32)
+        logsum = q.new_empty(size.decodes, heads, splits, dtype=torch.float32)
     tiles = decode_tiles(dim)
     kernels.decode[(size.decodes, kv_heads, splits)](
         q,
         out,
         partial,
-        weight,
+        logsum,
         keys,
         values,
         tables,
@@ -173,7 +173,14 @@ def _decode(
     )
     if splits > 1:
         kernels.reduce[(size.decodes, heads)](
-            partial, weight, out, fields.length, HEADS=heads, D=dim, SPLITS=splits, num_warps=1
+            partial,
+            logsum,
+            out,
+            fields.length,
+            HEADS=heads,
+            D=dim,
+            SPLITS=splits,
+            num_warps=4 if splits >= 16 else 1,
         )
 
 

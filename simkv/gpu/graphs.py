@@ -6,7 +6,8 @@ the padded path is the one that the tests run.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,23 +39,32 @@ class StepGraphs:
         return self.model.step(fields_of(self.buffer, size), size)
 
     def _capture_all(self, sizes: list[StepSize]) -> None:
-        """Capture largest first, each after a run that compiles kernels and picks algorithms."""
+        """Largest first, so that the others fit into the memory of the first."""
         memory: Any = None
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for size in sizes:
-                self.buffer[: packed_length(size)].copy_(padding(size, self.model.seats))
-                fields = fields_of(self.buffer, size)
-                self.model.step(fields, size)
-                stream.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=memory, stream=stream):
-                    sampled = self.model.step(fields, size)
-                memory = memory or graph.pool()
-                self._graphs[size] = (graph, sampled)
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
+        for size in sizes:
+            self.buffer[: packed_length(size)].copy_(padding(size, self.model.seats))
+            fields = fields_of(self.buffer, size)
+            graph, sampled = capture(partial(self.model.step, fields, size), memory)
+            memory = memory or graph.pool()
+            self._graphs[size] = (graph, sampled)
+
+
+def capture(run: Callable[[], torch.Tensor], memory: Any = None) -> tuple[Any, torch.Tensor]:
+    """A CUDA graph of ``run`` and the tensor that it leaves its result in.
+
+    It runs once before, so that kernels are compiled and algorithms picked. ``memory`` is the pool
+    of an earlier graph that is never replayed at the same time.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory, stream=stream):
+            result = run()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, result
 
 
 def padding(size: StepSize, scratch: int) -> torch.Tensor:

@@ -44,14 +44,14 @@ def _tile(keys, values, q, table, t, there, seen, best, total, acc, scale,
 
 
 @triton.jit
-def decode(q, out, partial, weight, keys, values, tables, row_seat, length, scale,
+def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scale,
            block_stride, token_stride, table_stride,
            HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
            BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     """One split of one row and key-value head; grid (rows, kv heads, SPLITS).
 
     With one split it writes ``out`` [T, H, D]; else ``partial`` [rows, H, SPLITS, D], normalised,
-    and ``weight`` [rows, H, SPLITS], the base-2 logarithm of the softmax's sum, for ``reduce``.
+    and ``logsum`` [rows, H, SPLITS], the base-2 logarithm of the softmax's sum, for ``reduce``.
     """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(length + row)
@@ -86,13 +86,13 @@ def decode(q, out, partial, weight, keys, values, tables, row_seat, length, scal
         if first < n:
             acc = acc / total[:, None]
             tl.store(partial + to[:, None] * D + d[None, :], acc, mask=inside[:, None])
-            tl.store(weight + to, best + tl.log2(total), mask=inside)
+            tl.store(logsum + to, best + tl.log2(total), mask=inside)
         else:
-            tl.store(weight + to, tl.full([PADDED], float("-inf"), tl.float32), mask=inside)
+            tl.store(logsum + to, tl.full([PADDED], float("-inf"), tl.float32), mask=inside)
 
 
 @triton.jit
-def reduce(partial, weight, out, length,
+def reduce(partial, logsum, out, length,
            HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     """Put the splits of ``decode`` together; grid (rows, H).
 
@@ -103,7 +103,7 @@ def reduce(partial, weight, out, length,
         return
     d = tl.arange(0, D)
     at = (row * HEADS + head).to(tl.int64) * SPLITS + tl.arange(0, SPLITS)
-    weights = tl.load(weight + at)
+    weights = tl.load(logsum + at)
     there = weights > float("-inf")
     parts = tl.load(partial + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     share = tl.exp2(weights - tl.max(weights, axis=0))

@@ -1,6 +1,6 @@
 """What the figures of a report are drawn from, as plain columns for the page's JSON.
 
-Times are whole ticks (see ``Ticks``), so a column is short and the page needs no rounding. Every
+Times are whole ticks (see ``Ticks``) and columns are ``packed``, so that a page is small. Every
 function returns lists and dicts of JSON values, the same for the same run.
 """
 
@@ -19,7 +19,7 @@ from simkv.metrics import e2e, ttft
 from simkv.record import Life, Outcome, Record
 from simkv.report.intervals import pauses, wasted
 from simkv.report.lanes import sample
-from simkv.report.pressure import BINS, course
+from simkv.report.pressure import course
 from simkv.report.style import by_arrival
 
 Floats = npt.NDArray[np.float64]
@@ -27,11 +27,13 @@ Floats = npt.NDArray[np.float64]
 #: Requests whose blocks are drawn one by one.
 OWNERS = 8
 #: Requests per variant for which the page can say who blocked them.
-BLOCKED = 400
+BLOCKED = 200
+#: Bins of a time axis.
+BINS = 240
 #: Points of a cumulative curve.
 CURVE = 200
-#: Intervals that a page holds in all, so that its size has a bound.
-INTERVALS = 400_000
+#: Stretches of lanes that a page holds in all, so that its size has a bound.
+STRETCHES = 400_000
 
 #: Codes of what a lane can show: the kinds of the ledger, and two that come after a request's end.
 CODES = [*(kind.value for kind in Kind), "gone", "wasted"]
@@ -56,11 +58,11 @@ class Ticks:
         return round(seconds * 10.0**-self.exponent)
 
 
-def requests(record: Record, ticks: Ticks) -> dict[str, list[Any]]:
+def requests(record: Record, ticks: Ticks) -> dict[str, Any]:
     """A column per property of a request, in order of arrival."""
     lives = by_arrival(record)
     outcomes = list(Outcome)
-    return {
+    columns: dict[str, list[Any]] = {
         "id": [life.request.id for life in lives],
         "arrival": [ticks(life.request.arrival) for life in lives],
         "ended": [ticks(life.ended_at) for life in lives],
@@ -73,46 +75,53 @@ def requests(record: Record, ticks: Ticks) -> dict[str, list[Any]]:
         "preemptions": [len(life.preempted_at) for life in lives],
         "recomputed": [life.recomputed_tokens for life in lives],
     }
+    return {name: packed(column) for name, column in columns.items()}
+
+
+def stretches(
+    record: Record, ledger: Mapping[int, Sequence[Interval]]
+) -> dict[int, list[tuple[int, float]]]:
+    """By request what its lane shows: places in CODES and ends (s), from its arrival on.
+
+    After its end come the times at which it was computed for nobody.
+    """
+    paused = pauses(record)
+    found = {}
+    for i, life in record.lives.items():
+        lane = [(CODES.index(interval.kind.value), interval.end) for interval in ledger[i]]
+        for _, start, end in wasted(record, life, paused):
+            lane += [(CODES.index("gone"), start), (CODES.index("wasted"), end)]
+        found[i] = lane
+    return found
 
 
 def lanes(
-    record: Record, ledger: Mapping[int, Sequence[Interval]], ticks: Ticks, most: int
+    record: Record, shows: Mapping[int, Sequence[tuple[int, float]]], ticks: Ticks, most: int
 ) -> dict[str, Any]:
-    """The lanes of the requests, or of an even sample if they have more than ``most`` intervals.
+    """The lanes of the requests (see ``stretches``), of a sample if there are more than ``most``.
 
     ``of`` are places in order of arrival; a lane starts with the arrival, ``kinds`` holds a letter
-    per interval (``A`` is the first of CODES) and ``lasts`` how long it lasts, lane after lane of
-    ``count`` intervals.
+    per stretch (``A`` is the first of CODES) and ``lasts`` how long it lasts, lane after lane of
+    ``count`` stretches.
     """
     lives = by_arrival(record)
-    total = sum(map(len, ledger.values()))
-    shown = sample(lives, int(len(lives) * most / total)) if total > most else lives
-    chosen = {life.request.id for life in shown}
-    paused = pauses(record)
-    of, count, letters, lasts = [], [], [], []
-    for place, life in enumerate(lives):
-        if life.request.id not in chosen:
-            continue
+    total = sum(map(len, shows.values()))
+    shown = sample(lives, len(lives) * most // total) if total > most else lives
+    places = {life.request.id: place for place, life in enumerate(lives)}
+    letters: list[str] = []
+    lasts: list[int] = []
+    for life in shown:
         reached = ticks.of(life.request.arrival)
-        start = len(lasts)
-        for code, end in _stretches(record, life, ledger[life.request.id], paused):
+        for code, end in shows[life.request.id]:
             letters.append(chr(ord("A") + code))
             lasts.append(ticks.of(end) - reached)
             reached = ticks.of(end)
-        of.append(place)
-        count.append(len(lasts) - start)
-    return {"of": of, "count": count, "kinds": "".join(letters), "lasts": lasts}
-
-
-def _stretches(
-    record: Record, life: Life, ledger: Sequence[Interval], paused: Sequence[int]
-) -> Iterable[tuple[int, float]]:
-    """Code and end of each stretch of a lane, with what was computed for it after its end."""
-    for interval in ledger:
-        yield CODES.index(interval.kind.value), interval.end
-    for _, start, end in wasted(record, life, paused):
-        yield CODES.index("gone"), start
-        yield CODES.index("wasted"), end
+    return {
+        "of": [places[life.request.id] for life in shown],
+        "count": [len(shows[life.request.id]) for life in shown],
+        "kinds": "".join(letters),
+        "lasts": lasts,
+    }
 
 
 def arrows(record: Record, found: Diagnosis, ticks: Ticks, most: int) -> list[list[Any]]:
@@ -150,8 +159,8 @@ def owners(record: Record, block_size: int, edges: Floats) -> dict[str, Any]:
         total = np.maximum(total - series.sum(axis=0), 0.0)
     return {
         "ids": sorted(top),
-        "held": [_rounded(row) for row in series],
-        "others": _rounded(total),
+        "held": [packed(_rounded(row)) for row in series],
+        "others": packed(_rounded(total)),
         "total": record.num_blocks,
     }
 
@@ -162,10 +171,11 @@ def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
     times = np.column_stack([starts, ends]).ravel()
     areas = np.column_stack([np.zeros(len(starts)), (ends - starts) * values]).ravel()
     order = np.argsort(times, kind="stable")
-    return np.diff(np.interp(edges, times[order], np.cumsum(areas[order]))) / np.diff(edges)
+    held: Floats = np.diff(np.interp(edges, times[order], np.cumsum(areas[order])))
+    return held / np.diff(edges)
 
 
-def courses(record: Record, edges: Floats) -> dict[str, list[list[float | None]]]:
+def courses(record: Record, edges: Floats) -> dict[str, list[Any]]:
     """Columns of the step log over time: least, mean and greatest value of each per bin."""
     log = record.steps
     columns = {
@@ -175,14 +185,31 @@ def courses(record: Record, edges: Floats) -> dict[str, list[list[float | None]]
         "prefill": log.prefill_tokens,
     }
     return {
-        name: [_rounded(series) for series in course(record, column, edges)]
+        name: [packed(_rounded(series)) for series in course(record, column, edges)]
         for name, column in columns.items()
     }
 
 
 def _rounded(series: Floats) -> list[float | None]:
     """Three significant digits are enough for a picture; no value is null."""
-    return [None if math.isnan(value) else float(f"{value:.4g}") for value in series]
+    return [None if math.isnan(value) else short(value, 3) for value in series]
+
+
+def short(value: float, digits: int = 5) -> float:
+    """The number with fewer digits, and without a point if it is whole."""
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def packed(column: Sequence[Any]) -> Sequence[Any] | dict[str, list[Any]]:
+    """A column as ``{"runs": [value, times, …]}`` where that is shorter."""
+    runs: list[Any] = []
+    for value in column:
+        if runs and runs[-2] == value:
+            runs[-1] += 1
+        else:
+            runs += [value, 1]
+    return {"runs": runs} if len(runs) < len(column) else column
 
 
 def curve(seconds: Iterable[float | None], among: int) -> list[list[float]]:
@@ -191,7 +218,7 @@ def curve(seconds: Iterable[float | None], among: int) -> list[list[float]]:
     if not values or not among:
         return []
     picks = sorted({round(i * (len(values) - 1) / (CURVE - 1)) for i in range(CURVE)})
-    return [[values[i], 100.0 * (i + 1) / among] for i in picks]
+    return [[short(values[i]), short(100.0 * (i + 1) / among)] for i in picks]
 
 
 def blocked(record: Record, found: Diagnosis) -> dict[str, list[list[Any]]]:
@@ -210,8 +237,8 @@ def blocked(record: Record, found: Diagnosis) -> dict[str, list[list[Any]]]:
     )
     return {
         str(life.request.id): [
-            [who.id, float(f"{who.seconds:.4g}")]
-            for who in found.blockers_of(life.request.id)[:4]
+            [who.id, short(who.seconds, 3)]
+            for who in found.blockers_of(life.request.id)[:3]
             if who.seconds > 0.0
         ]
         for life in lives[:BLOCKED]

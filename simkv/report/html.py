@@ -6,6 +6,7 @@ write_html(Path("report.html"), run_file(Path("scenario.yaml")))
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from io import StringIO
@@ -30,6 +31,8 @@ from simkv.report.published import Comparison, compare
 from simkv.report.style import FAILED, span
 from simkv.run import Result
 
+#: Names of what reports have in common, where they share it.
+STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"
 #: The page's own scripts, in the order in which they build on each other.
 SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "main.js")
 #: Figures with a time axis, which zoom together.
@@ -76,20 +79,35 @@ def write_html(
     path: Path,
     results: Mapping[str, Result],
     whatif: Sequence[str] = (),
-    library_at: str | None = None,
+    *,
+    shared: bool = False,
 ) -> None:
     """Write the report of ``results``, variants by name, to ``path``.
 
-    ``whatif`` are sentences on changes that help, the best first. The plotting library becomes part
-    of the page, unless ``library_at`` says where it lies beside it. The same results give the same
-    bytes.
+    ``whatif`` are sentences on changes that help, the best first. What all reports have in common
+    becomes part of the page, or with ``shared`` lies beside it (see ``write_shared``). The same
+    results give the same bytes.
     """
-    path.write_text(html(results, whatif, library_at), encoding="utf-8", newline="\n")
+    write_text(path, html(results, whatif, shared=shared))
 
 
-def html(
-    results: Mapping[str, Result], whatif: Sequence[str] = (), library_at: str | None = None
-) -> str:
+def write_shared(folder: Path) -> list[Path]:
+    """Write what all reports have in common to ``folder``: style, scripts, the plotting library."""
+    files = {STYLE: style(), SCRIPT: script(), LIBRARY: library()}
+    for name, text in files.items():
+        write_text(folder / name, text)
+    return [folder / name for name in files]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, complete or not at all, the same bytes everywhere."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
+        new = Path(scratch) / "new"
+        new.write_text(text, encoding="utf-8", newline="\n")
+        new.replace(path)
+
+
+def html(results: Mapping[str, Result], whatif: Sequence[str] = (), *, shared: bool = False) -> str:
     """The page that ``write_html`` writes."""
     pair = pair_of(results)
     page = columns(results, pair)
@@ -102,14 +120,19 @@ def html(
             pair=page["pair"],
             timed=TIMED,
             captions=_captions(results, page),
-            style=style(),
-            script=Markup("\n".join(template(name) for name in SCRIPTS)),
-            library=Markup("" if library_at else library()),
-            library_at=library_at,
-            data=Markup(json.dumps(page, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
+            beside={"style": STYLE, "script": SCRIPT, "library": LIBRARY} if shared else {},
+            style=Markup("" if shared else style()),
+            script=Markup("" if shared else script()),
+            library=Markup("" if shared else library()),
+            data=Markup(_json(page)),
             version=__version__,
         )
     )
+
+
+def _json(page: Mapping[str, Any]) -> str:
+    """JSON that may stand in a script element, whatever it says."""
+    return json.dumps(page, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def environment() -> Environment:
@@ -128,16 +151,22 @@ def template(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
-def style() -> Markup:
+def style() -> str:
     """The style sheet."""
-    return Markup(style_sheet() + template("style.css"))
+    return style_sheet() + template("style.css")
+
+
+def script() -> str:
+    """The page's own scripts."""
+    return "\n".join(template(name) for name in SCRIPTS)
 
 
 def library() -> str:
     """The plotting library, plotly.js, from its Python package."""
     spec = find_spec("plotly")
-    assert spec is not None and spec.submodule_search_locations, "plotly is a dependency"
-    path = Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+    folders = spec.submodule_search_locations if spec else None
+    assert folders, "plotly is a dependency"
+    path = Path(folders[0]) / "package_data" / "plotly.min.js"
     return path.read_text(encoding="utf-8").replace("</script", "<\\/script")
 
 
@@ -154,9 +183,14 @@ def columns(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any
     end = span(records.values()) or 1.0
     ticks = data.Ticks(end)
     edges = data.bins(end)
-    ledgers = [result.diagnosis.ledger for result in results.values()]
-    room = data.shares([sum(map(len, ledger.values())) for ledger in ledgers], data.INTERVALS)
-    latencies = [life.ended_at - life.request.arrival for r in records.values() for life in r.lives.values() if life.ended_at is not None]
+    shows = [data.stretches(r.record, r.diagnosis.ledger) for r in results.values()]
+    room = data.shares([sum(map(len, lanes.values())) for lanes in shows], data.STRETCHES)
+    latencies = [
+        life.ended_at - life.request.arrival
+        for r in records.values()
+        for life in r.lives.values()
+        if life.ended_at is not None
+    ]
     return {
         "name": next(iter(results.values())).scenario.name,
         "title": title(results),
@@ -178,15 +212,17 @@ def columns(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any
             row for comparison in compare(dict(results)) if (row := _error_row(comparison, results))
         ],
         "variants": [
-            _variant(name, result, ticks, edges, most)
-            for (name, result), most in zip(results.items(), room, strict=True)
+            _variant(name, result, ticks, edges)
+            | {
+                "lanes": data.lanes(result.record, lanes, ticks, most),
+                "arrows": data.arrows(result.record, result.diagnosis, ticks, most // 10),
+            }
+            for (name, result), lanes, most in zip(results.items(), shows, room, strict=True)
         ],
     }
 
 
-def _variant(
-    name: str, result: Result, ticks: data.Ticks, edges: data.Floats, most: int
-) -> dict[str, Any]:
+def _variant(name: str, result: Result, ticks: data.Ticks, edges: data.Floats) -> dict[str, Any]:
     record, found = result.record, result.diagnosis
     lives = list(record.lives.values())
     stop = record.standstill
@@ -194,20 +230,18 @@ def _variant(
     return {
         "name": name,
         "served": story.served(record),
+        "until": span([record]) or 1.0,
         "standstill": None if stop is None else {"kind": stop.kind, "since": stop.since},
         "requests": data.requests(record, ticks),
-        "lanes": data.lanes(record, found.ledger, ticks, most),
-        "arrows": data.arrows(record, found, ticks, most // 10),
         "owners": data.owners(record, block_size(result.scenario.engine), edges),
         "courses": data.courses(record, edges),
         "curves": {
             "ttft": data.curve(map(ttft, lives), len(lives)),
             "e2e": data.curve(map(e2e, lives), len(lives)),
         },
-        "totals": [float(f"{sums.get(kind, 0.0):.9g}") for kind in Kind] + [0.0, 0.0],
+        "totals": [data.short(sums.get(kind, 0.0), 9) for kind in Kind] + [0, 0],
         "blockers": [
-            [b.id, float(f"{b.seconds:.6g}"), float(f"{b.block_seconds:.6g}")]
-            for b in found.blockers[:50]
+            [b.id, data.short(b.seconds), data.short(b.block_seconds)] for b in found.blockers[:50]
         ],
         "blocked": data.blocked(record, found),
     }
@@ -217,7 +251,13 @@ def _outcome(outcome: Outcome) -> dict[str, str]:
     word = outcome.value.replace("_", " ")
     mark = FAILED.get(outcome)
     if mark is None:
-        return {"key": outcome.value, "word": word, "label": word, "symbol": "circle", "colour": "blue"}
+        return {
+            "key": outcome.value,
+            "word": word,
+            "label": word,
+            "symbol": "circle",
+            "colour": "blue",
+        }
     colour = "red" if outcome is Outcome.STARVED else "purple"
     return {
         "key": outcome.value,
@@ -275,7 +315,7 @@ def _words(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]
         "lead": {
             "name": lead,
             "other": other,
-            **_badge(result),
+            **badge(result),
             "who": story.who(result.record),
             "behind": story.behind(result.record, result.diagnosis),
             "fix": story.fix(results, lead, other),
@@ -285,7 +325,7 @@ def _words(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]
         "variants": [
             {
                 "name": name,
-                **_badge(found),
+                **badge(found),
                 "cells": [_cell(found, key, factor) for key, _, factor in COLUMNS],
                 "verdicts": found.diagnosis.verdicts,
                 "waste": _waste(found),
@@ -336,7 +376,7 @@ def _about(results: dict[str, Result]) -> dict[str, Any]:
     }
 
 
-def _badge(result: Result) -> dict[str, str]:
+def badge(result: Result) -> dict[str, str]:
     """The verdict as a word, with a sign and a tone so that colour is not needed."""
     good = result.summary["verdict"] == "served"
     return {
@@ -350,7 +390,11 @@ def _cell(result: Result, key: str, factor: float) -> str:
     value = figure(result.summary, key)
     if key == "finished":
         return f"{value:,} of {result.summary['requests']:,}"
-    if not result.summary["finished"] and key not in ("makespan_s", "preemptions", "recomputed_tokens"):
+    if not result.summary["finished"] and key not in (
+        "makespan_s",
+        "preemptions",
+        "recomputed_tokens",
+    ):
         return "none"
     return story.number(value if factor == 1.0 else value * factor)
 
@@ -386,11 +430,19 @@ def _waste(result: Result) -> list[str]:
 
 def _accuracy(results: Mapping[str, Result]) -> str:
     """How far the seconds can be trusted, in a sentence per cost profile."""
-    said = []
+    said = ["TTFT and E2E are those of requests that finished."]
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
-        rms = profile.fit.rms_s
-        known = f"± {story.seconds(rms)} rms over {profile.fit.points} figures" if rms else "no error known"
-        said.append(f"Seconds by cost profile {profile.name} ({profile.basis}): {known}.")
+        known = []
+        if profile.fit.rms_s:
+            rms = story.seconds(profile.fit.rms_s)
+            known.append(f"± {rms} rms over {profile.fit.points} figures")
+        known += [
+            f"{kind} steps off by {100 * error.median:.1f} % (median) and {100 * error.p95:.1f} % "
+            f"(P95) over {error.points:,} steps that were not fitted to"
+            for kind, error in profile.fit.held_out.items()
+        ]
+        errors = "; ".join(known) or "no error is known"
+        said.append(f"Seconds by cost profile {profile.name} ({profile.basis}): {errors}.")
     return " ".join(said)
 
 
@@ -473,10 +525,9 @@ def _captions(results: Mapping[str, Result], page: Mapping[str, Any]) -> dict[st
     """What stands under the titles of the figures, with what a sample leaves out."""
     captions = dict(CAPTIONS)
     left_out = [
-        f"{variant['name']}: {len(variant['lanes']['of']):,} of {len(variant['requests']['id']):,} "
-        "requests are drawn"
-        for variant in page["variants"]
-        if len(variant["lanes"]["of"]) < len(variant["requests"]["id"])
+        f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.lives):,} are drawn"
+        for (name, result), variant in zip(results.items(), page["variants"], strict=True)
+        if len(variant["lanes"]["of"]) < len(result.record.lives)
     ]
     if left_out:
         captions["lanes"] += f" {'; '.join(left_out)}, all kinds of outcomes among them."

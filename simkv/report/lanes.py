@@ -177,6 +177,12 @@ def _which(record: Record, shown: Sequence[Life]) -> str:
     return f"{text},\n{among} of {len(failed)} without an answer)" if failed else f"{text})"
 
 
+def painted(record: Record, shown: Sequence[Life], edges: Floats) -> npt.NDArray[np.intp]:
+    """By lane and bin (``edges`` in s) the place in BARS of what to paint there, or -1."""
+    paused = pauses(record)
+    return _pixels(np.stack([_shares(bars(record, life, paused), edges) for life in shown]))
+
+
 def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
     """The share of each bin that each kind of BARS takes: an array of (kinds, bins)."""
     shares = np.zeros((len(BARS), len(edges) - 1))

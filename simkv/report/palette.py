@@ -11,7 +11,7 @@ from simkv.report.lanes import BARS
 from simkv.report.style import BLUE, GREY, PURPLE, RED, SKY, YELLOW
 
 GREEN, ORANGE, OLIVE, ROSE, WINE = "#009E73", "#E69F00", "#999933", "#CC6677", "#882255"
-INDIGO, MOSS, MAUVE = "#6F63BB", "#117733", "#AA4499"
+INDIGO, MOSS, MAUVE, SAND = "#6F63BB", "#117733", "#AA4499", "#C2B280"
 
 LIGHT: dict[str, str] = {
     "paper": "#FFFFFF",
@@ -37,6 +37,7 @@ LIGHT: dict[str, str] = {
     f"kind-{Kind.BUDGET}": OLIVE,
     f"kind-{Kind.RULE}": MOSS,
     f"kind-{Kind.BEHIND}": GREY,
+    f"kind-{Kind.QUEUED}": SAND,
     f"kind-{Kind.DEFERRED}": INDIGO,
     f"kind-{Kind.RECOMPUTE}": ORANGE,
     f"kind-{Kind.HELD_UP}": GREEN,

@@ -16,7 +16,7 @@ from typing import Any
 from simkv import __version__
 from simkv.metrics import e2e, ttft
 from simkv.record import Life, Outcome, Record
-from simkv.report.intervals import NEGLIGIBLE, Interval, State, intervals, pauses, wasted
+from simkv.report.intervals import NEGLIGIBLE, Interval, intervals, pauses, wasted
 from simkv.report.style import by_arrival
 
 Event = dict[str, Any]
@@ -47,20 +47,35 @@ def events(records: Mapping[str, Record]) -> Iterator[Event]:
         yield _name("process", f"{variant}: engine", engine)
         yield _name("process", f"{variant}: requests", clients)
         yield _name("thread", "steps", engine, STEPS)
-        slices = list(_steps(record, engine))
-        yield from slices
+        steps = list(_steps(record, engine))
+        yield from steps
         yield from _counters(record, engine)
-        begins = [event["ts"] for event in slices]
         paused = pauses(record)
+        lives: dict[int, Event] = {}
         for place, life in enumerate(by_arrival(record), start=1):
-            lane = intervals(record, life, paused)
-            lane += wasted(record, life, paused)
+            lane = intervals(record, life, paused) + wasted(record, life, paused)
             if lane:
-                yield from _request(life, lane, clients, place)
-            for lost in _losses(life, lane):
-                source = bisect_right(begins, _us(lost)) - 1
-                if source >= 0:
-                    yield from _arrow(next(arrows), slices[source], lost, clients, place)
+                slices = list(_request(life, lane, clients, place))
+                lives[life.request.id] = next(event for event in slices if event["ph"] == "X")
+                yield from slices
+        for life in record.lives.values():
+            for at, cause in zip(life.preempted_at, life.causes, strict=True):
+                source = lives.get(-1 if cause.by is None else cause.by)
+                if source is None or not _covers(source, at):
+                    source = _step_at(steps, at)
+                target = lives.get(life.request.id)
+                if source and target and _covers(target, at):
+                    yield from _arrow(next(arrows), source, target, at)
+
+
+def _covers(event: Event, at: float) -> bool:
+    return bool(event["ts"] <= _us(at) < event["ts"] + event["dur"])
+
+
+def _step_at(steps: list[Event], at: float) -> Event | None:
+    """The step under way at a time, or the last one before it."""
+    index = bisect_right(steps, _us(at), key=lambda event: float(event["ts"])) - 1
+    return steps[index] if index >= 0 else None
 
 
 def _steps(record: Record, pid: int) -> Iterator[Event]:
@@ -72,7 +87,7 @@ def _steps(record: Record, pid: int) -> Iterator[Event]:
         while last + 1 < len(log) and _goes_on(record, last):
             last += 1
         steps = last - first + 1
-        name = log.kind[first] + (f" ×{steps}" if steps > 1 else "")
+        name = log.kind[first] + (f" x {steps}" if steps > 1 else "")
         columns = {
             "steps": steps,
             "prefill_seqs": log.prefill_seqs[first],
@@ -148,17 +163,16 @@ def _request(life: Life, lane: list[Interval], pid: int, tid: int) -> Iterator[E
             yield {"ph": "i", "name": name, "s": "t", "pid": pid, "tid": tid, "ts": _us(at)}
 
 
-def _losses(life: Life, lane: list[Interval]) -> list[float]:
-    """Moments at which a preempted request visibly lost its KV: where a lane says so."""
-    return [start for state, start, _ in lane if state is State.PREEMPTED]
+def _arrow(number: int, source: Event, target: Event, at: float) -> Iterator[Event]:
+    """From the slice that a preemption made room for to that of the request that lost its KV.
 
-
-def _arrow(number: int, step: Event, at: float, pid: int, tid: int) -> Iterator[Event]:
-    """From the step that a preemption made room for to the request that made it."""
+    An arrow starts inside its slice and does not run back in time.
+    """
     flow = {"name": "preemption", "cat": "preemption", "id": number}
-    source = min(max(_us(at), step["ts"]), step["ts"] + step["dur"])
-    yield {"ph": "s", **flow, "pid": step["pid"], "tid": step["tid"], "ts": source}
-    yield {"ph": "f", "bp": "e", **flow, "pid": pid, "tid": tid, "ts": max(_us(at), source)}
+    last = source["ts"] + source["dur"] - 0.001
+    for phase, end, ts in (("s", source, min(_us(at), last)), ("f", target, _us(at))):
+        place = {"pid": end["pid"], "tid": end["tid"], "ts": round(ts, 3)}
+        yield {"ph": phase, **({"bp": "e"} if phase == "f" else {}), **flow, **place}
 
 
 def _slice(

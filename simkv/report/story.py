@@ -10,7 +10,7 @@ from typing import Any
 
 from simkv.diagnosis import Diagnosis
 from simkv.ledger import SERVED, WORDS, Kind
-from simkv.metrics import e2e, figure
+from simkv.metrics import e2e, figure, longest_stall
 from simkv.record import Life, Outcome, Record
 from simkv.run import Result
 from simkv.scenario import Scenario
@@ -30,7 +30,7 @@ DECISIVE = (
 )
 #: What two variants are compared by: figure, what it is called, its unit. Less is better.
 COMPARED = (
-    ("longest_stall_s", "longest gap between two tokens", "s"),
+    ("longest_stall_s", "longest gap in an answer", "s"),
     ("ttft_ms.mean", "mean time to the first token", "ms"),
     ("e2e_ms.mean", "mean time to the answer", "ms"),
     ("e2e_ms.p99", "P99 time to the answer", "ms"),
@@ -80,10 +80,14 @@ def who(record: Record) -> list[str]:
     if not lives:
         return ["There were no requests."]
     slowest = max(lives, key=lambda life: (e2e(life) or 0.0, -life.request.id))
-    return [
+    took, gap = e2e(slowest) or 0.0, longest_stall(record)
+    said = [
         f"Nobody: all {len(lives):,} requests finished.",
-        f"The slowest, request {slowest.request.id}, took {seconds(e2e(slowest) or 0.0)}.",
+        f"The slowest, request {slowest.request.id}, took {seconds(took)}.",
     ]
+    if gap > 0.2 * took:
+        said.append(f"But for {seconds(gap)} an answer that had begun stood still.")
+    return said
 
 
 def _fate(outcome: Outcome, failed: Sequence[Life], record: Record) -> str:
@@ -95,7 +99,8 @@ def _fate(outcome: Outcome, failed: Sequence[Life], record: Record) -> str:
             return "starved: the clients gave up."
         case Outcome.STALLED if record.standstill:
             stop = record.standstill
-            return f"stalled for ever at {seconds(stop.since)}: {stop.kind}, {stop.why}."
+            why = stop.why if stop.why.startswith(stop.kind) else f"{stop.kind}, {stop.why}"
+            return f"stalled for ever at {seconds(stop.since)}: {why}."
         case Outcome.REJECTED:
             return "were rejected by the engine."
         case Outcome.LOST:
@@ -164,74 +169,84 @@ def first_to_look_at(results: Mapping[str, Result]) -> str:
 
 
 def remedy(results: Mapping[str, Result], name: str) -> str | None:
-    """The variant to set beside ``name``: it serves the most, and of those differs the least.
+    """The variant to set beside ``name``: it serves more, or as many and faster.
 
-    None if there is only one, or if none is better.
+    Of several the one that serves the most, leaves the fewest without any word, and differs in the
+    fewest fields. None if none is better.
     """
-    ours = results[name]
-    others = {other: result for other, result in results.items() if other != name}
-    if not others:
-        return None
+    ours = results[name].summary
+    better = {
+        other: result
+        for other, result in results.items()
+        if other != name and _is_better(ours, result.summary)
+    }
 
-    def rank(other: str) -> tuple[float, int, float]:
-        theirs = others[other]
-        return (
-            -_share(theirs),
-            len(changes(ours.scenario, theirs.scenario)),
-            -improvement(ours.summary, theirs.summary),
-        )
+    def rank(other: str) -> tuple[float, int, int, float]:
+        theirs = better[other].summary
+        differ = len(changes(results[name].scenario, better[other].scenario))
+        if _share(theirs) == _share(ours):
+            differ = 0  # nothing is fixed, so it is the figures that count
+        return -_share(theirs), _hopeless(theirs), differ, -improvement(ours, theirs)
 
-    best = min(others, key=rank)
-    if _share(others[best]) > _share(ours):
-        return best
-    if _share(others[best]) < _share(ours):
-        return None
-    equal = [other for other in others if _share(others[other]) == _share(ours)]
-    best = max(equal, key=lambda other: improvement(ours.summary, others[other].summary))
-    return best if improvement(ours.summary, others[best].summary) > 0.05 else None
+    return min(better, key=rank, default=None)
 
 
-def _share(result: Result) -> float:
-    return float(result.summary["finished"]) / max(result.summary["requests"], 1)
+def _is_better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    if _share(theirs) == _share(ours):
+        return improvement(ours, theirs) >= 0.02
+    return _share(theirs) > _share(ours)
+
+
+def _share(figures: Mapping[str, Any]) -> float:
+    share: float = figures["finished"] / max(figures["requests"], 1)
+    return share
+
+
+def _hopeless(figures: Mapping[str, Any]) -> int:
+    """Requests that waited for an answer that never came."""
+    count: int = figures["stalled"] + figures["lost"] + figures["starved"]
+    return count
 
 
 def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """By how much the figures of COMPARED are smaller: the sum of logarithms of the ratios."""
-    pairs = [(figure(dict(ours), name), figure(dict(theirs), name)) for name, _, _ in COMPARED]
-    return sum(log((a + 1e-3) / (b + 1e-3)) for a, b in pairs)
+    """By how much the figures of COMPARED are smaller: the sum of logarithms of the ratios.
+
+    Counts of work weigh a fifth of times, for nobody waits for a count.
+    """
+    total = 0.0
+    for key, _, unit in COMPARED:
+        before, after = figure(dict(ours), key), figure(dict(theirs), key)
+        total += (1.0 if unit else 0.2) * log((before + 1.0) / (after + 1.0))
+    return total
 
 
 def fix(results: Mapping[str, Result], name: str, other: str | None) -> list[str]:
-    """What variant ``other`` does better than ``name``, and what it changes."""
+    """What variant ``other`` does better than ``name``, what it changes, and what it costs."""
+    if len(results) == 1:
+        return ["No other variant was run."]
     if other is None:
-        if len(results) == 1:
-            return ["Nothing else was run."]
-        return [f"None of the other {len(results) - 1} variants does better."]
+        return ["None of the other variants serves more, or faster."]
     ours, theirs = results[name], results[other]
-    said = []
     differ = changes(ours.scenario, theirs.scenario)
     a, b = ours.summary, theirs.summary
-    if _share(theirs) > _share(ours):
-        how = "all" if b["finished"] == b["requests"] else f"{b['finished']:,} of"
-        said.append(f"Variant {other} serves {how} {b['requests']:,} requests.")
-    else:
-        said.append(f"Variant {other} serves as many, and better.")
+    more = b["finished"] != a["finished"]
+    how = f"{b['finished']:,} of" if b["finished"] < b["requests"] else "all"
+    said = [f"Variant {other} serves {how} {b['requests']:,} requests{'' if more else ', better'}."]
     if len(differ) <= 4:
         said.append(f"It changes {'; '.join(map(str, differ))}.")
     else:
         said.append(f"It changes {len(differ)} fields, {differ[0]} among them.")
     if summary := _rule(theirs.scenario, differ):
         said.append(f"The rule: {summary}.")
-    moved = []
+    gains: dict[str, list[str]] = {"Better": [], "Worse": []}
     for key, label, unit in COMPARED:
-        if key.startswith(("ttft", "e2e")) and a["finished"] != b["finished"]:
-            continue  # latencies of those that finished, which are not the same requests
+        if more and key.startswith(("ttft", "e2e")):
+            continue  # latencies of those that finished, who are not the same
         before, after = figure(a, key), figure(b, key)
-        if max(before, after) > 0 and abs(before - after) > 0.05 * max(before, after):
-            moved.append(f"{label} {_amount(before, unit)} → {_amount(after, unit)}")
-    if moved:
-        said.append(f"With it: {'; '.join(moved)}.")
-    return said
+        if abs(before - after) > 0.02 * max(before, after):
+            which = gains["Better" if after < before else "Worse"]
+            which.append(f"{label} {_amount(before, unit)} → {_amount(after, unit)}")
+    return said + [f"{word}: {'; '.join(which)}." for word, which in gains.items() if which]
 
 
 def changes(ours: Scenario, theirs: Scenario) -> list[Change]:

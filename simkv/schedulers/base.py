@@ -16,6 +16,11 @@ from simkv.request import Prompt
 Kind = Literal["prefill", "decode", "mixed", "idle"]
 
 
+#: Larger sizes of a pool and of a block, in any engine's config, are refused as typos.
+MOST_BLOCKS = 10_000_000
+MOST_BLOCK_SIZE = 1_000_000
+
+
 def blocks_for(tokens: int, block_size: int) -> int:
     """Blocks that hold ``tokens`` tokens (ceiling division)."""
     return -(-tokens // block_size)

@@ -21,7 +21,16 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from simkv.request import Prompt
-from simkv.schedulers.base import Batch, Completion, Kind, Variant, Why, blocks_for
+from simkv.schedulers.base import (
+    MOST_BLOCK_SIZE,
+    MOST_BLOCKS,
+    Batch,
+    Completion,
+    Kind,
+    Variant,
+    Why,
+    blocks_for,
+)
 from simkv.schedulers.fastdeploy_memory import Heard, ResourceManager, Seq, Status, TokenProcessor
 from simkv.schedulers.fastdeploy_worker import Task, Work, Worker, WorkerCrash
 
@@ -93,9 +102,9 @@ class FastDeployConfig:
 
     name: Literal["fastdeploy"] = "fastdeploy"
     variant: VariantName = "fixed-reserve"
-    block_size: Annotated[int, Gt(0)] = 64
-    num_blocks: Annotated[int, Gt(0)] = 1024
-    max_num_seqs: Annotated[int, Gt(0)] = 8
+    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 64
+    num_blocks: Annotated[int, Gt(0), Le(MOST_BLOCKS)] = 1024
+    max_num_seqs: Annotated[int, Gt(0), Le(MOST_BLOCKS)] = 8
     max_num_batched_tokens: Annotated[int, Gt(0)] = 8192
     enc_dec_block_num: Annotated[int, Gt(0)] = 2
     prealloc_dec_block_slot_num_threshold: Annotated[int, Ge(0)] = 12
@@ -323,6 +332,7 @@ class Ratio(ResourceManager):
         self.ratio = min(config.init_new_token_ratio, 1)
         self.min_ratio = self.ratio * config.min_new_token_ratio_factor
         self.decay = (self.ratio - self.min_ratio) / config.new_token_ratio_decay_steps
+        self.prefilled = False
 
     def _decide(self) -> None:
         decodes = [seq for seq in self.running if seq.decoding]
@@ -332,10 +342,10 @@ class Ratio(ResourceManager):
         for seq in decodes:  # no floor at 0
             self._reserved += min(seq.max_tokens - seq.out, self._clip) * self.ratio
         self._reserved_new = 0
-        self._prefilled = False
+        self.prefilled = False
         if self.active is None or self._continue_active(self.active):
             self._admit_waiting()
-        if self._prefilled:
+        if self.prefilled:
             return  # the gate: decodes run on, but none of them gets a block
         self._advance_decodes()
         if decodes and not self.preempted and self.ratio > self.min_ratio:
@@ -370,7 +380,7 @@ class Ratio(ResourceManager):
         left = seq.need - seq.computed
         tokens = left
         if bounded:
-            if self._input <= 0 or (self._prefilled and self._page(left) >= self._input):
+            if self._input <= 0 or (self.prefilled and self._page(left) >= self._input):
                 return 0
             tokens = min(left, self._input)
         cut = tokens < left
@@ -391,7 +401,7 @@ class Ratio(ResourceManager):
             self.why = self._lack(blocks)
             return False
         self._prefill(seq, tokens, blocks)
-        self._prefilled = True
+        self.prefilled = True
         self._input -= self._page(tokens)
         self._chunk -= self._page(tokens)
         self._reserved_new += to_come  # in full, not times the ratio
@@ -489,7 +499,8 @@ class FastDeploy:
         try:
             self.worker.take(parcel)
         except WorkerCrash as crash:
-            return Batch(preempted=self.manager.preempted, fatal=f"raised: {crash}")
+            preempted, causes = self.manager.preempted, self.manager.causes
+            return Batch(preempted=preempted, causes=causes, fatal=f"raised: {crash}")
         place = {id_: i for i, id_ in enumerate(self.running_ids())}
         self.stalled = sorted(self.worker.stalled(), key=lambda i: place.get(i, len(place)))
         work = self.worker.work()
@@ -583,8 +594,12 @@ def batch_of(work: list[Work], prefills: int, preempted: list[int]) -> Batch:
 
 
 def aside_of(manager: ResourceManager, worker: Worker) -> dict[int, Why]:
-    """Requests that lack the block for their next token, or the next chunk of their prompt."""
-    lacking: dict[int, Why] = dict.fromkeys(worker.stalled(), "blocks")
+    """Requests that lack the block for their next token, or the next chunk of their prompt.
+
+    While the ``ratio`` variants prefill, they let nobody have a block, however many there are.
+    """
+    gated = isinstance(manager, Ratio) and manager.prefilled
+    lacking: dict[int, Why] = {} if gated else dict.fromkeys(worker.stalled(), "blocks")
     chunks = (slot.id for slot in worker.slots.values() if slot.state == "chunk stopped")
     return lacking | dict.fromkeys(chunks, manager.why)
 

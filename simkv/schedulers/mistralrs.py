@@ -17,12 +17,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from simkv.blocks import BlockPool
 from simkv.prefix import BlockKeys, Content
 from simkv.request import Prompt
 from simkv.schedulers.base import (
+    MOST_BLOCK_SIZE,
+    MOST_BLOCKS,
     Batch,
     Completion,
     Held,
@@ -50,8 +52,8 @@ class MistralrsConfig:
 
     name: Literal["mistralrs"] = "mistralrs"
     variant: VariantName = "merged2250"
-    block_size: Annotated[int, Gt(0)] = 32
-    num_gpu_blocks: Annotated[int, Gt(1)] = 1024
+    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 32
+    num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
     max_num_seqs: Annotated[int, Gt(0)] = 16
     prefix_caching: bool = False
     waiting_timeout: Annotated[int, Ge(0)] = 64

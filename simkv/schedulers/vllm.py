@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from simkv.blocks import BlockCounter, BlockPool
 from simkv.prefix import BlockKeys, Content
 from simkv.request import Prompt
 from simkv.schedulers.base import (
+    MOST_BLOCK_SIZE,
+    MOST_BLOCKS,
     Batch,
     Completion,
     Held,
@@ -75,8 +77,8 @@ class VllmConfig:
 
     name: Literal["vllm"] = "vllm"
     variant: Literal["0.33.0", "0.33.0-skip-blocked"] = "0.33.0"
-    block_size: Annotated[int, Gt(0)] = 16
-    num_gpu_blocks: Annotated[int, Gt(1)] = 1024
+    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 16
+    num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
     max_num_seqs: Annotated[int, Gt(0)] = 256
     max_num_batched_tokens: Annotated[int, Gt(0)] = 2048
     max_num_scheduled_tokens: Annotated[int, Gt(0)] | None = None
@@ -693,8 +695,8 @@ class VllmScheduler:
         batch = step.batch
         batch.ignored = self._refused
         if self.waiting:
-            step.pass_over("slot" if step.budget > 0 else "budget")
-            batch.held = Held(self.waiting.head().id, step.why)
+            full: Why = "slot" if step.budget > 0 else "budget"
+            batch.held = Held(self.waiting.head().id, step.why or full)
         batch.joined, batch.left = self._joined, self._left
         batch.decodes, batch.decode_context = len(group), group.context
         self._refused, self._joined, self._left = [], [], []

@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from simkv.clients import After, Clients
 from simkv.errors import InputError, nearest
 from simkv.request import Request
-from simkv.workload.clients import After, Clients
 from simkv.workload.fields import (
     MOST_REQUESTS,
     MOST_TOKENS,

@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
 #: More than this is refused before anything is built: a typo, or a run for another tool.
 MOST_REQUESTS = 10_000_000
 MOST_TOKENS = 100_000_000
+MOST_SECONDS = 1e9
 
 Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
 Count = Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
-Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Seed = Annotated[int, Field(ge=0)]
 
 

@@ -89,7 +89,7 @@ class Listed(Shape):
     arrival: Time = 0.0
     prompt_tokens: Tokens
     output_tokens: Tokens
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     hash_ids: Annotated[
         list[int] | None,
         Field(description="A name for each block of the prompt, as in Mooncake traces."),

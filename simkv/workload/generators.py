@@ -13,15 +13,15 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from simkv.clients import After
 from simkv.request import Request, Segment
-from simkv.workload.clients import After
 from simkv.workload.fields import MOST_REQUESTS, Count, Model, Seed, Tokens
 from simkv.workload.forms import Shape, shared_prefix
 from simkv.workload.lengths import Length, Seconds, Which, draw_lengths, draw_seconds
 from simkv.workload.rows import Floats
 
-Rate = Annotated[float, Field(gt=0)]
-FiniteRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1e-9)]
+FiniteRate = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
 #: A session has so many turns at most: each repeats all that was said before it.
 MOST_TURNS = 1000
 
@@ -84,6 +84,10 @@ class Pace(Model):
             raise ValueError(
                 "ramp_up_strategy needs ramp_up_start_rps, not above ramp_up_end_rps; "
                 f"found {start} and {end}"
+            )
+        if self.gaps == "weibull" and self.burstiness < 0.01:
+            raise ValueError(
+                f"weibull gaps need a burstiness of 0.01 or more; found {self.burstiness}"
             )
         if self.diurnal is not None and self.request_rate == math.inf:
             raise ValueError("diurnal needs a finite request_rate")

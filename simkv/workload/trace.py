@@ -68,7 +68,7 @@ def select(parts: Iterable[Rows], source: Source) -> Iterator[Rows]:
     left = wanted.limit
     for rows in _sample(_window(parts, source), wanted):
         if left is not None:
-            rows = rows.take(np.arange(min(left, len(rows))))
+            rows = rows.take(np.arange(left)) if left < len(rows) else rows
             left -= len(rows)
         if len(rows):
             yield rows.with_arrival((rows.arrival - wanted.start) / wanted.rate_scale)

@@ -48,6 +48,8 @@ class RandomServer:
         layout: str = "block",
         requests: int = 6,
         graph_tokens: int = 64,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.random = np.random.default_rng(seed)
         self.block_size = block_size
@@ -62,7 +64,7 @@ class RandomServer:
             layout=layout,
             seed=seed,
         )
-        self.runner = Runner(shape, config)
+        self.runner = Runner(shape, config, device, dtype)
         self.pool = BlockPool(num_blocks)
         self.host = HostBlocks(self.runner.pool, num_blocks)
         self.host_free = list(range(num_blocks))

@@ -31,21 +31,25 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 def logits(shape: ModelShape, weights: Weights, tokens: list[int]) -> torch.Tensor:
     """Scores after every token of one sequence, [len(tokens), vocab], in float64."""
     ids = torch.tensor(tokens)
-    x = weights.embedding.double()[ids]
+    x = _wide(weights.embedding)[ids]
     for layer in weights.layers:
         h = _norm(x, layer.norm, shape.norm_eps)
-        qkv = h @ layer.qkv.double().T
+        qkv = h @ _wide(layer.qkv).T
         if layer.qkv_bias is not None:
-            qkv = qkv + layer.qkv_bias.double()
-        x = x + _attend(shape, qkv) @ layer.out.double().T
+            qkv = qkv + _wide(layer.qkv_bias)
+        x = x + _attend(shape, qkv) @ _wide(layer.out).T
         h = _norm(x, layer.mlp_norm, shape.norm_eps)
-        gate, up = (h @ layer.gate_up.double().T).chunk(2, dim=-1)
-        x = x + (gate * torch.sigmoid(gate) * up) @ layer.down.double().T
-    return _norm(x, weights.norm, shape.norm_eps) @ weights.head.double().T
+        gate, up = (h @ _wide(layer.gate_up).T).chunk(2, dim=-1)
+        x = x + (gate * torch.sigmoid(gate) * up) @ _wide(layer.down).T
+    return _norm(x, weights.norm, shape.norm_eps) @ _wide(weights.head).T
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.cpu().double()
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight.double()
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * _wide(weight)
 
 
 def _attend(shape: ModelShape, qkv: torch.Tensor) -> torch.Tensor:

@@ -94,6 +94,37 @@ def check_tokens(run: Served, runner: Runner) -> None:
             assert tokens[prompt:] == scores[prompt - 1 :].argmax(-1).tolist()
 
 
+def plain_scenario(engine: str, variant: str) -> Scenario:
+    """Some requests that all can be served, in a pool small enough for preemptions."""
+    knobs = {
+        "vllm": {"num_gpu_blocks": 24, "max_model_len": 200, "max_num_seqs": 8},
+        "sglang": {"max_total_num_tokens": 380, "schedule_conservativeness": 0.05},
+        "mistralrs": {"num_gpu_blocks": 14, "max_num_seqs": 6},
+        "fastdeploy": {"num_blocks": 14, "block_size": 32, "max_num_seqs": 6},
+    }
+    shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}
+    shape |= {"output_tokens": {"distribution": "uniform", "low": 5, "high": 40}}
+    arrivals = {"num_prompts": 16, "request_rate": 1000.0, **shape}
+    return Scenario.model_validate(
+        {
+            "name": "plain",
+            "workload": {"arrivals": arrivals},
+            "engine": {"name": engine, "variant": variant, **knobs[engine]},
+            "profile": "unit-step",
+        }
+    )
+
+
+@pytest.mark.parametrize(("engine", "variant"), dict(ENGINES).items(), ids=lambda name: name)
+def test_preemptions(engine, variant):
+    """The scheduler runs short of blocks, and the tokens are right all the same."""
+    server = Server(plain_scenario(engine, variant), SETUP)
+    run = server.serve()
+    assert run.summary["preemptions"] > 0
+    check_l0(run)
+    check_tokens(run, server.runner)
+
+
 @every_engine
 @settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())

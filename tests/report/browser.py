@@ -65,6 +65,7 @@ class Browser:
         os.close(to_write)
         os.set_blocking(self._read, False)
         self._buffer = b""
+        self._target = ""
         self._sent = 0
         self.events: list[dict[str, Any]] = []
 
@@ -78,10 +79,13 @@ class Browser:
         os.close(self._write)
 
     def open(self, path: Path, width: int = 1280, height: int = 900, *, dark: bool = False) -> Page:
-        """Open a file from disk in a new tab and wait until it has loaded."""
-        target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
+        """Open a file from disk in a new tab, the only one, and wait until it has loaded."""
+        if self._target:
+            self.call("Target.closeTarget", {"targetId": self._target})
+        self._target = target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})
         page = Page(self, session["sessionId"])
+        page.call("Page.bringToFront")
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
         page.resize(width, height)
@@ -148,6 +152,14 @@ class Page:
         while not self.run(f"Boolean({condition})"):
             if time.monotonic() > deadline:
                 raise TimeoutError(condition)
+            time.sleep(0.02)
+
+    def wait_for(self, happened: Callable[[], bool]) -> None:
+        """Wait until something outside the page is true."""
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
+            if time.monotonic() > deadline:
+                raise TimeoutError
             time.sleep(0.02)
 
     def resize(self, width: int, height: int) -> None:

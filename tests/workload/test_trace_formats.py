@@ -13,6 +13,7 @@ import pytest
 from simkv.errors import InputError
 from simkv.request import Request, Segment
 from simkv.workload.formats import NAMES, find_format
+from simkv.workload.formats.azure import nanoseconds, one_moment
 from simkv.workload.trace import Selection, Trace, read_trace
 
 
@@ -55,6 +56,15 @@ def test_azure_2024_with_and_without_a_fraction_and_an_offset(
     rows = "".join(f"2024-05-10 {time},10,1\n" for time in times)
     path = write(tmp_path / "a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
     assert read_trace(path).rows.arrival.tolist() == arrivals
+
+
+@pytest.mark.parametrize("zone", ["", "Z", "+01:00", "-0730", "+02"])
+def test_many_times_at_once_are_the_same_as_one_by_one(zone: str) -> None:
+    times = [f"2024-05-10 23:59:{i:02}.{i}{zone}" for i in range(60)]
+    assert nanoseconds(times).tolist() == [one_moment(time) for time in times]
+    assert one_moment(f"1970-01-02T00:00:00.5{zone}") == int(
+        (86_400.5 - {"+01:00": 3600, "-0730": -27_000, "+02": 7200}.get(zone, 0)) * 1e9
+    )
 
 
 def test_azure_2025_tells_of_images(tmp_path: Path) -> None:
@@ -192,7 +202,7 @@ def test_results_of_vllm_bench_serve(tmp_path: Path) -> None:
 
 def test_results_without_details_say_what_is_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", '{"backend": "vllm", "num_prompts": 3, "completed": 3}')
-    with pytest.raises(InputError, match="input_lens.*--save-detailed"):
+    with pytest.raises(InputError, match=r"input_lens.*--save-detailed"):
         read_trace(path)
 
 
@@ -274,7 +284,7 @@ BLIS_COLUMNS = (
 )
 
 
-def blis_row(  # noqa: PLR0913
+def blis_row(
     number: int,
     arrival: int,
     tokens: int,
@@ -395,7 +405,7 @@ def test_servegen_never_runs_what_is_in_its_files(tmp_path: Path) -> None:
     bomb = "__import__('pathlib').Path('owned').touch() or {1: 1.0}"
     lengths = {"0": {"input_tokens": bomb, "output_tokens": "{3: 1.0}"}}
     write(folder / "chunk-3-dataset.json", json.dumps(lengths))
-    with pytest.raises(InputError, match="chunk-3-dataset.json: window 0: input_tokens: should be"):
+    with pytest.raises(InputError, match=r"chunk-3-dataset.json: window 0: input_tokens: should"):
         read_trace(folder)
     assert not Path("owned").exists()
 
@@ -415,7 +425,7 @@ def test_a_broken_tar_is_one_clear_message(tmp_path: Path) -> None:
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         tar.add(folder, "m")
     (tmp_path / "cut.tar.gz").write_bytes(packed.getvalue()[:-200])
-    with pytest.raises(InputError, match="incomplete|damaged"):
+    with pytest.raises(InputError, match=r"incomplete|damaged"):
         read_trace(tmp_path / "cut.tar.gz")
 
 

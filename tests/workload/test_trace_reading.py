@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def azure(path: Path, count: int, change: dict[int, str] | None = None) -> Path:
     """``count`` rows 0.1 s apart; ``change`` puts other rows in the place of some."""
     start = np.datetime64("2024-05-10T00:00:00.000")
     rows = [
-        f"{str(start + np.timedelta64(100 * i, 'ms')).replace('T', ' ')}+00:00,{100 + i},{1 + i % 7}"
+        f"{start + np.timedelta64(100 * i, 'ms')}+00:00,{100 + i},{1 + i % 7}".replace("T", " ")
         for i in range(count)
     ]
     for row, text in (change or {}).items():
@@ -86,7 +87,7 @@ def test_an_exact_sample_does_not_depend_on_how_the_rows_come(sizes: list[int], 
     total = sum(sizes)
     whole = Rows(np.arange(total) / 10, np.arange(1, total + 1), np.ones(total, np.int64))
     cuts = np.cumsum([0, *sizes])
-    parts = [whole.take(np.arange(a, b)) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [whole.take(np.arange(a, b)) for a, b in pairwise(cuts)]
     source = Source(Path("x"), Selection(sample=n))
     once, many = (
         Rows.concat(list(select(rows, source))).prompt_tokens.tolist() for rows in ([whole], parts)
@@ -121,18 +122,18 @@ BAD = [
     ("2024-05-10 00:00:01,4,nan", "GeneratedTokens", "found 'nan'"),
     ("2024-05-10 00:00:01,4,999999999999", "GeneratedTokens", "to 100,000,000; found"),
     ("2024-13-10 00:00:01,4,3", "TIMESTAMP", "should be a time like"),
+    ("9999-05-10 00:00:01,4,3", "TIMESTAMP", "should be a time from 1700 to 2200"),
     ("yesterday,4,3", "TIMESTAMP", "found 'yesterday'"),
     ("2024-05-10,4,3", "TIMESTAMP", "found '2024-05-10'"),
     ("NaT                     ,4,3", "TIMESTAMP", "should be a time like"),
     ("2024-05-10 00:00:01,4", "row", "should have 3 fields; found 2"),
     ("2024-05-10 00:00:01,4,3,9", "row", "should have 3 fields; found 4"),
-    ('2024-05-10 00:00:01,4,"3', "", ""),
     ("2024-05-10 00:00:01,4,\udcff", "GeneratedTokens", "found"),
     ("garbage\0", "row", "should have 3 fields; found 1|comma-separated"),
 ]
 
 
-@pytest.mark.parametrize(("row", "column", "what"), BAD[:13] + BAD[14:])
+@pytest.mark.parametrize(("row", "column", "what"), BAD)
 def test_a_bad_row_is_told_by_file_line_and_column(
     tmp_path: Path, row: str, column: str, what: str
 ) -> None:
@@ -201,7 +202,7 @@ def test_a_cut_gzip_is_one_clear_message(tmp_path: Path, keep: float) -> None:
     path = azure(tmp_path / "t.csv.gz", 3 * BATCH)
     packed = path.read_bytes()
     path.write_bytes(packed[: int(len(packed) * keep)])
-    with pytest.raises(InputError, match="gzip data end too early, after line .* get it again"):
+    with pytest.raises(InputError, match=r"gzip data end too early, after line .* get it again"):
         read_trace(path, Selection(skip_bad=True))
 
 

@@ -85,7 +85,7 @@ const LANES = {
         });
       }
       const lane = variant.laneOf.get(pinned.place);
-      if (index === pinned.index && lane !== undefined) {
+      if (!canvas.width && index === pinned.index && lane !== undefined) {
         shapes.push({
           type: "rect", x0: 0, x1: 1, y0: lane - 0.5, y1: lane + 0.5,
           xref: `x${name} domain`, yref: `y${name}`, line,

@@ -1,9 +1,10 @@
 // Draws the figures, keeps them in step with each other, and answers mouse, touch and keyboard.
 "use strict";
 
-const view = { pair: PAGE.pair, x: [0, PAGE.end], y: PAGE.pair.map(() => null), paint: "did" };
+const whole = (pair) => [0, Math.max(...pair.map((index) => VARIANTS[index].until))];
+const view = { pair: PAGE.pair, x: whole(PAGE.pair), y: PAGE.pair.map(() => null), paint: "did" };
 const charts = new Map();
-const CONFIG = { displayModeBar: false, responsive: false, scrollZoom: false, doubleClick: false };
+const CONFIG = { displayModeBar: false, responsive: false, scrollZoom: false, doubleClick: false, showTips: false };
 
 const pairNow = () => view.pair.map((index) => VARIANTS[index]);
 const $ = (selector, root = document) => root.querySelector(selector);
@@ -82,7 +83,7 @@ function listen(figure) {
       moved = true;
       const other = event[key.replace("[0]", "[1]")];
       const range = [Math.min(value, other), Math.max(value, other)];
-      if (found[1] === "x") view.x = [Math.max(range[0], 0), Math.min(range[1], PAGE.end)];
+      if (found[1] === "x") view.x = [Math.max(range[0], 0), Math.min(range[1], whole(view.pair)[1])];
       else if (figure === LANES) view.y[found[2] ? found[2] - 1 : 0] = range;
     }
     if (moved) drawTimed();
@@ -92,7 +93,7 @@ function listen(figure) {
 }
 
 function reset() {
-  view.x = [0, PAGE.end];
+  view.x = whole(view.pair);
   view.y = view.pair.map(() => null);
   drawTimed();
 }
@@ -292,6 +293,7 @@ function nameThePair() {
 
 function choosePair() {
   view.pair = [...document.querySelectorAll("[data-side]")].map((select) => Number(select.value));
+  view.x = whole(view.pair);
   view.y = view.pair.map(() => null);
   nameThePair();
   fillTable();
@@ -325,6 +327,13 @@ function listenToControls() {
   });
 }
 
+/** Paper is light, and as wide as a sheet of A4 or Letter less its margins. */
+function forPaper(printing) {
+  document.documentElement.classList.toggle("print", printing);
+  canvas.width = printing ? 700 : null;
+  drawAll();
+}
+
 function start() {
   if (!VARIANTS.some((variant) => variant.size)) return;
   for (const element of document.querySelectorAll("figure[data-figure]")) {
@@ -344,8 +353,8 @@ function start() {
     clearTimeout(start.timer);
     start.timer = setTimeout(drawAll, 120);
   });
-  addEventListener("beforeprint", () => { document.documentElement.classList.add("print"); drawAll(); });
-  addEventListener("afterprint", () => { document.documentElement.classList.remove("print"); drawAll(); });
+  addEventListener("beforeprint", () => forPaper(true));
+  addEventListener("afterprint", () => forPaper(false));
 }
 
 start();

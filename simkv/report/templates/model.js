@@ -3,6 +3,15 @@
 
 const PAGE = JSON.parse(document.getElementById("data").textContent);
 
+/** A column that may be packed as values and how often each is repeated. */
+function unpacked(column) {
+  if (Array.isArray(column)) return column;
+  const { runs } = column;
+  const values = [];
+  for (let i = 0; i < runs.length; i += 2) for (let n = runs[i + 1]; n > 0; n--) values.push(runs[i]);
+  return values;
+}
+
 /** Seconds as a reader wants them: "0.42 s", "12.3 s", "1,234 s". */
 function seconds(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "none";
@@ -23,16 +32,17 @@ function number(value) {
 class Variant {
   constructor(raw, tick) {
     Object.assign(this, raw);
-    const times = (column) => column.map((value) => (value === null ? null : value * tick));
-    const { arrival, ended, first, e2e } = raw.requests;
-    this.requests = {
-      ...raw.requests,
-      arrival: times(arrival),
-      ended: times(ended),
-      first: times(first),
-      e2e: times(e2e),
-    };
-    this.size = raw.requests.id.length;
+    this.requests = {};
+    for (const [name, column] of Object.entries(raw.requests)) {
+      const factor = ["arrival", "ended", "first", "e2e"].includes(name) ? tick : 1;
+      this.requests[name] = unpacked(column).map((value) => (value === null ? null : value * factor));
+    }
+    const { ids, held, others, total } = raw.owners;
+    this.owners = { ids, total, held: held.map(unpacked), others: unpacked(others) };
+    this.courses = Object.fromEntries(
+      Object.entries(raw.courses).map(([name, series]) => [name, series.map(unpacked)]),
+    );
+    this.size = this.requests.id.length;
     this.arrows = raw.arrows.map(([at, victim, by, why, tokens]) => ({
       at: at * tick,
       victim,
@@ -40,7 +50,7 @@ class Variant {
       why,
       tokens,
     }));
-    this.placeOf = new Map(raw.requests.id.map((id, place) => [id, place]));
+    this.placeOf = new Map(this.requests.id.map((id, place) => [id, place]));
     this.unpackLanes(raw.lanes, tick);
   }
 
@@ -102,12 +112,13 @@ const KINDS = PAGE.kinds; // {key, label, served, life}
 /** How a stretch is painted: what it did, as in the pictures, or the kind that the ledger names. */
 const PAINTS = {
   did: {
-    keys: ["waiting", "prefill", "recompute", "decode", "preempted", "starved", "failed", "gone", "wasted"],
+    keys: ["waiting", "prefill", "recompute", "decode", "held_up", "preempted", "starved", "failed",
+      "gone", "wasted"],
     of(kind, vain) {
       const { key, served, life } = KINDS[kind];
       if (served || !life) return this.keys.indexOf(key);
       if (vain) return this.keys.indexOf(vain);
-      return this.keys.indexOf(key === "preempted" ? "preempted" : "waiting");
+      return Math.max(this.keys.indexOf(key), 0);
     },
   },
   why: {

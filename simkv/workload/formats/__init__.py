@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import re
-import tarfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,6 +43,8 @@ NAMES = tuple(format.name for format in FORMATS)
 
 #: So much of a file is looked at.
 HEAD_BYTES = 1 << 18
+#: A gzip file with nothing in it has at least so many bytes.
+EMPTY_GZIP = 20
 _KEY = re.compile(r'"([A-Za-z_][A-Za-z0-9_ ]*)"\s*:')
 _YAML_KEY = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
 #: Files that stand for the folder that they lie in.
@@ -69,12 +69,21 @@ def find_format(path: Path, name: str = "auto") -> tuple[Format, Path]:
     for format in FORMATS:
         if format.known(head):
             return format, path
-    what = {"csv": "a CSV file with the columns", "json": "JSON with the keys"}.get(head.kind)
-    found = f"{what} {', '.join(sorted(head.names)[:20])}" if what else f"a {head.kind} file"
+    found = _described(head)
     if is_client_file(path.name):
         found += " (a client of ServeGen: give the folder that it lies in)"
-    known = "; ".join(f"{format.name}: {format.what}" for format in FORMATS)
-    raise InputError(f"{path}: not a trace of a known format; found {found}. Known are {known}")
+    raise InputError(
+        f"{path}: not a trace of a known format; found {found}. Known are {', '.join(NAMES)}; "
+        "`simkv trace formats` tells what they are"
+    )
+
+
+def _described(head: Head) -> str:
+    names = ", ".join(sorted(head.names)[:20])
+    if names and head.kind in ("csv", "json"):
+        what = "a CSV file with the columns" if head.kind == "csv" else "JSON with the keys"
+        return f"{what} {names}"
+    return "a folder" if head.kind == "folder" else f"a {head.kind} file"
 
 
 def _data(path: Path) -> Path:
@@ -98,18 +107,18 @@ def look(path: Path) -> Head:
     start = _beginning(path)
     if start[:4] == b"PAR1":
         return Head(path, "parquet", frozenset())
-    if start[257:262] == b"ustar" or tarfile.is_tarfile(path):
+    if start[257:262] == b"ustar":
         return Head(path, "tar", frozenset())
     text = start.decode("utf-8-sig", errors="replace").lstrip()
-    first = text.partition("\n")[0]
-    if "\0" in first:
+    first = re.split("[\r\n]", text, maxsplit=1)[0]
+    if not first.replace("\t", " ").isprintable():
         return Head(path, "binary", frozenset())
     if text[:1] in ("{", "["):
         return Head(path, "json", _folded(found[1] for found in _KEY.finditer(text)))
     if re.match(r"[A-Za-z_]+:(\s|$)", first):
         return Head(path, "yaml", _folded(found[1] for found in _YAML_KEY.finditer(text)))
     if "," in first:
-        return Head(path, "csv", _folded(next(csv.reader([first]), [])))
+        return Head(path, "csv", _folded(name.strip('"') for name in first.split(",")))
     return Head(path, "text", _folded([first]))
 
 
@@ -120,9 +129,12 @@ def _beginning(path: Path) -> bytes:
     if start[:2] != b"\x1f\x8b":
         return start
     try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, HEAD_BYTES)
+        text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, HEAD_BYTES)
     except zlib.error as error:
         raise InputError(f"{path}: the gzip data are damaged; get it again") from error
+    if not text and len(start) < EMPTY_GZIP:
+        raise InputError(f"{path}: the gzip data end before they begin; get it again")
+    return text
 
 
 def _folded(names: Iterable[str]) -> frozenset[str]:

@@ -22,6 +22,8 @@ _TIME = re.compile(
 _ZONE = re.compile(r"(?:Z|[+-]\d\d(?::?\d\d)?)$", re.ASCII)
 #: "2023-11-16 18:15:46"
 _SHORTEST = 19
+#: Nanoseconds in 64 bits reach from 1677 to 2262.
+_FIRST_YEAR, _LAST_YEAR = "1700", "2200"
 
 
 def nanoseconds(texts: Sequence[str]) -> Ints:
@@ -33,6 +35,8 @@ def nanoseconds(texts: Sequence[str]) -> Ints:
         joined = "".join(bare)
         zoned = "+" in joined or "Z" in joined or joined.count("-") != 2 * len(bare)
         if zoned or min(map(len, bare), default=_SHORTEST) < _SHORTEST:
+            raise ValueError
+        if min(bare, default="") < _FIRST_YEAR or max(bare, default="") > _LAST_YEAR:
             raise ValueError
         values = np.array(bare, "datetime64[ns]").astype(np.int64)
     except ValueError:
@@ -51,6 +55,8 @@ def one_moment(text: str) -> int:
         raise ValueError(
             f"should be a time like 2023-11-16 18:15:46.6805900; {found(text)}"
         ) from None
+    if not _FIRST_YEAR <= text.strip() < _LAST_YEAR:
+        raise ValueError(f"should be a time from {_FIRST_YEAR} to {_LAST_YEAR}; {found(text)}")
     fraction = int((parts[2] or "0").ljust(9, "0"))
     return whole_seconds * 1_000_000_000 + fraction - _offset(parts[3] or "")
 

@@ -80,7 +80,7 @@ def _is_good(source: Source, result: dict[str, Any], index: int) -> bool:
         json_time({"start_times": result["start_times"][index]}, "start_times")
     except ValueError as error:
         column, _, what = str(error).partition(": ")
-        source.bad(index, f"{column}[{index}]", what)
+        source.bad(1, f"{column}[{index}]", what)
         return False
     return True
 

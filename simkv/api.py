@@ -1,0 +1,139 @@
+"""simkv from Python: run, compare and sweep scenarios, with tables as pandas frames.
+
+import simkv
+
+outcome = simkv.run("scenario.yaml", engine__num_gpu_blocks=512)
+outcome.figures.loc["e2e_ms.p99"]       # by variant
+outcome.requests                        # a row per request
+table = simkv.sweep("scenario.yaml", {"engine.num_gpu_blocks": [256, 512, 1024]})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from simkv.document import Document, read_document
+from simkv.metrics import request_rows, step_rows
+from simkv.run import Result, run_scenario
+from simkv.scenario import Scenario, resolve
+from simkv.sweeps import workers
+from simkv.sweeps.design import assignment, axis_of, parse_sample
+from simkv.sweeps.sweep import finish, plan
+from simkv.sweeps.table import figures_of, table
+from simkv.zoo import find
+
+#: A scenario file, the name of a packaged one, the contents of a file, or a loaded scenario.
+Source = str | Path | Mapping[str, Any] | Scenario
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run: ``results`` by variant, and tables of them."""
+
+    results: dict[str, Result]
+
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """The figures of summary.json, a row each (``e2e_ms.p99``), a column per variant."""
+        columns = {name: figures_of(result.summary) for name, result in self.results.items()}
+        return pd.DataFrame(columns, dtype=object).rename_axis(index="figure", columns="variant")
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row per request and variant, as in requests.csv."""
+        rows = [request_rows(name, result.record) for name, result in self.results.items()]
+        return pd.DataFrame([row for some in rows for row in some])
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """A row per step and variant, as in steps.csv."""
+        rows = [step_rows(name, result.record) for name, result in self.results.items()]
+        return pd.DataFrame([row for some in rows for row in some])
+
+
+def run(scenario: Source, **overrides: Any) -> Outcome:
+    """Run all variants of a scenario in this process.
+
+    ``overrides`` are fields by their paths as in ``--set``, with two underscores for a dot
+    (``engine__block_size=16``) or with ``**{"engine.block_size": 16}``. Files that a mapping or a
+    loaded scenario names are looked for in the current folder. Raises InputError for what cannot be
+    used.
+    """
+    document = _document(scenario)
+    assignments = [assignment(path.replace("__", "."), value) for path, value in overrides.items()]
+    variants = resolve(document, assignments)
+    folder = document.path.parent
+    return Outcome({name: run_scenario(found, folder) for name, found in variants.items()})
+
+
+def compare(*scenarios: Source, **overrides: Any) -> pd.DataFrame:
+    """The figures of all variants of one or more scenarios, side by side.
+
+    A row per figure, a column per variant; with several scenarios the columns have two levels, the
+    scenario's name and the variant. ``overrides`` apply to all of them; see ``run``.
+    """
+    outcomes = [run(scenario, **overrides) for scenario in scenarios]
+    if len(outcomes) == 1:
+        return outcomes[0].figures
+    names: list[str] = []
+    for outcome in outcomes:
+        name = next(iter(outcome.results.values())).scenario.name
+        again = names.count(name)
+        names.append(f"{name} ({again + 1})" if again else name)
+    return pd.concat(
+        [outcome.figures for outcome in outcomes], axis="columns", keys=names, names=["scenario"]
+    )
+
+
+def sweep(
+    scenario: str | Path,
+    over: Mapping[str, str | Iterable[Any]],
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    sample: str | None = None,
+    seed: int = 0,
+    repeats: int = 1,
+    store: str | Path | None = None,
+    jobs: int | None = None,
+    executor: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    advance: Callable[[int, int], None] | None = None,
+) -> pd.DataFrame:
+    """Run a scenario at every point of a grid, or at sampled ones; a row per run.
+
+    ``over`` gives each path its values, or a text as for ``--over`` (``"256..1024:256"``);
+    ``sample`` is ``random:N`` or ``lhs:N``, drawn from ``seed``. With ``repeats`` each point runs
+    with so many seeds. What is done is kept in the file ``store``, if given, and not done again.
+    ``jobs`` processes work at a time, by default one per core: a script then needs the usual
+    ``if __name__ == "__main__":``. ``advance`` is told how many of how many runs are done. Raises
+    InputError for what cannot be used, before anything is run, and SweepFailed or WorkersDied if
+    runs failed.
+    """
+    axes = [axis_of(path, values) for path, values in over.items()]
+    given = [assignment(path, value) for path, value in (overrides or {}).items()]
+    drawn = None if sample is None else parse_sample(sample)
+    whole = plan(find(Path(scenario)), axes, given, drawn, seed, repeats)
+    execute: Any = partial(workers.local, jobs=jobs)
+    if executor == "ray":
+        execute = partial(workers.on_ray, address=address, jobs=jobs)
+    return table(whole, finish(whole, execute, None if store is None else Path(store), advance))
+
+
+def _document(scenario: Source) -> Document:
+    if isinstance(scenario, str | Path):
+        return read_document(find(Path(scenario)))
+    if isinstance(scenario, Scenario):
+        return Document(Path("scenario"), _fields(scenario))
+    return Document(Path("scenario"), dict(scenario))
+
+
+def _fields(scenario: Scenario) -> dict[str, Any]:
+    """A loaded scenario as the contents of a file."""
+    fields = scenario.model_dump(exclude_unset=True, exclude={"engine", "expect", "published"})
+    return {**fields, "engine": asdict(scenario.engine)}

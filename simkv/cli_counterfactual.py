@@ -1,0 +1,259 @@
+"""``simkv shrink``, ``simkv bisect`` and ``simkv whatif``: what if things had been otherwise?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simkv.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simkv.counterfactual.condition import Condition
+    from simkv.counterfactual.evaluate import Evaluator
+    from simkv.scenario import Scenario
+
+app = typer.Typer()
+
+File = Annotated[
+    Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes at most; default one per core. The answer is the same."),
+]
+MaxRuns = Annotated[int | None, typer.Option(min=1, help="Stop after so many runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def shrink(
+    scenario: File,
+    keep: Annotated[
+        str,
+        typer.Option(help="What must stay: a verdict, stalled, or a bound like preemptions>=1."),
+    ],
+    variant: Annotated[
+        str | None, typer.Option(help="Of the scenario; default the first that shows it.")
+    ] = None,
+    set_: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Default: print it.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+    ] = False,
+    knobs: Annotated[
+        bool, typer.Option(help="Make the engine smaller too where that matters.")
+    ] = True,
+    max_runs: MaxRuns = None,
+    workers: Workers = None,
+) -> None:
+    """Find the smallest workload that still shows a verdict; write it as a new scenario."""
+    from simkv.counterfactual.condition import condition
+    from simkv.counterfactual.shrink import shrink as smallest
+    from simkv.counterfactual.write import header, write_shrunk
+
+    wanted = condition(keep)
+    path, variants = _load(scenario, set_)
+    if out:
+        _check_target(out, path, overwrite)
+    with _evaluator(path, workers, max_runs) as (evaluator, tell):
+        name = variant or _first_that_shows(wanted, variants, evaluator)
+        chosen = _variant(variants, name)
+        found = smallest(chosen, wanted, evaluator, knobs=knobs, tell=tell)
+        command = f"simkv shrink {scenario} --keep {shlex.quote(keep)} --variant {name}"
+        text = write_shrunk(found, wanted, command, path.parent, out)
+    if out:
+        print("\n".join(header(found, wanted, command)))
+        print(f"Written to {out}")
+    else:
+        print(text, end="")
+
+
+@app.command()
+def bisect(
+    scenario: File,
+    over: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH=LOW..HIGH", help="A field and its range, or its values: PATH=A,B,C."
+        ),
+    ] = None,
+    variants: Annotated[
+        bool, typer.Option("--variants", help="All variants of the engine; the default.")
+    ] = False,
+    when: Annotated[
+        str | None,
+        typer.Option(metavar="BOUND", help="What may flip, if not the verdict: preemptions>=1."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Values that are sampled at first.")] = 17,
+    step: Annotated[
+        float | None,
+        typer.Option(
+            help="Between two values; default 1, or a thousandth of a range of fractions."
+        ),
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="Of the scenario; default the first.")] = None,
+    set_: Overrides = None,
+    as_json: AsJson = False,
+    max_runs: MaxRuns = None,
+    workers: Workers = None,
+) -> None:
+    """Find where the verdict flips over the range of a knob, or across an engine's variants."""
+    from simkv.counterfactual.condition import condition
+    from simkv.counterfactual.flips import flips_across_variants, flips_over, parse_over
+    from simkv.counterfactual.tables import flips_json, print_flips
+
+    if over and variants:
+        raise InputError("--over and --variants: expected one of them")
+    field = parse_over(over, step) if over else None
+    shown = condition(when, "--when") if when else None
+    path, choice = _load(scenario, set_)
+    name = variant or next(iter(choice))
+    chosen = _variant(choice, name)
+    with _evaluator(path, workers, max_runs) as (evaluator, tell):
+        if field:
+            found = flips_over(chosen, *field, evaluator, shown, samples, tell)
+        else:
+            found = flips_across_variants(chosen, evaluator, shown)
+    if as_json:
+        told = {"scenario": chosen.name, "variant": name, "when": when, **flips_json(found)}
+        print(json.dumps(told, indent=1, allow_nan=False))
+        return
+    console = _console()
+    console.print(_title(chosen, name), soft_wrap=True, markup=False)
+    print_flips(console, found, shown)
+
+
+@app.command()
+def whatif(
+    scenario: File,
+    variant: Annotated[str | None, typer.Option(help="Of the scenario; default the first.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="FIGURE", help="Rank by a figure of summary.json: ttft_ms.p99."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every value, not only the best of each field.")
+    ] = False,
+    set_: Overrides = None,
+    as_json: AsJson = False,
+    workers: Workers = None,
+) -> None:
+    """Change one rule or knob at a time and rank what would have helped, and whom."""
+    from simkv.counterfactual.tables import print_whatif, whatif_json
+    from simkv.counterfactual.whatif import whatif as ask
+    from simkv.metrics import FIGURES
+
+    if by is not None and by not in FIGURES:
+        raise InputError(
+            f"--by {by}: is not a figure of summary.json{nearest(by, FIGURES)}; expected one of "
+            f"{', '.join(FIGURES)}"
+        )
+    path, variants = _load(scenario, set_)
+    name = variant or next(iter(variants))
+    chosen = _variant(variants, name)
+    with _evaluator(path, workers) as (evaluator, tell):
+        found = ask(chosen, evaluator, by, tell)
+    if as_json:
+        told = {"scenario": chosen.name, "variant": name, **whatif_json(found)}
+        print(json.dumps(told, indent=1, allow_nan=False))
+        return
+    console = _console()
+    console.print(_title(chosen, name), soft_wrap=True, markup=False)
+    print_whatif(console, found, everything)
+
+
+def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, Scenario]]:
+    from simkv.scenario import load
+    from simkv.zoo import find
+
+    path = find(scenario)
+    return path, load(path, overrides or [])
+
+
+def _variant(variants: dict[str, Scenario], name: str) -> Scenario:
+    if name not in variants:
+        raise InputError(
+            f"--variant {name}: there is no such variant{nearest(name, variants)}; expected one of "
+            f"{', '.join(variants)}"
+        )
+    return variants[name]
+
+
+def _first_that_shows(
+    wanted: Condition, variants: dict[str, Scenario], evaluator: Evaluator
+) -> str:
+    from simkv.counterfactual.evaluate import Case
+
+    told = []
+    for name, scenario in variants.items():
+        figures = evaluator.evaluate(Case(scenario))
+        if wanted.shows(figures):
+            return name
+        told.append(f"{name} is {wanted.told(figures)}")
+    raise InputError(f"no variant shows {wanted.text!r}: {'; '.join(told)}")
+
+
+def _title(scenario: Scenario, variant: str) -> str:
+    engine = scenario.engine
+    return f"{scenario.name}, {variant}: {engine.name} {engine.variant}, {scenario.profile}"
+
+
+def _check_target(out: Path, scenario: Path, overwrite: bool) -> None:
+    """Raise InputError before anything is run if ``out`` cannot or must not be written."""
+    if not out.parent.is_dir():
+        raise InputError(f"{out}: there is no folder {out.parent}")
+    if out.exists() and (out.is_dir() or out.resolve() == scenario.resolve()):
+        raise InputError(f"{out}: is a folder or the scenario itself; expected a new file")
+    if out.exists() and not overwrite:
+        raise InputError(f"{out}: is there already; --overwrite replaces it")
+
+
+@contextmanager
+def _evaluator(
+    path: Path, workers: int | None, most_runs: int | None = None
+) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
+    """An evaluator, and what tells its progress: a line on a terminal, nothing in a pipe."""
+    from rich.console import Console
+
+    from simkv.counterfactual.evaluate import Evaluator
+
+    console = Console(stderr=True)
+    count = workers or os.cpu_count() or 1
+    if not console.is_terminal:
+        with Evaluator(path.parent, count, most_runs) as evaluator:
+            yield evaluator, lambda _: None
+        return
+    with console.status("…") as status:
+        about = [""]
+
+        def show() -> None:
+            status.update(f"{about[0]} ({evaluator.runs} runs)")
+
+        def tell(line: str) -> None:
+            about[0] = line
+            show()
+
+        with Evaluator(path.parent, count, most_runs, show) as evaluator:
+            yield evaluator, tell
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)

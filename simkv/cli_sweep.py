@@ -1,0 +1,228 @@
+"""``simkv sweep``: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from simkv import __version__
+from simkv.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simkv.sweeps.plots import Pareto, Plot
+    from simkv.sweeps.sweep import Sweep
+
+#: By this a folder is known as one that belongs to a sweep.
+STORE = "points.jsonl"
+#: Columns of the table that are printed, and of how many rows.
+SHOWN = ("verdict", "finished", "output_throughput", "ttft_ms.p99", "e2e_ms.p99", "preemptions")
+MOST_ROWS = 40
+
+
+def sweep(
+    scenario: Annotated[
+        Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+    ],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=VALUES",
+            help="A knob and its values: a,b,c, or LOW..HIGH:STEP, LOW..HIGH:n=COUNT, "
+            "LOW..HIGH:log=COUNT; for samples LOW..HIGH and LOW..HIGH:log. PATH as in --set, or "
+            "'variants'. May be repeated: all combinations are run.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Override a field at all points."),
+    ] = None,
+    sample: Annotated[
+        str | None, typer.Option(metavar="random:N|lhs:N", help="Draw N points instead of a grid.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --sample.")] = 0,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Run each point so often, each with a seed of its own.")
+    ] = 1,
+    plot: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIGURE:KNOB", help="Draw a figure of summary.json against a knob."),
+    ] = None,
+    pareto: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIGURE:max,FIGURE:min", help="Draw what nothing else beats."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder; default runs/<scenario>-sweep/. What it holds is not redone."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time; default one per core.")
+    ] = None,
+    executor: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where to run: here, or on a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster; default RAY_ADDRESS, or one started here.")
+    ] = None,
+) -> None:
+    """Run a scenario at many settings of its knobs; one table, plots and Pareto fronts.
+
+    An interrupted sweep goes on where it was when the same command is given again.
+    """
+    from simkv.sweeps import workers
+    from simkv.sweeps.design import VARIANTS, parse_axis, parse_sample
+    from simkv.sweeps.plots import parse_pareto, parse_plot
+    from simkv.sweeps.sweep import SweepFailed, finish, plan
+    from simkv.sweeps.table import table
+    from simkv.zoo import find
+
+    if not over:
+        raise InputError("--over: missing; expected a knob, as in engine.block_size=16,32")
+    if address is not None and executor != "ray":
+        raise InputError(f"--address {address}: is for --executor ray")
+    axes = [parse_axis(text) for text in over]
+    knobs = [axis.path for axis in axes if axis.path != VARIANTS]
+    plots = [parse_plot(text, knobs) for text in plot or []]
+    paretos = [parse_pareto(text) for text in pareto or []]
+    drawn = None if sample is None else parse_sample(sample)
+    scenario = find(scenario)
+    whole = plan(scenario, axes, set_ or [], drawn, seed, repeats)
+    folder = out or Path("runs") / f"{whole.name}-sweep"
+    _check_folder(folder)
+    for knob in whole.idle_knobs:
+        print(f"simkv: note: {knob} changes nothing at any point", file=sys.stderr)
+    execute: Any = partial(workers.local, jobs=jobs)
+    if executor == "ray":
+        execute = partial(workers.on_ray, address=address, jobs=jobs)
+    try:
+        with _progress() as advance:
+            summaries = finish(whole, execute, folder / STORE, advance)
+    except KeyboardInterrupt:
+        print(
+            f"simkv: interrupted; what is done is kept in {folder / STORE}, and the same command "
+            "goes on from there",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    except (SweepFailed, workers.WorkersDied) as error:
+        print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
+        print(f"simkv: what is done is kept in {folder / STORE}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    asked = {
+        "version": __version__,
+        "scenario": str(scenario),
+        "over": over,
+        "set": set_ or [],
+        "sample": sample,
+        "seed": seed,
+        "repeats": repeats,
+    }
+    _write(whole, table(whole, summaries), plots, paretos, folder, asked)
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: is a file; expected a folder for the sweep")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / STORE).is_file():
+        raise InputError(
+            f"--out {folder}: holds other files and no sweep; expected a new or empty folder"
+        )
+
+
+def _write(
+    whole: Sweep,
+    frame: pd.DataFrame,
+    plots: list[Plot],
+    paretos: list[Pareto],
+    folder: Path,
+    asked: dict[str, Any],
+) -> None:
+    """Write tables and pictures, and print a short form of them."""
+    from rich.console import Console
+
+    from simkv.report.console import say
+    from simkv.sweeps.plots import write_pareto, write_plot
+    from simkv.sweeps.table import replace_file, write_table
+
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    replace_file(folder / "sweep.json", (json.dumps(asked, indent=1) + "\n").encode())
+    written = write_table(frame, folder)
+    written += [write_plot(frame, whole.knobs, one, folder) for one in plots]
+    changing = [name for name in (*whole.knobs, "variant") if frame[name].astype(str).nunique() > 1]
+    repeated = ["repeat"] if frame["repeat"].max() else []
+    say(console, f"{whole.name}: {len(frame)} runs")
+    console.print(_short(frame[[*changing, *repeated, *SHOWN]]))
+    if len(frame) > MOST_ROWS:
+        say(console, f"and {len(frame) - MOST_ROWS} more rows in table.csv")
+    for one in paretos:
+        path, front = write_pareto(frame, whole.knobs, one, folder)
+        written.append(path)
+        names = [goal.figure for goal in one.goals]
+        say(
+            console,
+            f"\nPareto front by {', '.join(map(str, one.goals))}; numbers as in {path.name}",
+        )
+        console.print(_short(front[[*changing, *names]], numbered=True))
+    say(console, f"Written to {folder}: {', '.join(path.name for path in written)}")
+    if (folder / "table.parquet") not in written:
+        say(console, "table.parquet needs pyarrow: pip install 'simkv[parquet]'")
+
+
+def _short(frame: pd.DataFrame, numbered: bool = False) -> Any:
+    """The first rows as a table for the terminal."""
+    import pandas as pd
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE)
+    for name in ["", *map(str, frame)] if numbered else map(str, frame):
+        shown.add_column(name, justify="left" if name in ("variant", "verdict") else "right")
+    for number, row in enumerate(frame.head(MOST_ROWS).itertuples(index=False)):
+        cells = [
+            "" if pd.isna(value) else f"{value:.6g}" if isinstance(value, float) else str(value)
+            for value in row
+        ]
+        shown.add_row(*([str(number)] if numbered else []), *cells)
+    return shown
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """On a terminal a bar with the time that is left; nothing in a pipe."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("runs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        speed_estimate_period=3600,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("runs", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

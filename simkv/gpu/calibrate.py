@@ -1,0 +1,140 @@
+"""From a device to a cost profile: measure, see what the host adds, fit, write."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from simkv import __version__
+from simkv.errors import InputError
+from simkv.gpu.campaign import (
+    Bench,
+    Limits,
+    Sample,
+    check_same,
+    measure,
+    plan,
+)
+from simkv.gpu.executor import Pass
+from simkv.gpu.fit import Host, Measured, by_part, drift, fit_profile
+from simkv.gpu.serve import Server, Setup, machine
+from simkv.gpu.shapes import ModelShape
+from simkv.profile import Profile
+from simkv.scenario import Scenario
+
+
+def calibrate(
+    setup: Setup,
+    limits: Limits,
+    folder: Path,
+    budget_s: float,
+    *,
+    repeats: int = 20,
+    progress: Callable[[], None] = lambda: None,
+) -> tuple[Profile, list[Sample]]:
+    """Measure within ``budget_s`` seconds, or what is left of an earlier campaign, and fit.
+
+    Leaves in ``folder`` the raw measurements (``samples.csv``), what they were made on
+    (``campaign.json``) and the profile (``profile.json``). Raises InputError if the folder holds a
+    campaign of something else, or too little was measured for a fit.
+    """
+    about = machine(setup.device)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_same(
+        folder / "campaign.json",
+        {**about, "version": __version__, "shape": asdict(setup.shape), "limits": asdict(limits)},
+    )
+    bench = Bench(setup.shape, limits, setup.device)
+    bench.runner.warm_up(setup.warm_up)
+    samples = measure(
+        bench, plan(limits), folder / "samples.csv", budget_s, repeats=repeats, progress=progress
+    )
+    del bench
+    gc.collect()
+    if torch.device(setup.device).type == "cuda":
+        torch.cuda.empty_cache()
+    host = measure_host(setup, limits)
+    gpu = str(about["device"])
+    try:
+        profile = fit_profile(
+            samples,
+            host,
+            name=f"{setup.shape.name}-{setup.device}",
+            model=setup.shape.name,
+            gpu=gpu,
+            source=[
+                f"simkv {__version__}, {len(samples)} measurements, {about['date']}",
+                f"torch {about['torch']}, {about.get('nvidia_smi') or about['python']}",
+                f"the device drifted by {100 * drift(samples):+.1f} % during the campaign",
+            ],
+        )
+    except ValueError as error:
+        raise InputError(f"{folder}: {error}") from error
+    new = folder / ".profile.json.new"
+    new.write_text(profile.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
+    new.replace(folder / "profile.json")
+    return profile, samples
+
+
+def measure_host(setup: Setup, limits: Limits) -> Host:
+    """What the loop, the scheduler and the preparation add to a step, from a short real run."""
+    scenario = Scenario.model_validate(
+        {
+            "name": "host",
+            "workload": {
+                "arrivals": {
+                    "num_prompts": 2 * limits.decodes,
+                    "request_rate": 1e6,
+                    "prompt_tokens": 16,
+                    "output_tokens": {"distribution": "uniform", "low": 16, "high": 64},
+                }
+            },
+            "engine": {
+                "name": "vllm",
+                "num_gpu_blocks": 6 * limits.decodes + 2,
+                "max_num_seqs": limits.decodes,
+                "max_num_batched_tokens": max(limits.decodes, 512),
+                "max_model_len": 96,
+                "async_scheduling": False,
+            },
+            "profile": "unit-step",
+        }
+    )
+    return host_of(Server(scenario, setup).serve().passes)
+
+
+def host_of(passes: Sequence[Pass]) -> Host:
+    """Steps less their device time, as a constant and a slope over the sequences that decode."""
+    steps = [(p.load.decode_seqs, p.seconds - p.timing.gpu_s) for p in passes if p.timing]
+    rest = np.array([seconds for _, seconds in steps])
+    rows = np.array([[1.0, seqs] for seqs, _ in steps])
+    (step_s, sequence_s), _ = nnls(rows / rest[:, None], np.ones(len(rest)))
+    idle = [p.seconds for p in passes if not p.timing]
+    return Host(float(step_s), float(sequence_s), median(idle) if idle else max(step_s, 1e-6))
+
+
+def achieved(samples: Sequence[Sample], shape: ModelShape, itemsize: int) -> dict[str, Any]:
+    """What the attention kernels reach at their largest points: GB/s and TFLOP/s."""
+    parts = by_part(samples)
+    found: dict[str, Any] = {}
+    if decodes := parts.get("decode"):
+        most = max(decodes, key=lambda p: p.load.decode_context)
+        moved = most.load.decode_context * shape.kv_bytes_per_token(itemsize)
+        found["decode attention GB/s"] = round(moved / most.seconds / 1e9, 1)
+    if prefills := parts.get("prefill"):
+        widest = max(prefills, key=_pairs)
+        flops = 4 * _pairs(widest) * shape.layers * shape.heads * shape.head_dim
+        found["prefill attention TFLOP/s"] = round(flops / widest.seconds / 1e12, 2)
+    return found
+
+
+def _pairs(point: Measured) -> int:
+    return point.load.prefill_pairs

@@ -1,0 +1,126 @@
+"""A folder of reports with an index page; what they have in common lies beside them, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from simkv import __version__
+from simkv.errors import InputError
+from simkv.record import Record
+from simkv.report import story
+from simkv.report.html import (
+    LIBRARY,
+    STYLE,
+    badge,
+    environment,
+    pair_of,
+    write_html,
+    write_shared,
+    write_text,
+)
+from simkv.report.lanes import BARS, painted, sample
+from simkv.report.runs import Planned, remedies
+from simkv.report.style import by_arrival, span
+from simkv.run import Result, run_scenario
+from simkv.zoo import Incident
+
+INDEX = "index.html"
+#: Lanes and bins of a thumbnail.
+LANES, COLUMNS = 24, 150
+
+
+def check_gallery(folder: Path) -> None:
+    """Raise InputError if ``folder`` is not one that a gallery may be written to."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / LIBRARY).is_file():
+        raise InputError(
+            f"--gallery {folder}: holds other files and no gallery; expected a new or empty folder"
+        )
+
+
+def write_gallery(
+    folder: Path,
+    incidents: Iterable[Incident],
+    began: Callable[[str], None] = lambda _: None,
+    *,
+    whatif: bool = True,
+) -> list[Path]:
+    """Write a report of each incident and an index to ``folder``; returns the paths.
+
+    Pages of an earlier gallery that are not written again are removed. ``began`` is called with
+    the name of each incident. With ``whatif`` single changes are tried, which takes most of the
+    time.
+    """
+    check_gallery(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = write_shared(folder)
+    cards = []
+    for incident in incidents:
+        began(incident.name)
+        results = {
+            name: run_scenario(scenario, incident.path.parent)
+            for name, scenario in incident.variants.items()
+        }
+        pair = pair_of(results)
+        lead = Planned(incident.variants[pair[0]], incident.path.parent)
+        changes = remedies(lead) if whatif else []
+        path = folder / f"{incident.name}.html"
+        write_html(path, results, changes, shared=True)
+        written.append(path)
+        cards.append(_card(incident, {name: results[name] for name in pair}))
+    index = folder / INDEX
+    write_text(index, _index(cards))
+    written.append(index)
+    for old in set(folder.glob("*.html")) - set(written):
+        old.unlink()
+    return written
+
+
+def _index(cards: list[dict[str, Any]]) -> str:
+    page = environment().get_template("gallery.html.j2")
+    return page.render(cards=cards, style=STYLE, version=__version__)
+
+
+def _card(incident: Incident, results: Mapping[str, Result]) -> dict[str, Any]:
+    """What the index shows of an incident: its two variants, and their lanes as a thumbnail."""
+    end = span(result.record for result in results.values()) or 1.0
+    return {
+        "name": incident.name,
+        "engine": incident.engine,
+        "what": incident.what,
+        "report": incident.report,
+        "variants": [
+            {
+                "name": name,
+                "served": story.served(result.record),
+                "lanes": Markup(thumbnail(result.record, end)),
+                **badge(result),
+            }
+            for name, result in results.items()
+        ],
+    }
+
+
+def thumbnail(record: Record, end: float) -> str:
+    """The lanes up to ``end`` (s) as a small SVG, coloured by the page's style sheet."""
+    shown = sample(by_arrival(record), LANES)
+    if not shown:
+        return ""
+    kinds = list(BARS)
+    parts = [
+        f'<svg viewBox="0 0 {COLUMNS} {2 * len(shown)}" preserveAspectRatio="none" '
+        f'aria-hidden="true">'
+    ]
+    for lane, row in enumerate(painted(record, shown, np.linspace(0.0, end, COLUMNS + 1))):
+        starts = np.flatnonzero(np.diff(row, prepend=-2))
+        for start, stop in zip(starts, [*starts[1:], COLUMNS], strict=True):
+            if row[start] >= 0:
+                parts.append(
+                    f'<path stroke="var(--kind-{kinds[row[start]]})" '
+                    f'd="M{start} {2 * lane + 1}h{stop - start}"/>'
+                )
+    return "".join([*parts, "</svg>"])

@@ -1,0 +1,141 @@
+"""One point of a sweep: a scenario with nothing left to choose, known by a digest of all it is.
+
+Two points with the same digest come out the same, so that what is done need not be done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import traceback
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simkv import __version__
+from simkv.errors import InputError
+from simkv.profile import load_profile
+from simkv.run import run_scenario
+from simkv.scenario import Scenario
+from simkv.workload import Workload
+
+#: Fields of a scenario that say what it is about and change nothing in its run.
+WORDS = {"name", "report", "summary", "provenance", "published", "expect"}
+#: Parts of simkv that take no part in a run.
+_BESIDE = ("report", "sweeps", "gpu", "conform", "counterfactual")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A scenario to run; its files lie beside ``folder``."""
+
+    digest: str
+    scenario: Scenario
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a job: the figures as in ``summary.json``, or None and an ``error``."""
+
+    digest: str
+    summary: dict[str, Any] | None
+    error: str = ""
+
+
+def job_of(scenario: Scenario, folder: Path) -> Job:
+    """The job of running ``scenario``; raises InputError if its files cannot be used."""
+    return Job(digest_of(scenario, folder), scenario, folder)
+
+
+def simulate(job: Job) -> Done:
+    """Run a job, here or in another process; an error comes back as text.
+
+    It is an error if this process has not the same simkv, profile and trace as the one that made
+    the job, for then the result would be another one's.
+    """
+    try:
+        if digest_of(job.scenario, job.folder) != job.digest:
+            raise InputError("this worker has another simkv, cost profile or trace than the sweep")
+        return Done(job.digest, run_scenario(job.scenario, job.folder).summary)
+    except InputError as error:
+        return Done(job.digest, None, str(error))
+    except Exception:
+        return Done(job.digest, None, traceback.format_exc())
+
+
+def digest_of(scenario: Scenario, folder: Path) -> str:
+    """A name for all that decides how a scenario comes out.
+
+    It covers every field that takes part in the run, with defaults filled in; the contents of its
+    profile and trace; and the version and code of simkv. Raises InputError if the profile or the
+    trace cannot be used.
+    """
+    whole = {
+        "version": __version__,
+        "code": _code(),
+        "scenario": scenario.model_dump(exclude=WORDS | {"engine"}),
+        "engine": asdict(scenario.engine),
+        "profile": load_profile(scenario.profile, folder).model_dump(),
+        "trace": _trace(scenario.workload),
+    }
+    text = json.dumps(whole, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """A hash of the source of all modules that take part in a run."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package)
+        if name.parts[0] not in _BESIDE and not name.name.startswith("cli"):
+            digest.update(f"{name.as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _trace(workload: Workload) -> str | None:
+    """A hash of the trace file, if the workload takes one."""
+    if workload.trace is None:
+        return None
+    path = workload.loaded.path
+    return _hash(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+@lru_cache(maxsize=256)
+def _hash(path: Path, _changed: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seed_of(workload: Workload) -> int | None:
+    """The seed of what a workload draws by chance; None if it draws nothing."""
+    form = workload.arrivals or workload.sessions
+    if form is not None:
+        return form.seed
+    drawn = workload.sample is not None or workload.request_rate is not None
+    return workload.seed if workload.trace is not None and drawn else None
+
+
+def repeated(scenario: Scenario, repeat: int) -> Scenario:
+    """The scenario with a seed of its own for each ``repeat``, derived from its own seed.
+
+    Repeat 0 is the scenario itself, and so is every other if nothing is drawn by chance.
+    """
+    workload = scenario.workload
+    seed = seed_of(workload)
+    if repeat == 0 or seed is None:
+        return scenario
+    derived = int(np.random.SeedSequence(seed, spawn_key=(repeat,)).generate_state(1)[0])
+    changed: dict[str, Any] = {"seed": derived}
+    form = workload.arrivals or workload.sessions
+    if form is not None:
+        # Built anew, for a copy would keep what has been drawn from the former seed.
+        given = {name: getattr(form, name) for name in form.model_fields_set}
+        name = "sessions" if workload.sessions else "arrivals"
+        changed = {name: type(form)(**{**given, **changed})}
+    return scenario.model_copy(update={"workload": workload.model_copy(update=changed)})

@@ -1,0 +1,110 @@
+"""simkv from Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simkv
+from simkv.errors import InputError
+from simkv.scenario import load
+
+REPORT = "vllm-37307-partial-admission"
+
+
+def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:
+    code = (
+        "import sys, simkv\n"
+        "assert not {'numpy', 'pandas', 'pydantic', 'simpy'} & set(sys.modules)\n"
+        "assert callable(simkv.run)\n"
+        "from simkv.run import run_scenario\n"
+        f"print(simkv.run({REPORT!r}).figures.loc['preemptions', 'after'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0\n"
+
+
+def test_run_gives_frames() -> None:
+    outcome = simkv.run(REPORT)
+    assert list(outcome.figures.columns) == list(outcome.results) == ["before", "after"]
+    summary = outcome.results["before"].summary
+    assert outcome.figures.loc["e2e_ms.p99", "before"] == summary["e2e_ms"]["p99"]
+    assert len(outcome.requests) == 4
+    assert outcome.requests["preemptions"].sum() == summary["preemptions"]
+    assert len(outcome.steps) == sum(r.summary["steps"] for r in outcome.results.values())
+
+
+def test_overrides_by_path() -> None:
+    one = simkv.run(REPORT, engine__num_gpu_blocks=1100)
+    other = simkv.run(REPORT, **{"engine.num_gpu_blocks": 1100})
+    assert one.figures.equals(other.figures)
+    assert not one.figures.equals(simkv.run(REPORT).figures)
+    with pytest.raises(InputError, match="did you mean 'num_gpu_blocks'"):
+        simkv.run(REPORT, engine__num_gpu_block=1100)
+
+
+def test_a_mapping_and_a_loaded_scenario() -> None:
+    contents = {
+        "name": "two",
+        "workload": {"burst": {"num_prompts": 2, "prompt_tokens": 100, "output_tokens": 10}},
+        "engine": {"name": "vllm", "num_gpu_blocks": 128, "max_model_len": 1000},
+        "profile": "unit-step",
+    }
+    kept = str(contents)
+    outcome = simkv.run(contents, workload__burst__num_prompts=3)
+    assert outcome.figures.loc["finished", "run"] == 3
+    assert str(contents) == kept
+    loaded = outcome.results["run"].scenario
+    assert simkv.run(loaded).figures.equals(outcome.figures)
+    assert simkv.run(loaded, timeout=1.5).figures.loc["starved", "run"] == 3
+
+
+def test_every_packaged_scenario_survives_the_way_through_its_fields(root: Path) -> None:
+    for path in sorted((root / "scenarios").glob("vllm-*.yaml"))[:3]:
+        for scenario in load(path).values():
+            profile = str(path.parent / scenario.profile)
+            local = scenario.model_copy(
+                update={"profile": profile if profile.endswith(".json") else scenario.profile}
+            )
+            again = simkv.run(local).results["run"].scenario
+            assert (again.workload, again.engine) == (scenario.workload, scenario.engine)
+
+
+def test_compare() -> None:
+    frame = simkv.compare(REPORT)
+    assert list(frame.columns) == ["before", "after"]
+    both = simkv.compare(REPORT, "vllm-31731-heavy-head", REPORT)
+    assert list(both.columns.get_level_values("scenario").unique()) == [
+        REPORT,
+        "vllm-31731-heavy-head",
+        f"{REPORT} (2)",
+    ]
+    assert both[REPORT].equals(frame)
+
+
+def test_sweep_in_processes_is_sweep_in_this_one(tmp_path: Path) -> None:
+    over = {"engine.num_gpu_blocks": "700..1100:100", "variants": ["after", "before"]}
+    seen: list[tuple[int, int]] = []
+    here = simkv.sweep(REPORT, over, jobs=1, advance=lambda *done: seen.append(done))
+    there = simkv.sweep(REPORT, over, jobs=2, store=tmp_path / "points.jsonl")
+    assert here.equals(there)
+    assert here["variant"].tolist()[:2] == ["after", "before"]
+    assert seen[-1] == (10, 10)
+
+
+def test_the_example_runs(root: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(root / "examples" / "sweep.py")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    cliff = int(done.stdout.split("The old rule needs ")[1].split()[0])
+    # Two requests of 8,000 + 200 tokens at most, and the null block.
+    assert 801 < cliff <= 2 * 513 + 1
