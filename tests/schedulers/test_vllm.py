@@ -7,6 +7,7 @@ tokens and nothing is cached or asynchronous.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,8 +27,31 @@ PLAIN: dict[str, Any] = {
 }
 
 
+class Listing(VllmScheduler):
+    """Shows batches with all their rows, those of the decode group too."""
+
+    def schedule(self) -> Batch:
+        batch = super().schedule()
+        rows = batch.rows()
+        members = [row.id for row in rows if row.id not in dict(batch.scheduled)]
+        shown = replace(
+            batch,
+            scheduled=[(row.id, row.tokens) for row in rows],
+            context=[row.context for row in rows],
+            emits=[row.id for row in rows if row.id in (*members, *batch.emits)],
+        )
+        self.__dict__.setdefault("shown", []).append((shown, batch))
+        return shown
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        decided = next(real for shown, real in self.__dict__["shown"] if shown is batch)
+        members = [i for i in batch.emits if i not in decided.emits and i in self._live]
+        completion = super().complete(decided, ended)
+        return Completion([*completion.delivered, *members], completion.finished)
+
+
 def engine(prompts: Iterable[Prompt] = (), **knobs: Any) -> VllmScheduler:
-    scheduler = VllmScheduler(VllmConfig(**PLAIN | knobs))
+    scheduler = Listing(VllmConfig(**PLAIN | knobs))
     for prompt in prompts:
         scheduler.add(prompt)
     return scheduler
