@@ -7,7 +7,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 .PHONY: demo test bench reports format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/simkv run $(DEMO)
+	$(BIN)/simkv run --exit-zero $(DEMO)
 	@echo "Pictures: runs/mistralrs-forty/*.png; start with lanes.png"
 
 test: $(VENV)/.installed-dev

@@ -9,7 +9,7 @@ expect:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -185,6 +185,20 @@ def check(results: Mapping[str, Result]) -> list[Check]:
             for name, bound in _given(of_request):
                 checks.append(_check(variant, f"request {i} {name}", bound, rows[i][name]))
     return checks
+
+
+#: Verdicts on a run in which all that could be served was.
+SERVED = ("served", "cut_off")
+
+
+def exit_code(results: Iterable[Result], checks: Sequence[Check]) -> int:
+    """What a run exits with: 0 served, 1 an expectation was missed, 3 somebody was not served.
+
+    Expectations decide first: if there are some and all come true, starvation was expected.
+    """
+    if checks:
+        return int(not all(found.ok for found in checks))
+    return 0 if all(result.summary["verdict"] in SERVED for result in results) else 3
 
 
 def _given(expected: _Model) -> Iterator[tuple[str, Bound | str]]:

@@ -64,6 +64,21 @@ WORDS: dict[Kind, str] = {
     Kind.STALLED: "stalled for good",
 }
 
+#: Kinds in which a request waits to be taken in, or to be taken in again.
+WAITS = frozenset(
+    {
+        Kind.UNSEEN,
+        Kind.BLOCKS,
+        Kind.RESERVED,
+        Kind.SLOT,
+        Kind.BUDGET,
+        Kind.RULE,
+        Kind.BEHIND,
+        Kind.QUEUED,
+        Kind.DEFERRED,
+        Kind.PREEMPTED,
+    }
+)
 #: Kinds in which the GPU computes for the request.
 SERVED = frozenset({Kind.PREFILL, Kind.RECOMPUTE, Kind.DECODE})
 
@@ -190,15 +205,17 @@ Layer = Callable[[float, float], Iterable[Interval]]
 def _layers(life: Life, engine: _Engine, before: Run | None, after: Run | None) -> list[Layer]:
     """All that a gap between two runs is made of; what comes first covers the rest."""
     decided = engine.log.decided[after.first] if after else inf
-    layers = [_stretch(Kind.STALLED, engine.stopped, inf), _stretch(Kind.IN_FLIGHT, decided, inf)]
-    aside = _aside(life)
+    layers = [_stretch(Kind.STALLED, engine.stopped, inf)]
+    chosen, aside = _stretch(Kind.IN_FLIGHT, decided, inf), _among(_aside(life))
     if before is None:
-        seen = inf if life.seen is None else life.seen
-        head = engine.at_head.get(life.request.id, [])
-        layers += [_stretch(Kind.UNSEEN, -inf, seen), _among(head), _among(aside)]
-        return [*layers, _among(engine.queue), _stretch(Kind.QUEUED, -inf, inf)]
-    layers.append(_stretch(Kind.PREEMPTED, lost(engine.log, life, before, after), inf))
-    return [*layers, _among(aside), engine.prefills, _stretch(Kind.IN_FLIGHT, -inf, inf)]
+        unseen = _stretch(Kind.UNSEEN, -inf, inf if life.seen is None else life.seen)
+        head = _among(engine.at_head.get(life.request.id, []))
+        layers += [chosen, unseen, head, aside, _among(engine.queue)]
+        return [*layers, _stretch(Kind.QUEUED, -inf, inf)]
+    taken = lost(engine.log, life, before, after)
+    if taken < inf:
+        layers += [_stretch(Kind.PREEMPTED, taken, decided), chosen]
+    return [*layers, aside, engine.prefills, _stretch(Kind.IN_FLIGHT, -inf, inf)]
 
 
 def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[Interval]:

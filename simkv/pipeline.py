@@ -103,22 +103,25 @@ class Pipeline(Engine):
         yield Moment(self.env, self._ready)
         self.env.process(self._work())
         self.env.process(self._listen())
-        last_call = None
+        pacing, last_call = self.pacing, None
+        planned: list[Planned] = []
         while True:
             self._pull()
             this_call = self._heard, self.manager.fingerprint()
-            # The last call changed nothing, so this one would not. Or all goes round in a circle.
-            if this_call == last_call or self.goes_round():
-                yield from self._await_news()
+            # A call that changed nothing would change nothing again.
+            in_vain = this_call == last_call and (not planned or self._at_rest())
+            if in_vain or self.goes_round():
+                tasks_again = pacing.put_gap + pacing.queue_interval
+                yield from self._await_news(tasks_again if planned else pacing.schedule_interval)
                 continue
             last_call = this_call
             if planned := self.decide():
-                yield self.env.timeout(self.pacing.put_gap)
+                yield self.env.timeout(pacing.put_gap)
                 self._taken = self.env.event()
                 yield self.tasks.put(self.put(planned))
-                yield from self._poll(self.pacing.queue_interval, self._taken)
+                yield from self._poll(pacing.queue_interval, self._taken)
             else:
-                yield Moment(self.env, self.env.now + self.pacing.schedule_interval)
+                yield Moment(self.env, self.env.now + pacing.schedule_interval)
 
     def _work(self) -> Process:
         """The worker thread: at a step border take tasks, run a step, send its message."""
@@ -164,13 +167,16 @@ class Pipeline(Engine):
             self._die("engine died", f"raised: {crash}", lost)
         return parcel.tasks
 
-    def _await_news(self) -> Process:
-        """The engine looks every now and then whether something came; so skip to when it did."""
+    def _await_news(self, interval: float) -> Process:
+        """Look every ``interval`` seconds whether anything is new; here, skip to when it is.
+
+        Until then every call would decide what the last one did, and change as little.
+        """
         if self._at_rest():
             why = "; ".join(self._hung_slots())
             self._stop("deadlock", why or "requests wait and the scheduler can run none of them")
         self._wake = self.env.event()
-        yield from self._poll(self.pacing.schedule_interval, self._wake)
+        yield from self._poll(interval, self._wake)
 
     def _poll(self, interval: float, event: simpy.Event) -> Process:
         """Sleep ``interval`` seconds, once at least and then until ``event`` has happened."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import simpy
 
+from simkv.diagnosis import Diagnosis, block_size, diagnose
 from simkv.engine import Engine, serve
 from simkv.executors.simulated import SimulatedExecutor
 from simkv.metrics import summary
@@ -38,6 +40,11 @@ class Result:
     summary: dict[str, Any]
     notes: list[str]
     profile: Profile
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """Why it went as it did; worked out when first asked for."""
+        return diagnose(self.record, block_size(self.scenario.engine))
 
 
 def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Result]:

@@ -11,8 +11,15 @@ import pytest
 import simkv
 from simkv.errors import InputError
 from simkv.scenario import load
+from simkv.sweeps import point
 
 REPORT = "vllm-37307-partial-admission"
+
+
+@pytest.fixture(autouse=True)
+def _code_of_now() -> None:
+    """Hash the code anew, which somebody may have edited since the tests began."""
+    point._code.cache_clear()
 
 
 def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:

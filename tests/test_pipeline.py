@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -303,6 +304,10 @@ def test_new_requests_are_pulled_in_small_numbers() -> None:
         run = pipeline(ROOMY, Pacing(max_prefill_num=limit), Waiting)
         assert summary(serve(run, requests(*[(5, 3)] * 9), None))["finished"] == 9
         assert run.most == most
+    tight = replace(ROOMY, num_blocks=2)  # for one at a time; nobody is pulled while one waits
+    run = pipeline(tight, Pacing(max_prefill_num=2), Waiting)
+    assert summary(serve(run, requests(*[(20, 3)] * 5), None))["finished"] == 5
+    assert run.most == 2
 
 
 # Every run ends.
@@ -372,11 +377,45 @@ def test_a_worker_that_gets_a_task_without_a_slot_dies() -> None:
     assert {life.outcome for life in record.lives.values()} == {Outcome.STALLED}
 
 
-def test_steps_without_a_token_for_anybody_are_a_livelock() -> None:
-    class Deaf(Watched):
-        def hear(self, message: Message) -> Heard:
-            return Heard()
+def test_a_circle_is_seen_as_soon_as_it_closes() -> None:
+    # The only request computes two chunks, preempts itself for the third, waits, computes two ...
+    config = FastDeployConfig(block_size=2, num_blocks=2, max_num_seqs=1, max_num_batched_tokens=2)
+    record = serve(pipeline(config, Pacing()), requests((5, 1)), None)
+    assert record.standstill is not None
+    assert record.standstill.kind == "livelock"
+    assert record.standstill.why == "the same decisions repeat and no token is emitted"
+    assert len(record.steps) < 10
 
+
+class Deaf(Watched):
+    """A pipeline whose messages are lost."""
+
+    def hear(self, message: Message) -> Heard:
+        return Heard()
+
+
+@pytest.mark.parametrize("variant", ["fixed-reserve", "ratio"])
+def test_an_end_that_nobody_heard_is_named(variant: VariantName) -> None:
+    run = pipeline(replace(ROOMY, variant=variant), Pacing(), Deaf)
+    record = serve(run, requests((5, 3)), None)
+    assert record.standstill is not None
+    assert record.standstill.kind == "deadlock"  # though ratio puts its table again and again
+    assert record.standstill.why == (
+        "slot 0: the worker has ended request 0, the scheduler waits for its next token"
+    )
+
+
+def test_a_chunk_that_is_not_granted_is_no_disagreement() -> None:
+    # What is kept free for its own 100 tokens stands in the way of the second chunk.
+    config = FastDeployConfig(
+        variant="decode-only-preempt", block_size=4, num_blocks=12, max_num_batched_tokens=8
+    )
+    record = serve(pipeline(config, Pacing()), [Request(0, 20, 100, output_tokens=2)], None)
+    assert record.standstill is not None
+    assert record.standstill.why == "requests wait and the scheduler can run none of them"
+
+
+def test_steps_without_a_token_for_anybody_are_a_livelock() -> None:
     config = FastDeployConfig(block_size=4096, num_blocks=100)
     record = serve(pipeline(config, Pacing(), Deaf), requests((5, 4000)), None)
     assert record.standstill is not None

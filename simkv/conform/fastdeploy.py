@@ -51,6 +51,9 @@ def _steps(header: Line, at_least: int) -> Iterator[Line]:
             standstill.progress()
         line: Line = {"step": step, "acked": engine.acked, "ignored": []}
         batch = engine.schedule()
+        if batch.fatal:
+            yield {"truncated": True, "ending": "raised", "why": batch.fatal}
+            return
         line |= {
             "scheduled": [list(row) for row in batch.scheduled],
             "kind": batch.kind,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from simkv.record import Life, Outcome
 from simkv.request import Request, Segment
 from simkv.run import run_scenario
 from simkv.scenario import Scenario
@@ -25,7 +26,8 @@ ALONE: dict[str, Any] = {
 def listed(scenario: Scenario, folder: Path) -> dict[int, Listed]:
     """The requests as rows by id; listed in a workload they come as they do in the scenario.
 
-    Where arrivals depend on how requests are served, they are those of a run.
+    Where arrivals depend on how requests are served they are those of a run, without the requests
+    whose turn did not come.
     """
     workload, timeout = scenario.workload, scenario.timeout
     if workload.requests is not None and workload.max_concurrency is None:
@@ -34,8 +36,13 @@ def listed(scenario: Scenario, folder: Path) -> dict[int, Listed]:
     requests = sent.requests
     if not sent.open:
         lives = run_scenario(scenario, folder).record.lives
-        requests = [lives[i].request for i in sorted(lives)]
+        requests = [lives[i].request for i in sorted(lives) if _was_sent(lives[i])]
     return {request.id: _row(request, timeout) for request in requests}
+
+
+def _was_sent(life: Life) -> bool:
+    """Whether the request reached the engine before the run was over."""
+    return life.outcome is not Outcome.CUT_OFF or life.seen is not None
 
 
 def _row(r: Request, timeout: float | None) -> Listed:

@@ -20,6 +20,7 @@ from simkv.counterfactual.evaluate import Case, evaluate, run_fields
 from simkv.counterfactual.shrink import Shrunk
 from simkv.errors import InputError
 from simkv.scenario import Scenario, load
+from simkv.workload import clients
 
 
 def write_shrunk(
@@ -94,6 +95,8 @@ def header(shrunk: Shrunk, wanted: Condition, command: str) -> list[str]:
     ]
     if shrunk.scenario.profile.endswith(".json"):
         lines.append("Its cost profile is a file; send that along.")
+    if not clients(shrunk.original.workload, shrunk.original.timeout).open:
+        lines.append("Arrivals depended on the answers; here they are those of a run.")
     if drawn is not None:
         lines.append(f"The requests were drawn with seed {drawn.seed}; here nothing is random.")
     return lines

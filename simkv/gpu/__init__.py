@@ -15,6 +15,10 @@ Read in this order; each file is about one thing.
     executor.py   the seam: wall clock, a scheduler watched, an executor that measures
     serve.py      `simkv gpu serve`: a scenario for real, and what it leaves behind
     replay.py     the simulator on the recorded step times: the decisions must be the same
+    campaign.py   `simkv calibrate`: what the parts of a step cost, measured point by point
+    fit.py        from the measurements to a cost profile and its error
+    calibrate.py  both, and what the host adds
+    validate.py   a profile judged by a real run, at three levels
     cli.py        the commands
 
 Nothing outside this package imports torch, and nothing here is imported by `import simkv`.

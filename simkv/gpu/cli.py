@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -80,10 +81,11 @@ def replay(
     folder: Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")],
 ) -> None:
     """Simulate a recorded run with its own step times; exit 1 at the first other decision."""
-    from simkv.gpu.replay import replay_folder
+    from simkv.gpu.replay import read_runs
 
     different = False
-    for variant, verdict in replay_folder(folder).items():
+    for variant, run in read_runs(folder).items():
+        verdict = run.verdict
         if verdict.step is None:
             print(f"{variant}: ok ({verdict.decisions} decisions)")
             continue
@@ -92,6 +94,40 @@ def replay(
         print(f"  recorded: {verdict.recorded}")
         print(f"  replayed: {verdict.replayed}")
     if different:
+        raise typer.Exit(1)
+
+
+@app.command()
+def validate(
+    folder: Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")],
+    profile: Annotated[Path, typer.Option(help="The cost profile to be judged (JSON).")],
+    again: Annotated[
+        Path | None, typer.Option(help="The same served once more: the noise of real runs.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the tables as JSON to this file.")] = None,
+) -> None:
+    """Judge a profile by a real run: decisions (L0), steps (L1) and a free simulation (L2).
+
+    Exit 1 if a simulation that is fed the run's own times decides otherwise.
+    """
+    from simkv.gpu.replay import read_runs
+    from simkv.gpu.validate import report, validation
+    from simkv.profile import load_profile
+
+    judged = load_profile(profile.name, profile.parent)
+    repeated = read_runs(again) if again else {}
+    found = {
+        variant: validation(run, judged, repeated.get(variant))
+        for variant, run in read_runs(folder).items()
+    }
+    for variant, result in found.items():
+        for line in report(variant, result):
+            print(line)
+    if out:
+        tables = {name: asdict(result) for name, result in found.items()}
+        text = json.dumps(tables, indent=1, default=lambda error: error.model_dump())
+        out.write_text(text + "\n", encoding="utf-8")
+    if any(result.verdict.step is not None for result in found.values()):
         raise typer.Exit(1)
 
 
@@ -110,6 +146,8 @@ def calibrate(
 ) -> None:
     """Measure what steps cost on this device, fit a cost profile, and tell how wrong it is."""
     setup = _setup(device, model, layout, True, warm_up, threads, 0)
+    if find_spec("scipy") is None:
+        raise InputError("scipy is not installed; install simkv with the extra: simkv[gpu]")
     budget_s = _seconds(budget)
     from rich.console import Console
     from rich.progress import Progress

@@ -62,9 +62,8 @@ class Pass(NamedTuple):
 
     ``seconds`` is what the engine was told, ``start`` when that began. An idle pass launched
     nothing. ``schedule_s`` is the time inside the scheduler's ``schedule``. ``longest_context`` is
-    the longest context of a decode; ``prefill_work`` is the sum over prefills of tokens times mean
-    context, to which their attention is proportional, and ``longest_prefill`` the most tokens of
-    KV that one of them ends with.
+    the longest context of a decode, ``longest_prefill`` the most tokens of KV that a prefill ends
+    with.
     """
 
     kind: Kind
@@ -74,7 +73,6 @@ class Pass(NamedTuple):
     timing: Timing | None
     load: Load
     longest_context: int
-    prefill_work: float
     longest_prefill: int
     preempted: int
 
@@ -124,7 +122,6 @@ class TorchExecutor:
                 done.timing,
                 load,
                 max((row.context for row in rows if row.tokens == 1), default=0),
-                sum(row.tokens * (row.context + row.tokens / 2) for row in prefills),
                 max((row.context + row.tokens for row in prefills), default=0),
                 len(batch.preempted),
             )
@@ -143,9 +140,7 @@ class TorchExecutor:
         start = float(self.clock.now)
         seconds = max(self.clock.wall() - start, 1e-6)
         nothing = Load(0, 0, 0, 0, 0)
-        self.passes.append(
-            Pass("idle", start, seconds, self._schedule_s, None, nothing, 0, 0.0, 0, 0)
-        )
+        self.passes.append(Pass("idle", start, seconds, self._schedule_s, None, nothing, 0, 0, 0))
         return seconds
 
 

@@ -20,6 +20,7 @@ from scipy.optimize import nnls
 
 from simkv.executors import Load
 from simkv.gpu.campaign import Sample
+from simkv.gpu.validate import step_error
 from simkv.profile import Feature, Fit, Piece, Profile, StepCost, StepError, Term
 
 Floats = npt.NDArray[np.float64]
@@ -131,17 +132,6 @@ def errors(cost: Callable[[Load], float], steps: Sequence[Measured]) -> dict[str
         for kind in (_kind(step.load), "all"):
             kinds.setdefault(kind, []).append(error)
     return {kind: step_error(found) for kind, found in sorted(kinds.items())}
-
-
-def step_error(relative: Sequence[float]) -> StepError:
-    """Summary of signed relative errors."""
-    size = np.abs(relative)
-    return StepError(
-        points=len(relative),
-        median=float(np.median(size)),
-        p95=float(np.percentile(size, 95)),
-        bias=float(np.mean(relative)),
-    )
 
 
 def _kind(load: Load) -> str:

@@ -18,6 +18,7 @@ from simkv.conform.recorder import Recorder, decision_hashes
 from simkv.conform.trace import Line, TraceError, read_trace
 from simkv.engine import Engine, serve
 from simkv.errors import InputError
+from simkv.executors import Load
 from simkv.executors.recorded import RecordedExecutor
 from simkv.record import Record
 from simkv.scenario import Scenario, load
@@ -83,22 +84,46 @@ def verdict_of_run(scenario: Scenario, passes: Iterable[Timed], recorder: Record
     return compare(recorder.lines, again.lines)
 
 
-def replay_folder(folder: Path) -> dict[str, Verdict]:
-    """The same for a run on disk, by variant. Raises InputError if it is not one."""
-    path = folder / "passes.csv"
+@dataclass(frozen=True)
+class Recorded:
+    """A run on disk, one variant: its steps as (load, seconds), the record that its replay gives,
+    which is that of the run itself if the ``verdict`` is that all decisions are the same."""
+
+    scenario: Scenario
+    steps: list[tuple[Load, float]]
+    preempting: list[bool]
+    record: Record
+    verdict: Verdict
+
+
+def read_runs(folder: Path) -> dict[str, Recorded]:
+    """What `simkv gpu serve` has left in ``folder``, by variant, replayed. Raises InputError."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with (folder / "passes.csv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        times = [(row["variant"], row["kind"], float(row["seconds"])) for row in rows]
-        found = {}
-        for name, scenario in load(folder / "scenario.yaml").items():
-            lengths = [(kind, seconds) for variant, kind, seconds in times if variant == name]
-            _, again, _ = replay(scenario, *_split(lengths))
-            recorded = read_trace(folder / f"decisions-{name}.jsonl.gz").steps
-            found[name] = compare(recorded, again.until_all_ended()[0])
-        return found
+        return {
+            name: _recorded(
+                scenario,
+                [row for row in rows if row["variant"] == name],
+                read_trace(folder / f"decisions-{name}.jsonl.gz").steps,
+            )
+            for name, scenario in load(folder / "scenario.yaml").items()
+        }
     except (OSError, KeyError, ValueError, TraceError) as error:
         raise InputError(f"{folder}: not a folder of `simkv gpu serve`: {error}") from error
+
+
+def _recorded(scenario: Scenario, rows: list[dict[str, str]], lines: list[Line]) -> Recorded:
+    lengths = [(row["kind"], float(row["seconds"])) for row in rows]
+    record, again, _ = replay(scenario, *_split(lengths))
+    steps = [row for row in rows if row["kind"] != "idle"]
+    return Recorded(
+        scenario,
+        [(Load(*(int(row[f]) for f in Load._fields)), float(row["seconds"])) for row in steps],
+        [int(row["preempted"]) > 0 for row in steps],
+        record,
+        compare(lines, again.until_all_ended()[0]),
+    )
 
 
 def _split(passes: Sequence[tuple[str, float]]) -> tuple[list[float], list[float]]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from simkv.gpu.buckets import PREFILL_ROWS, graph_sizes, step_size
+from simkv.gpu.buckets import GRAPH_TOKENS, PREFILL_ROWS, graph_sizes, step_size
 from simkv.gpu.graphs import StepGraphs, padding
 from simkv.gpu.inputs import StepSize, TableWatch, fields_of, fill, packed_length, split_rows
 from simkv.gpu.model import Model, draw_weights
@@ -206,6 +206,8 @@ class Runner:
         most = self.config.max_decodes
         counts = [(1, 0, 1), (most, 0, most), (0, 1, 512), (1, 1, 512), (1, PREFILL_ROWS + 1, 4096)]
         sizes = [step_size(*count, most) for count in counts]
+        if self.on_gpu and not self.graphs.sizes:  # else each was built when it was captured
+            sizes += graph_sizes(most, GRAPH_TOKENS)
         end = perf_counter() + seconds
         while True:
             for size in sizes:

@@ -79,6 +79,8 @@ class Server:
     """
 
     def __init__(self, scenario: Scenario, setup: Setup) -> None:
+        if scenario.pipeline:
+            raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
         self.scenario = scenario
         self.setup = setup
         self.requests = generate(scenario.workload, scenario.timeout)

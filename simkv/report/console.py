@@ -107,6 +107,8 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     yield _row("Jain index of speed:", figures["jain_index"])
     yield "=" * WIDTH
     yield f"Verdict: {figures['verdict']}: {figures['verdict_detail']}"
+    for verdict in result.diagnosis.verdicts:
+        yield f"  {verdict.name}: {verdict.text}"
     for note in result.notes:
         yield f"Note: {note}"
 

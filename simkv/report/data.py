@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simkv.diagnosis import Diagnosis, holdings
+from simkv.blame import holdings
+from simkv.diagnosis import Diagnosis
 from simkv.ledger import SERVED, Interval, Kind
 from simkv.metrics import e2e, ttft
 from simkv.record import Life, Outcome, Record

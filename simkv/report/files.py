@@ -91,7 +91,11 @@ def _write_all(
         "report": scenario.report,
         "provenance": scenario.provenance.model_dump(),
         "variants": {
-            name: {**result.summary, "profile": _profile(result)}
+            name: {
+                **result.summary,
+                "verdicts": [verdict.to_json() for verdict in result.diagnosis.verdicts],
+                "profile": _profile(result),
+            }
             for name, result in results.items()
         },
         "published": [

@@ -319,6 +319,7 @@ def _words(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]
             "who": story.who(result.record),
             "behind": story.behind(result.record, result.diagnosis),
             "fix": story.fix(results, lead, other),
+            "verdicts": result.diagnosis.verdicts,
         },
         "has_requests": any(found.record.lives for found in results.values()),
         "columns": [heading for _, heading, _ in COLUMNS],

@@ -9,7 +9,7 @@ from math import log
 from typing import Any
 
 from simkv.diagnosis import Diagnosis
-from simkv.ledger import SERVED, WORDS, Kind
+from simkv.ledger import SERVED, WORDS, totals
 from simkv.metrics import e2e, figure, longest_stall
 from simkv.record import Life, Outcome, Record
 from simkv.run import Result
@@ -18,16 +18,9 @@ from simkv.schedulers import variants
 
 #: Requests whose blockers are summed up; more would say the same.
 ASKED = 400
-#: Fields of a scenario that change what comes out.
-DECISIVE = (
-    "engine",
-    "workload",
-    "profile",
-    "timeout",
-    "horizon",
-    "engine_ready",
-    "pipeline",
-)
+#: Fields of a scenario that are given to an engine, and with them those that it decides on.
+WORLD = ("workload", "profile", "timeout", "horizon", "engine_ready")
+DECISIVE = (*WORLD, "engine", "pipeline")
 #: What two variants are compared by: figure, what it is called, its unit. Less is better.
 COMPARED = (
     ("longest_stall_s", "longest gap in an answer", "s"),
@@ -86,7 +79,7 @@ def who(record: Record) -> list[str]:
         f"The slowest, request {slowest.request.id}, took {seconds(took)}.",
     ]
     if gap > 0.2 * took:
-        said.append(f"But for {seconds(gap)} an answer that had begun stood still.")
+        said.append(f"One answer, once begun, stood still for {seconds(gap)}.")
     return said
 
 
@@ -114,36 +107,46 @@ def behind(record: Record, found: Diagnosis) -> list[str]:
     """What those without an answer (or all, if there are none) waited for, and who held it."""
     failed = [life for life in record.lives.values() if life.outcome is not Outcome.FINISHED]
     asked = failed or list(record.lives.values())
-    whose = "They" if failed else "All requests together"
-    sums: dict[Kind, float] = defaultdict(float)
-    for life in asked:
-        for interval in found.ledger.get(life.request.id, ()):
-            sums[interval.kind] += interval.end - interval.start
-    total = sum(sums.values())
-    waits = sorted((item for item in sums.items() if item[0] not in SERVED), key=_second)
     said = []
-    if waits and total > 0.0:
-        shares = [
-            f"{100.0 * time / total:.0f} % {WORDS[kind]}"
-            for kind, time in reversed(waits)
-            if time >= 0.03 * total
-        ][:4]
-        if shares:
-            said.append(f"{whose} spent of their time {', '.join(shares)}.")
-    blockers = _blockers(found, asked)
-    if blockers:
-        names = ", ".join(f"{i} ({seconds(time)})" for i, time in blockers[:4])
+    if waits := _waits(found, asked):
+        whose = "Their" if len(asked) > 1 else "Its"
+        said.append(f"{whose if failed else 'All'} time: {', '.join(waits)}.")
+    if blockers := _blockers(found, asked)[:4]:
         label = "request" if len(blockers) == 1 else "requests"
+        names = ", ".join(f"{i} ({seconds(time)})" for i, time in blockers)
         said.append(f"What they waited for was held above all by {label} {names}.")
-    lost = len(found.preemptions)
-    if lost:
+    if found.preemptions:
+        said.append(_preempted(found))
+    return said or ["Nobody waited for anybody."]
+
+
+def _waits(found: Diagnosis, asked: Sequence[Life]) -> list[str]:
+    """The greatest parts of all their time that they were not served, in percent."""
+    sums = totals(i for life in asked for i in found.ledger.get(life.request.id, ()))
+    total = sum(sums.values())
+    waits = [(time, kind) for kind, time in sums.items() if kind not in SERVED]
+    return [
+        f"{100.0 * time / total:.0f} % {WORDS[kind]}"
+        for time, kind in sorted(waits, reverse=True)[:3]
+        if time >= 0.03 * total
+    ]
+
+
+def _preempted(found: Diagnosis) -> str:
+    """How often KV was thrown away, for whose sake, and what that cost."""
+    count = len(found.preemptions)
+    text = f"{count:,} preemption{'s' if count > 1 else ''} threw KV away"
+    sakes = Counter(p.by for p in found.preemptions if p.by not in (None, p.victim))
+    if sakes:
+        worst = sorted(sakes.items(), key=lambda item: (-item[1], item[0]))[:3]
+        names = ", ".join(f"{i} ({times:,})" if times > 1 else str(i) for i, times in worst)
+        label = "request" if len(worst) == 1 else "requests"
+        text += f",{' most often' if len(sakes) > 1 else ''} for {label} {names}"
+    if found.recompute_tokens:
         waste, busy = found.waste.recompute, found.waste.busy
         share = f", {100.0 * waste / busy:.0f} % of the GPU's time" if busy > 0.0 else ""
-        said.append(
-            f"{lost:,} {'preemptions' if lost > 1 else 'preemption'} threw KV away; "
-            f"{found.recompute_tokens:,} tokens were computed again ({seconds(waste)}{share})."
-        )
-    return said or ["Nobody waited for anybody."]
+        text += f"; {found.recompute_tokens:,} tokens were computed again ({seconds(waste)}{share})"
+    return text + "."
 
 
 def _blockers(found: Diagnosis, asked: Sequence[Life]) -> list[tuple[int, float]]:
@@ -154,10 +157,6 @@ def _blockers(found: Diagnosis, asked: Sequence[Life]) -> list[tuple[int, float]
             sums[blocker.id] += blocker.seconds
     worst = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
     return [(i, time) for i, time in worst if time > 0.0]
-
-
-def _second(item: tuple[Any, float]) -> float:
-    return item[1]
 
 
 def first_to_look_at(results: Mapping[str, Result]) -> str:
@@ -171,14 +170,15 @@ def first_to_look_at(results: Mapping[str, Result]) -> str:
 def remedy(results: Mapping[str, Result], name: str) -> str | None:
     """The variant to set beside ``name``: it serves more, or as many and faster.
 
-    Of several the one that serves the most, leaves the fewest without any word, and differs in the
-    fewest fields. None if none is better.
+    Only one with the same workload and costs can be a remedy. Of several it is the one that serves
+    the most, leaves the fewest without any word, and differs in the fewest fields. None if none is
+    better.
     """
     ours = results[name].summary
     better = {
         other: result
         for other, result in results.items()
-        if other != name and _is_better(ours, result.summary)
+        if _same_world(results[name].scenario, result.scenario) and _is_better(ours, result.summary)
     }
 
     def rank(other: str) -> tuple[float, int, int, float]:
@@ -189,6 +189,10 @@ def remedy(results: Mapping[str, Result], name: str) -> str | None:
         return -_share(theirs), _hopeless(theirs), differ, -improvement(ours, theirs)
 
     return min(better, key=rank, default=None)
+
+
+def _same_world(ours: Scenario, theirs: Scenario) -> bool:
+    return all(getattr(ours, name) == getattr(theirs, name) for name in WORLD)
 
 
 def _is_better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
@@ -225,13 +229,13 @@ def fix(results: Mapping[str, Result], name: str, other: str | None) -> list[str
     if len(results) == 1:
         return ["No other variant was run."]
     if other is None:
-        return ["None of the other variants serves more, or faster."]
+        return ["Of the other variants none with this workload serves more, or faster."]
     ours, theirs = results[name], results[other]
     differ = changes(ours.scenario, theirs.scenario)
     a, b = ours.summary, theirs.summary
     more = b["finished"] != a["finished"]
     how = f"{b['finished']:,} of" if b["finished"] < b["requests"] else "all"
-    said = [f"Variant {other} serves {how} {b['requests']:,} requests{'' if more else ', better'}."]
+    said = [f"Variant {other} serves {how} {b['requests']:,} requests{'' if more else ' too'}."]
     if len(differ) <= 4:
         said.append(f"It changes {'; '.join(map(str, differ))}.")
     else:
@@ -240,8 +244,8 @@ def fix(results: Mapping[str, Result], name: str, other: str | None) -> list[str
         said.append(f"The rule: {summary}.")
     gains: dict[str, list[str]] = {"Better": [], "Worse": []}
     for key, label, unit in COMPARED:
-        if more and key.startswith(("ttft", "e2e")):
-            continue  # latencies of those that finished, who are not the same
+        if a["stalled"] or (more and key.startswith(("ttft", "e2e"))):
+            continue  # a run that ended early, or latencies of requests that are not the same
         before, after = figure(a, key), figure(b, key)
         if abs(before - after) > 0.02 * max(before, after):
             which = gains["Better" if after < before else "Worse"]

@@ -464,7 +464,7 @@ class Seed(Queues):
                     keep.append(q)
                 else:
                     todo.append(q)
-                    watch.look((tuple(todo), self.pool.free), todo, MIXED_DECODE)
+                    watch.look((tuple(todo), self.pool.free), [*keep, *todo], MIXED_DECODE)
         self.running = keep
         for q in keep:
             q.state = State.COMPLETION
@@ -560,7 +560,9 @@ class Bucketed(Queues):
         return scheduled
 
     def _order_flips(self) -> bool:
-        return self.rules.decode_order == "newest first" and super()._order_flips()
+        # Those that wait stand before those that ran, which then lose a tie for the oldest.
+        turns = self.rules.unequal_decodes == "wait" and self.rules.bucket == "oldest"
+        return (turns or self.rules.decode_order == "newest first") and super()._order_flips()
 
     def _capped(self) -> bool:
         return len(self.running) >= self.config.max_num_seqs
@@ -599,7 +601,7 @@ class Bucketed(Queues):
                 appended.append(q)
             else:
                 todo.append(q)
-                watch.look((tuple(todo), self.pool.free), todo, MIXED_DECODE)
+                watch.look((tuple(todo), self.pool.free), [*keep, *todo], MIXED_DECODE)
         self.running = keep + appended
         chosen = self.running
         if self.rules.unequal_decodes != "run together":

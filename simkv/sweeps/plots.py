@@ -191,7 +191,7 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
         many = (
             f", {len(lines)} settings of {', '.join(others)}" if len(lines) > len(COLOURS) else ""
         )
-        seeds = f", mean of {repeats} seeds and its 95 % confidence interval" if repeats > 1 else ""
+        seeds = f", mean of {repeats} seeds, 95 % confidence" if repeats > 1 else ""
         title_and_legend(figure, f"{plot.figure} by {plot.knob}{many}{seeds}", handles)
         return save(figure, folder / plot.file)
 
@@ -281,7 +281,7 @@ def write_pareto(
         )
         title_and_legend(figure, title, handles)
         path = save(figure, folder / pareto.file)
-    return path, front.dropna(axis="columns", how="all")
+    return path, front
 
 
 def _draw_points(

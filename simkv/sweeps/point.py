@@ -59,7 +59,10 @@ def simulate(job: Job) -> Done:
     """
     try:
         if digest_of(job.scenario, job.folder) != job.digest:
-            raise InputError("this worker has another simkv, cost profile or trace than the sweep")
+            raise InputError(
+                "this worker has another simkv, cost profile or trace than the sweep had; "
+                "was one of them changed meanwhile?"
+            )
         return Done(job.digest, run_scenario(job.scenario, job.folder).summary)
     except InputError as error:
         return Done(job.digest, None, str(error))

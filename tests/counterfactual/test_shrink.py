@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from simkv.counterfactual import write
 from simkv.counterfactual.condition import Condition, condition
 from simkv.counterfactual.evaluate import Case, Evaluator, Figures, evaluate
+from simkv.counterfactual.rows import listed
 from simkv.counterfactual.shrink import Shrunk, shrink
 from simkv.errors import InputError
 from simkv.scenario import Scenario, load
@@ -131,6 +132,27 @@ def test_it_is_the_same_again_and_with_more_processes(
     monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
     with Evaluator(HERE, workers=2) as beside:
         assert shrink(lpm_cold(root), condition("starved"), beside) == once
+
+
+def test_arrivals_that_depend_on_answers_become_those_of_a_run() -> None:
+    """Eight at a time: the ninth and tenth come when two are answered, and wait behind six."""
+    burst = {"num_prompts": 10, "prompt_tokens": 10, "output_tokens": 5}
+    chosen = Scenario.model_validate(
+        {
+            "name": "closed",
+            "workload": {"burst": burst, "max_concurrency": 8},
+            "engine": {"name": "mistralrs", "max_num_seqs": 1},
+            "profile": "unit-step",
+            "timeout": 38.0,
+        }
+    )
+    rows = listed(chosen, HERE)
+    assert [row.arrival for row in rows.values()] == [0.0] * 8 + [5.0, 10.0]
+    found = smallest(chosen, "starved")
+    check(found, condition("starved"))
+    assert len(found.numbers) == 8
+    text = write.write_shrunk(found, condition("starved"), "simkv shrink x", HERE, None)
+    assert "# Arrivals depended on the answers; here they are those of a run." in text
 
 
 def test_a_limit_on_runs_leaves_something_that_shows_it(root: Path) -> None:

@@ -191,7 +191,7 @@ def test_rules_that_a_variant_does_not_go_by_are_not_tried() -> None:
     assert not [change for change, _ in changes(six("seed")) if change.kind == "rule"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_a_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
     variant = data.draw(st.sampled_from(sorted(RULES)))

@@ -24,7 +24,7 @@ ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 @pytest.mark.parametrize("layout", ["block", "layer"])
-@pytest.mark.parametrize("block_size", [1, 8, 16, 32])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("heads", test_attention.HEADS, ids=str)
 def test_attention_against_float64(heads, block_size, layout, dtype):
     from simkv.gpu import cuda_ops

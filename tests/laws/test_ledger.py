@@ -116,4 +116,4 @@ def test_a_leap_changes_nothing_in_the_ledger(
         for a, b in zip(tiles, theirs[i], strict=True):
             assert isclose(a.start, b.start, rel_tol=1e-9)
             assert isclose(a.end, b.end, rel_tol=1e-9)
-        assert [cause for cause in leaping.lives[i].causes] == stepping.lives[i].causes
+        assert list(leaping.lives[i].causes) == stepping.lives[i].causes

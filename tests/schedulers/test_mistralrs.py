@@ -135,15 +135,15 @@ def test_pr2034_runs_the_prompts_of_the_oldest_length() -> None:
 
 
 def test_pr2034july_keeps_the_blocks_of_the_prompts_that_do_not_run() -> None:
-    scheduler = engine("pr2034july", [ask(0, 8), ask(1, 4), ask(2, 8)])
+    scheduler = engine("pr2034july", [ask(0, 8), ask(1, 8), ask(2, 4)])
     batch = step(scheduler)
-    assert (batch.scheduled, batch.preempted) == ([(0, 8), (2, 8)], [])
+    assert (batch.scheduled, batch.preempted) == ([(0, 8), (1, 8)], [])
     assert scheduler.waiting_ids() == []
     assert scheduler.running_ids() == [0, 1, 2]
-    assert scheduler.blocks_held() == {0: 2, 1: 1, 2: 2}
+    assert scheduler.blocks_held() == {0: 2, 1: 2, 2: 1}
     scheduler.add(ask(3, 4))
     # prompts that are left run before anybody is admitted
-    assert step(scheduler).scheduled == [(1, 4)]
+    assert step(scheduler).scheduled == [(2, 4)]
     assert step(scheduler).scheduled == [(3, 4)]
 
 
@@ -195,16 +195,16 @@ def test_the_order_of_decodes(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["seed", *(v for v in KV_VARIANTS if v != "pr2034july")])
 def test_the_victim_of_a_decode_is_at_the_far_end(variant: str) -> None:
-    # three prompts of 3 tokens; after the prefill each has 4 and wants a second block
+    # three prompts of 3 tokens in three blocks; after the prefill each wants a second one
     scheduler = engine(
-        variant, [ask(i, 3) for i in range(3)], num_gpu_blocks=4 + (variant != "seed")
+        variant, [ask(i, 3) for i in range(3)], num_gpu_blocks=3 + (variant != "seed")
     )
     step(scheduler)
     batch = step(scheduler)
     oldest_first = variant in ("pr2034", "merged2250")
-    assert batch.preempted == ([2] if oldest_first else [0])
-    assert ids(batch) == ([0, 1] if oldest_first else [2, 1])
-    assert scheduler.waiting_ids() == batch.preempted
+    assert batch.preempted == ([2, 1] if oldest_first else [0, 1])
+    assert ids(batch) == ([0] if oldest_first else [2])
+    assert scheduler.waiting_ids() == batch.preempted[::-1]
 
 
 def test_the_victim_of_pr2034july_is_the_newest() -> None:
@@ -292,7 +292,7 @@ def test_pr2031_lets_the_longer_wait_with_their_kv_until_the_shortest_catch_up()
         assert (ids(batch), batch.preempted) == ([0], [])
         assert scheduler.running_ids() == [1, 0]  # the waiting first, then the batch
         assert scheduler.blocks_held()[1] == 2
-    assert ids(step(scheduler)) == [0, 1]
+    assert ids(step(scheduler)) == [1, 0]
 
 
 def test_pr2031_takes_blocks_for_those_that_wait_too() -> None:
@@ -319,7 +319,7 @@ def test_pr2034july_lets_the_oldest_choose_the_length_that_runs() -> None:
 
 @pytest.mark.parametrize("variant", ["bucketed", "merged2250"])
 def test_six_unequal_requests_thrash_for_life(variant: str) -> None:
-    scheduler = engine(variant, [ask(i, 20 + 3 * i) for i in range(6)])
+    scheduler = engine(variant, [ask(i, 20 + 3 * i) for i in range(6)], num_gpu_blocks=1001)
     left = dict.fromkeys(range(6), 50)
     kinds: list[str] = []
     preempted = 0
@@ -436,32 +436,24 @@ def test_seed_leaks_the_first_table_of_a_head_that_fits_twice() -> None:
     assert batch.fatal.startswith("panic: sequence 0")
 
 
-def test_a_longer_victim_is_bounced_and_all_is_well() -> None:
-    scheduler = engine("bucketed", [ask(0, 150)], block_size=100, num_gpu_blocks=4)
-    scheduler.config = MistralrsConfig(
-        variant="bucketed", block_size=100, num_gpu_blocks=4, waiting_timeout=0
-    )
-    step(scheduler)
-    scheduler.add(ask(1, 201))  # wants all three blocks
-    batch = scheduler.schedule()
-    assert batch.preempted[0] == 0
-    assert batch.fatal is not None  # 151 < 201: shorter, so it leads the batch without blocks
-    scheduler = engine(
-        "bucketed", [ask(0, 250)], block_size=100, num_gpu_blocks=4, waiting_timeout=0
-    )
-    step(scheduler)
-    scheduler.add(ask(1, 20))
-    scheduler.add(ask(2, 20))
-    batch = step(scheduler)
-    assert batch.scheduled == [(1, 20), (2, 20)] or batch.scheduled == [(1, 20)]
-
-
 def test_a_shorter_victim_leads_the_batch_without_blocks_and_the_engine_panics() -> None:
     scheduler = stuck("bucketed", waiting_timeout=0)
     batch = scheduler.schedule()
-    assert batch.preempted == [0]
-    assert batch.kind == "decode"
+    assert batch.preempted == [0, 1]  # the victim, and the head, which is longer, by its length
+    assert (batch.kind, ids(batch)) == ("decode", [0])
     assert batch.fatal == "panic: sequence 0 is in a completion batch without blocks"
+
+
+def test_a_longer_victim_is_bounced_and_all_is_well() -> None:
+    scheduler = engine(
+        "bucketed", [ask(0, 190)], block_size=100, num_gpu_blocks=3, waiting_timeout=0
+    )
+    step(scheduler)
+    scheduler.add(ask(1, 20))
+    batch = step(scheduler)
+    assert batch.scheduled == [(1, 20)]
+    assert batch.preempted == [0, 0]  # evicted, popped in place of the head, bounced
+    assert scheduler.waiting_ids() == [0]
 
 
 def test_a_victim_admitted_in_the_same_call_is_scheduled_twice_and_deadlocks() -> None:
@@ -483,7 +475,7 @@ def test_a_head_that_never_fits_destroys_everybody_and_is_dropped() -> None:
     assert step(scheduler).kind == "decode"
     assert step(scheduler).kind == "decode"
     batch = scheduler.schedule()
-    assert batch.preempted == [2, 1, 0]
+    assert batch.preempted == [0, 1, 2]
     assert set(batch.ignored) == {9}
     assert sorted(batch.lost) == [0, 1, 2]  # popped in place of the head, into no queue
     assert (scheduler.waiting_ids(), scheduler.running_ids()) == ([], [])
@@ -497,21 +489,25 @@ def test_an_ignored_head_is_taken_up_again_once_enough_are_gone() -> None:
     scheduler.add(ask(2, 150))
     batch = scheduler.schedule()
     assert batch.ignored == [2]
-    assert batch.preempted == [1, 0]
-    assert batch.lost == [1]
-    assert 2 in ids(batch)
+    assert batch.lost == [1]  # the first victim, popped in place of the head that was given up
+    assert batch.preempted == [1, 0, 2]  # after the second the head was admitted, and bounced
+    assert scheduler.waiting[0].state is State.WAITING
 
 
-def test_pr2034_evicts_until_the_head_fits() -> None:
-    prompts = [ask(0, 10), ask(1, 10)]
-    scheduler = engine("pr2034", prompts, block_size=100, num_gpu_blocks=3, waiting_timeout=0)
-    step(scheduler)
-    scheduler.add(ask(2, 150))
-    batch = scheduler.schedule()
-    assert (batch.ignored, batch.lost) == ([], [])
-    assert batch.preempted[:2] == [1, 0]
-    # the last victim is popped in place of the head and, being the oldest, leads the batch
-    assert batch.fatal == "panic: sequence 0 is in a completion batch without blocks"
+def test_pr2034_evicts_until_the_head_fits_and_bucketed_only_one() -> None:
+    found = {}
+    for variant in ("pr2034", "bucketed"):
+        prompts = [ask(0, 10), ask(1, 10)]
+        scheduler = engine(variant, prompts, block_size=100, num_gpu_blocks=3, waiting_timeout=3)
+        step(scheduler)
+        scheduler.add(ask(2, 150))
+        for _ in range(3):
+            step(scheduler)
+        found[variant] = scheduler.schedule()
+    assert (found["pr2034"].ignored, found["pr2034"].preempted) == ([], [1, 0])
+    # the last victim is popped in place of the head, without blocks
+    assert found["pr2034"].fatal == "panic: sequence 0 is in a completion batch without blocks"
+    assert found["bucketed"].ignored == [2]
 
 
 def test_pr2034_gives_the_head_up_when_nobody_is_left() -> None:
@@ -519,14 +515,15 @@ def test_pr2034_gives_the_head_up_when_nobody_is_left() -> None:
     step(scheduler)
     scheduler.add(ask(1, 1000))
     batch = scheduler.schedule()
-    assert (batch.preempted, batch.ignored) == ([0], [1])
+    assert (batch.preempted, set(batch.ignored), batch.lost) == ([0], {1}, [0])
+    assert scheduler.waiting_ids() == []
 
 
 # Ignored and forgotten
 
 
 def test_seed_ignores_what_can_never_fit_and_takes_the_rest_of_the_call_with_it() -> None:
-    scheduler = engine("seed", [ask(0, 100), ask(1, 3), ask(2, 3)], num_gpu_blocks=5)
+    scheduler = engine("seed", [ask(0, 100), ask(1, 4), ask(2, 4)], num_gpu_blocks=5)
     batch = step(scheduler)
     assert (batch.ignored, batch.scheduled) == ([0], [])
     assert scheduler.running_ids() == [1, 2]  # moved, but neither allocated nor scheduled
@@ -651,22 +648,14 @@ def test_a_bounced_prompt_hits_blocks_that_nobody_computed(variant: str) -> None
     assert batch.context == [16]
 
 
-def test_pr2034july_has_no_phantoms() -> None:
-    # 1 is admitted with 0 and loses its blocks, which were never computed, to the head of the queue
-    scheduler = cached("pr2034july", [ask(0, 10), ask(1, 9)], block_size=4, num_gpu_blocks=7)
-    step(scheduler)
-    q = scheduler.running[1]
-    assert (q.id, q.state, q.computed) == (1, State.PROMPT, 0)
-    scheduler._preempt(q)
-    assert scheduler._lookup(q) == []
-
-
-def test_in_the_others_the_same_loss_leaves_phantoms() -> None:
-    scheduler = cached("bucketed", [ask(0, 9), ask(1, 9)])
-    scheduler.schedule()
-    q = scheduler.running[1]
-    scheduler._preempt(q)
-    assert len(scheduler._lookup(q)) == 2
+@pytest.mark.parametrize(("variant", "phantoms"), [("pr2034july", 0), ("bucketed", 2)])
+def test_pr2034july_caches_computed_blocks_only(variant: str, phantoms: int) -> None:
+    # 0 and 1 are admitted, 2 does not fit and evicts 1, which nothing was computed for
+    prompts = [ask(0, 3), ask(1, 9), ask(2, 9)]
+    scheduler = cached(variant, prompts, num_gpu_blocks=6, waiting_timeout=0)
+    assert scheduler.schedule().preempted[0] == 1
+    assert scheduler.pool.cached >= phantoms
+    assert (scheduler.pool.cached == 0) == (phantoms == 0)
 
 
 def test_a_hit_on_a_free_block_takes_it_from_the_free_queue() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from simkv.sweeps import point
+
 SMALL = """\
 name: small
 workload:
@@ -22,6 +24,12 @@ variants:
   plain: {}
   cold: {engine: {enable_prefix_caching: false}}
 """
+
+
+@pytest.fixture(autouse=True)
+def _code_of_now() -> None:
+    """Hash the code anew, which somebody may have edited since the tests began."""
+    point._code.cache_clear()
 
 
 @pytest.fixture

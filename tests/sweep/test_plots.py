@@ -96,6 +96,14 @@ def test_a_pareto_front_as_picture_and_table(frame: pd.DataFrame, tmp_path: Path
     assert front["output_throughput"].tolist() == [0.0, 10.0, 20.0]
 
 
+def test_a_front_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:
+    nothing = frame.assign(**{E2E: math.nan})
+    goals = f"{E2E}:min,steps:max"
+    path, front = write_pareto(nothing.assign(steps=3), KNOBS, parse_pareto(goals), tmp_path)
+    assert path.exists()
+    assert front[[*KNOBS, E2E]].empty
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [

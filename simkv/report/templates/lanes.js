@@ -40,12 +40,11 @@ const LANES = {
         zmax: paint.keys.length - 0.5,
         colorscale: scaleOf(paint),
         showscale: false,
-        hoverinfo: "none",
+        hoverinfo: "skip",
         hoverongaps: false,
         ygap: per === 1 && this.height(pair) / rows > 7 ? 1 : 0,
         xaxis: `x${name}`,
         yaxis: `y${name}`,
-        meta: { lanes: index },
       });
       data.push(...this.marks(variant, view, first, last, name), ...this.arrows(variant, view, first, last, name));
       layout[`xaxis${name}`] = axis("time (s)", { domain: place.x, range: [from, to], anchor: `y${name}` });

@@ -102,23 +102,26 @@ function reset() {
 
 function listenToLanes(box) {
   const tip = $("#tip");
-  box.on("plotly_hover", ({ points, event }) => {
-    const point = points.find(({ data }) => data.meta);
-    if (!point) return;
-    const index = point.data.meta.lanes;
-    const time = timeAt(box, index, event, point.x);
-    tip.innerHTML = LANES.about(pairNow(), index, time, point.y, view);
+  let pressed = null;
+  const show = (event) => {
+    const spot = event.buttons && event.pointerType === "mouse" ? null : spotAt(box, event);
+    tip.innerHTML = spot ? LANES.about(pairNow(), spot.index, spot.time, spot.y, view) : "";
     tip.hidden = !tip.innerHTML;
     place(tip, event);
-  });
-  box.on("plotly_unhover", () => { tip.hidden = true; });
-  box.on("plotly_click", ({ points }) => {
-    const point = points.find(({ data }) => data.meta);
-    if (!point) return;
-    const index = point.data.meta.lanes;
-    const lane = Math.round(point.y);
-    inspect(index, pairNow()[index].drawn[lane]);
-  });
+  };
+  box.addEventListener("pointermove", show);
+  box.addEventListener("pointerleave", () => { tip.hidden = true; });
+  box.addEventListener("pointerdown", (event) => { pressed = event; }, true);
+  addEventListener("pointerup", (event) => {
+    const still = pressed && Math.hypot(event.clientX - pressed.clientX, event.clientY - pressed.clientY) < 5;
+    pressed = null;
+    const spot = still ? spotAt(box, event) : null;
+    if (!spot) return;
+    show(event);
+    const { drawn } = pairNow()[spot.index];
+    const lane = Math.round(spot.y);
+    if (lane >= 0 && lane < drawn.length) inspect(spot.index, drawn[lane]);
+  }, true);
   box.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
     if (!step) return;
@@ -130,15 +133,22 @@ function listenToLanes(box) {
   });
 }
 
-/** The time under the pointer; the middle of the cell if that cannot be told. */
-function timeAt(box, index, event, fallback) {
-  const scale = box._fullLayout?.[index ? `xaxis${index + 1}` : "xaxis"];
-  if (!scale?.p2d || event?.clientX === undefined) return fallback;
-  return scale.p2d(event.clientX - box.getBoundingClientRect().left - scale._offset);
+/** Panel, time and lane (not rounded) under the pointer, or null beside the panels. */
+function spotAt(box, { clientX, clientY }) {
+  const { left, top } = box.getBoundingClientRect();
+  for (const index of view.pair.keys()) {
+    const name = index ? index + 1 : "";
+    const across = box._fullLayout[`xaxis${name}`];
+    const down = box._fullLayout[`yaxis${name}`];
+    const [x, y] = [clientX - left - across._offset, clientY - top - down._offset];
+    if (x >= 0 && x <= across._length && y >= 0 && y <= down._length) {
+      return { index, time: across.p2d(x), y: down.p2d(y) };
+    }
+  }
+  return null;
 }
 
 function place(tip, event) {
-  if (event?.clientX === undefined) return;
   const { width, height } = tip.getBoundingClientRect();
   const left = event.clientX + 14 + width > innerWidth ? event.clientX - width - 14 : event.clientX + 14;
   const top = event.clientY + 14 + height > innerHeight ? event.clientY - height - 14 : event.clientY + 14;

@@ -1,0 +1,63 @@
+"""``simkv explain``: the story of a run or of one request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simkv.errors import InputError, nearest
+
+
+def explain(
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run folder, a scenario file or the name of a packaged scenario."),
+    ],
+    request: Annotated[
+        int | None, typer.Argument(min=0, help="The id of a request; default the whole run.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="A variant of the scenario; default all of them, in brief.")
+    ] = None,
+) -> None:
+    """Tell why a run, or one request, went as it did: who waited for what, and behind whom.
+
+    Runs are deterministic: of a folder, its scenario.yaml is run again.
+    """
+    from simkv.report.explain import story, story_in_brief, story_of
+    from simkv.report.runs import plan
+    from simkv.run import run_scenario
+
+    planned = plan([run])
+    if variant is not None and variant not in planned:
+        raise InputError(
+            f"--variant {variant}: there is no such variant{nearest(variant, planned)}; expected "
+            f"one of {', '.join(planned)}"
+        )
+    names = list(planned) if variant is None else [variant]
+    if request is not None:
+        for name in names:
+            size = planned[name].scenario.workload.size
+            if request >= size:
+                raise InputError(
+                    f"request {request}: there is no such request; expected an id from 0 to "
+                    f"{size - 1}"
+                )
+    command = f"simkv explain {run}"
+    lines: list[str] = [f"Run again from {run / 'scenario.yaml'}."] if run.is_dir() else []
+    for name in names:
+        result = run_scenario(planned[name].scenario, planned[name].folder)
+        if lines:
+            lines.append("")
+        option = "" if name == "run" else f" --variant {name}"
+        if request is not None:
+            lines += story_of(name, result, request)
+        elif len(names) == 1:
+            lines += story(name, result, command + option)
+        else:
+            lines += story_in_brief(name, result)
+    if len(names) > 1 and request is None:
+        lines += ["", f"More of one variant: {command} --variant {names[0]}"]
+    print("\n".join(lines))
