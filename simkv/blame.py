@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
 from math import fsum, inf
 from typing import NamedTuple
@@ -165,13 +165,13 @@ class Pressure:
         self._head_wants_blocks = np.isin(why, ["blocks", "reserved"])
         self._head_wants_slot = why == "slot"
 
-    def on_all(self) -> list[Blocker]:
-        """Who held what all requests together waited for, first the worst."""
-        return self._share([tile for tiles in self._ledger.values() for tile in tiles], None)
-
     def on(self, request: int) -> list[Blocker]:
         """Who held what ``request`` waited for, first the worst."""
         return self._share(self._ledger.get(request, []), request)
+
+    def on_all(self, requests: Iterable[int]) -> list[Blocker]:
+        """Who held what these requests together waited for, themselves included."""
+        return self._share([tile for i in requests for tile in self._ledger.get(i, [])], None)
 
     def holders(self, at: float) -> dict[int, int]:
         """Blocks by request just before a time (s)."""
@@ -200,7 +200,7 @@ class Pressure:
             for i, seconds in found.items()
             if seconds > NEGLIGIBLE and i != own
         ]
-        return sorted(blockers, key=lambda blocker: (-blocker.seconds, blocker.id))
+        return sorted(blockers, key=lambda blocker: (-round(blocker.seconds, 9), blocker.id))
 
     def _count(self, tiles: Sequence[Interval], kinds: frozenset[Kind]) -> Floats:
         """How many of the intervals of these kinds there are, over time."""

@@ -191,8 +191,11 @@ def report(
     ] = None,
     perfetto: Perfetto = None,
     whatif: Annotated[
-        bool, typer.Option(help="Try single changes and name those that would help.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            help="Try single changes and name those that would help; default for small workloads."
+        ),
+    ] = None,
     gallery: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write reports of the zoo and an index instead."),
@@ -203,13 +206,13 @@ def report(
     Runs are deterministic, so they are run again from their scenarios.
     """
     if gallery:
-        _report_gallery(gallery, runs or [], whatif)
+        _report_gallery(gallery, runs or [], whatif is not False)
         return
     if not runs:
         raise InputError("report: nothing to report on; expected run folders, files or names")
     from simkv.report.html import write_html
     from simkv.report.perfetto import write_perfetto
-    from simkv.report.runs import page_of, plan, remedies, run_all
+    from simkv.report.runs import QUICK, page_of, plan, remedies, run_all
     from simkv.report.story import first_to_look_at
 
     planned = plan(runs)
@@ -220,10 +223,11 @@ def report(
         _check_file("--perfetto", perfetto)
     with _progress(sum(variant.scenario.workload.size for variant in planned.values())) as advance:
         results = run_all(planned, advance)
+    lead = planned[first_to_look_at(results)]
     changes: list[str] = []
-    if whatif:
+    if lead.scenario.workload.size <= QUICK if whatif is None else whatif:
         with _progress(None) as advance:
-            changes = remedies(planned[first_to_look_at(results)], advance)
+            changes = remedies(lead, advance)
     page.parent.mkdir(parents=True, exist_ok=True)
     write_html(page, results, changes)
     print(f"Written {page}")

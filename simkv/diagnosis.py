@@ -8,7 +8,7 @@ or ``result.diagnosis``, which is the same, worked out when first asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,10 @@ class Diagnosis:
         """Who held what ``request`` waited for, first the worst."""
         return self.pressure.on(request)
 
+    def blockers_among(self, requests: Iterable[int]) -> list[Blocker]:
+        """Who held what these requests together waited for, first the worst."""
+        return self.pressure.on_all(requests)
+
 
 def block_size(engine: Any) -> int:
     """Tokens per block of an engine's config, which may call it a page."""
@@ -82,7 +86,7 @@ def diagnose(record: Record, block_size: int) -> Diagnosis:
     return Diagnosis(
         ledger=intervals,
         totals=totals(tile for tiles in intervals.values() for tile in tiles),
-        blockers=pressure.on_all(),
+        blockers=pressure.on_all(intervals),
         preemptions=taken,
         overtakes=sum(overtake.others for overtake in overtaken),
         worst_overtakes=overtaken,

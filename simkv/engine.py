@@ -137,7 +137,7 @@ class Engine:
             if not working and not self._busy():
                 yield from self._sleep()
             elif watch.repeats(working, self.env.now):
-                self._stand_still(batch, watch.since)
+                self._stand_still(watch.since)
                 yield from self._sleep()
             elif not working:
                 self.record.idle_passes += 1
@@ -328,16 +328,14 @@ class Engine:
         yield self._wake
         yield Moment(self.env, self.env.now)
 
-    def _stand_still(self, batch: Batch, since: float) -> None:
+    def _stand_still(self, since: float) -> None:
         """The state of ``since`` repeats: without help from outside nothing will ever change."""
         if self.record.standstill is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
-            kind = "livelock" if batch else "deadlock"
-            why = (
-                "the same decisions repeat and no token is emitted"
-                if batch
-                else "requests wait and the scheduler can run none of them"
-            )
+            decided = self.record.steps.decided
+            kind, why = "deadlock", "requests wait and the scheduler can run none of them"
+            if decided and decided[-1] >= since:
+                kind, why = "livelock", "the same decisions repeat and no token is emitted"
             held = dict(self.scheduler.blocks_held())
             self.record.standstill = Standstill(
                 kind, self.env.now, why, sorted(set(stuck)), held, since

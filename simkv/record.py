@@ -171,16 +171,21 @@ class Record:
 
     def decided(self, batch: Batch, now: float) -> None:
         """Note what a schedule call did to requests that it did not run."""
-        for i, cause in zip(batch.preempted, batch.causes or repeat(UNKNOWN), strict=False):
-            if i in self._has_kv:
-                self._has_kv.discard(i)
-                self.lives[i].preempted_at.append(now)
-                self.lives[i].causes.append(cause)
-            else:
-                self.lives[i].bounces += 1
+        if batch.preempted:
+            self._note_preempted(batch, now)
         if batch.held != self._held:
             self._held = batch.held
             self.heads.append((now, batch.held))
+
+    def _note_preempted(self, batch: Batch, now: float) -> None:
+        for i, cause in zip(batch.preempted, batch.causes or repeat(UNKNOWN), strict=False):
+            life = self.lives[i]
+            if i in self._has_kv:
+                self._has_kv.discard(i)
+                life.preempted_at.append(now)
+                life.causes.append(cause)
+            else:
+                life.bounces += 1
 
     def set_aside(self, aside: dict[int, Why], now: float) -> None:
         """From now on these requests sit aside, and nobody else."""

@@ -180,12 +180,13 @@ class Starvation(Verdict):
 
     @property
     def text(self) -> str:
-        kind = max(self.kinds, key=lambda kind: self.kinds[kind])
         text = (
             f"{_count(self.all)} starved; request {self.requests[0]} waited {self.waited:.3f} of "
-            f"its {self.lived:.3f} s and got {self.tokens} tokens, {self.kinds[kind]:.3f} s "
-            f"{WORDS[kind]}"
+            f"its {self.lived:.3f} s and got {self.tokens} tokens"
         )
+        if self.kinds:
+            kind = max(self.kinds, key=lambda kind: self.kinds[kind])
+            text += f", {self.kinds[kind]:.3f} s {WORDS[kind]}"
         if self.behind:
             text += ", above all behind " + " and ".join(
                 f"request {b.id} ({b.seconds:.3f} s)" for b in self.behind[:2]

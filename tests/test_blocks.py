@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.blocks import BlockPool
+from simkv.blocks import BlockCounter, BlockPool
 
 
 def test_blocks_are_numbered_from_one_and_taken_from_the_front() -> None:
@@ -187,3 +187,24 @@ def test_the_laws_hold_whatever_is_done(moves: list[tuple[str, int, int]]) -> No
         pool.check()
         distinct = {block for table in pool.tables.values() for block in table}
         assert pool.free + len(distinct) == 6
+
+
+# Counting only
+
+
+def test_a_counter_hands_out_what_it_has_and_takes_back_what_it_gave() -> None:
+    counter = BlockCounter(3)
+    counter.take(0, 2)
+    assert counter.free == counter.fingerprint() == 1
+    with pytest.raises(RuntimeError, match="2 blocks asked for, 1 free"):
+        counter.take(1, 2)
+    counter.take(1, 1)
+    assert counter.free == 0
+    counter.give_back(3)
+    assert counter.free == 3
+    counter.check()
+    with pytest.raises(RuntimeError, match="1 blocks given back, 0 out"):
+        counter.give_back(1)
+    counter.free = 4
+    with pytest.raises(AssertionError):
+        counter.check()

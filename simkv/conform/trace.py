@@ -55,10 +55,10 @@ def read_trace(path: Path) -> Trace:
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: damaged gzip data: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not UTF-8 text: {error}") from error
     lines: list[Line] = []
@@ -67,8 +67,8 @@ def read_trace(path: Path) -> Trace:
             continue
         try:
             value = json.loads(row)
-        except json.JSONDecodeError as error:
-            raise TraceError(f"{path}:{number}: not JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{path}:{number}: not JSON: {error}") from error
         if not isinstance(value, dict):
             raise TraceError(f"{path}:{number}: a JSON object was expected, found {row[:40]!r}")
         lines.append(value)

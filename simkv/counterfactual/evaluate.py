@@ -217,8 +217,12 @@ class Evaluator:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self._pool:
-            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if self._pool is None:
+            return
+        if kind is not None:  # as Python 3.14's terminate_workers does; waiting could take long
+            for process in list(self._pool._processes.values()):
+                process.terminate()
+        self._pool.shutdown(cancel_futures=True)
 
     @property
     def runs(self) -> int:

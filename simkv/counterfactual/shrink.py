@@ -22,6 +22,7 @@ from simkv.counterfactual.evaluate import Case, Evaluator, Figures, TooManyRuns,
 from simkv.counterfactual.rows import ALONE, changed, listed, renumbered
 from simkv.errors import InputError
 from simkv.scenario import Scenario
+from simkv.schedulers.vllm import VllmConfig
 from simkv.workload import Listed, Workload
 
 #: Knobs that say how much the engine can hold. Only these are made smaller, and only if the verdict
@@ -36,8 +37,8 @@ SIZES = (
     "max_total_num_tokens",
 )
 MEMORY = ("num_gpu_blocks", "num_blocks", "max_total_num_tokens")
-#: So many times as large is large.
-LARGE = 256
+#: So many times as large is large; the first that the engine allows.
+LARGE = (256, 16, 4, 2)
 #: Rows are looked at one by one only if they are not more than this.
 ONE_BY_ONE = 100
 
@@ -321,7 +322,13 @@ class _Search:
             return None
 
     def _with_size(self, knob: str, value: int) -> Draft | None:
-        return self._with_knobs(**{knob: value})
+        """With another size; a cache that is too small for it takes ``max_model_len`` down too."""
+        draft = self._with_knobs(**{knob: value})
+        engine = self.draft.scenario.engine
+        if draft is None and knob in MEMORY and isinstance(engine, VllmConfig):
+            length = min((value - 1) * engine.block_size, engine.max_model_len)
+            draft = self._with_knobs(**{knob: value}, max_model_len=length)
+        return draft
 
     def _with_length(self, name: str, indexes: Collection[int], value: int) -> Draft:
         return self.draft.with_rows(lambda row: changed(row, **{name: value}), indexes)
@@ -333,7 +340,7 @@ class _Search:
             yield partial(self._try, replace(self.draft, scenario=scenario))
         for name in SIZES:
             size = getattr(self.draft.scenario.engine, name, None)
-            if size is None or self._shows_with(name, size * LARGE):
+            if size is None or not self._needs_it_small(name, size):
                 continue
             if name in MEMORY:
                 yield partial(self._halve_with_memory, name)
@@ -344,9 +351,11 @@ class _Search:
         draft = self._with_size(knob, value)
         return draft is not None and self._try(draft)
 
-    def _shows_with(self, knob: str, value: int) -> bool:
-        draft = self._with_size(knob, value)
-        return draft is not None and self._first_that_shows([draft]) == 0
+    def _needs_it_small(self, knob: str, size: int) -> bool:
+        """Whether the verdict is gone when this is large; not if it cannot be."""
+        larger = (self._with_size(knob, size * factor) for factor in LARGE)
+        draft = next((draft for draft in larger if draft is not None), None)
+        return draft is not None and self._first_that_shows([draft]) is None
 
     def _halve_with_memory(self, memory: str) -> None:
         """Half the lengths in half the memory, as long as that will do."""
@@ -354,7 +363,7 @@ class _Search:
         for names in (both, both[:1], both[1:]):
             while True:
                 size = getattr(self.draft.scenario.engine, memory)
-                smaller = self._with_knobs(**{memory: -(-size // 2)})
+                smaller = self._with_size(memory, -(-size // 2))
                 if smaller is None or not self._try(smaller.with_rows(_halved(names))):
                     break
 

@@ -15,20 +15,19 @@ import numpy.typing as npt
 
 from simkv.blame import holdings
 from simkv.diagnosis import Diagnosis
-from simkv.ledger import SERVED, Interval, Kind
+from simkv.ledger import Interval, Kind
 from simkv.metrics import e2e, ttft
-from simkv.record import Life, Outcome, Record
+from simkv.record import Outcome, Record
 from simkv.report.intervals import pauses, wasted
 from simkv.report.lanes import sample
 from simkv.report.pressure import course
+from simkv.report.story import longest_waiting
 from simkv.report.style import by_arrival
 
 Floats = npt.NDArray[np.float64]
 
 #: Requests whose blocks are drawn one by one.
 OWNERS = 8
-#: Requests per variant for which the page can say who blocked them.
-BLOCKED = 200
 #: Bins of a time axis.
 BINS = 240
 #: Points of a cumulative curve.
@@ -225,24 +224,13 @@ def curve(seconds: Iterable[float | None], among: int) -> list[list[float]]:
 def blocked(record: Record, found: Diagnosis) -> dict[str, list[list[Any]]]:
     """By request, as text: whom it waited behind, as [id, seconds], first the worst.
 
-    Only for requests without an answer and those that waited longest, BLOCKED in all.
+    Only for those without an answer and those that waited longest, a few in all.
     """
-
-    def waited(life: Life) -> float:
-        kinds = found.ledger.get(life.request.id, ())
-        return sum(i.end - i.start for i in kinds if i.kind not in SERVED)
-
-    lives = sorted(
-        record.lives.values(),
-        key=lambda life: (life.outcome is Outcome.FINISHED, -waited(life), life.request.id),
-    )
     return {
         str(life.request.id): [
-            [who.id, short(who.seconds, 3)]
-            for who in found.blockers_of(life.request.id)[:3]
-            if who.seconds > 0.0
+            [who.id, short(who.seconds, 3)] for who in found.blockers_of(life.request.id)[:3]
         ]
-        for life in lives[:BLOCKED]
+        for life in longest_waiting(record, found)
     }
 
 

@@ -26,12 +26,37 @@ MARK = "summary.json"
 
 def check_folder(folder: Path) -> None:
     """Raise InputError if ``folder`` is not one that a run may be written to."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: is a file; expected a folder for the results")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        raise InputError(
-            f"--out {folder}: holds other files and no earlier run; expected a new or empty folder"
-        )
+    try:
+        found = _found_at(folder)
+    except OSError as error:
+        raise InputError(f"--out {folder}: cannot be used: {error.strerror}") from error
+    if found:
+        raise InputError(f"--out {folder}: {found}; expected a new or empty folder")
+
+
+def _found_at(folder: Path) -> str:
+    """What stands in the way of replacing ``folder``, or nothing."""
+    for above in folder.absolute().parents:
+        if above.exists() and not above.is_dir():
+            return f"{above} is a file"
+    if not folder.exists():
+        return ""
+    if not folder.is_dir():
+        return "is a file"
+    if folder.resolve() == Path.cwd():
+        return "is the folder where simkv runs"
+    if any(folder.iterdir()) and not _is_run(folder):
+        return "holds other files and no earlier run"
+    return ""
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether simkv wrote what is there."""
+    try:
+        summary = json.loads((folder / MARK).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and {"version", "variants"} <= summary.keys()
 
 
 def write_run(
@@ -58,12 +83,16 @@ def replacing(folder: Path) -> Iterator[Path]:
     Raises InputError if ``folder`` is not one that a run may be written to.
     """
     check_folder(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        new = Path(scratch) / "new"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent)
+    except OSError as error:
+        raise InputError(f"--out {folder}: cannot be written: {error.strerror}") from error
+    with scratch:
+        new = Path(scratch.name) / "new"
         new.mkdir()
         yield new
-        _replace(folder, new, Path(scratch) / "old")
+        _replace(folder, new, Path(scratch.name) / "old")
 
 
 def _replace(folder: Path, new: Path, old: Path) -> None:

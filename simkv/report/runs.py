@@ -19,6 +19,8 @@ from simkv.zoo import find
 
 #: Single changes that a report names.
 NAMED = 4
+#: Up to so many requests trying them all is a matter of seconds.
+QUICK = 1_000
 
 
 @dataclass(frozen=True)
@@ -83,4 +85,5 @@ def remedies(variant: Planned, tick: Callable[[], None] = lambda: None) -> list[
     """
     with Evaluator(variant.folder, workers=os.cpu_count() or 1, tick=tick) as evaluator:
         found = whatif(variant.scenario, evaluator)
-    return [effect.sentence for effect in found.judged("fixes", "helps")[:NAMED]]
+    best = found.judged("fixes", "helps")[:NAMED]
+    return [effect.sentence.replace(" -> ", " → ") for effect in best]

@@ -16,8 +16,8 @@ from simkv.run import Result
 from simkv.scenario import Scenario
 from simkv.schedulers import variants
 
-#: Requests whose blockers are summed up; more would say the same.
-ASKED = 400
+#: Requests whose blockers are summed up: it takes long, and more would say the same.
+ASKED = 60
 #: Fields of a scenario that are given to an engine, and with them those that it decides on.
 WORLD = ("workload", "profile", "timeout", "horizon", "engine_ready")
 DECISIVE = (*WORLD, "engine", "pipeline")
@@ -104,17 +104,21 @@ def _fate(outcome: Outcome, failed: Sequence[Life], record: Record) -> str:
 
 
 def behind(record: Record, found: Diagnosis) -> list[str]:
-    """What those without an answer (or all, if there are none) waited for, and who held it."""
+    """Who held what those without an answer (or all, if none) waited for, and what it was.
+
+    Seconds are those of all of them together.
+    """
     failed = [life for life in record.lives.values() if life.outcome is not Outcome.FINISHED]
-    asked = failed or list(record.lives.values())
     said = []
-    if waits := _waits(found, asked):
-        whose = "Their" if len(asked) > 1 else "Its"
-        said.append(f"{whose if failed else 'All'} time: {', '.join(waits)}.")
-    if blockers := _blockers(found, asked)[:4]:
+    if blockers := _blockers(record, found, len(failed)):
         label = "request" if len(blockers) == 1 else "requests"
         names = ", ".join(f"{i} ({seconds(time)})" for i, time in blockers)
-        said.append(f"What they waited for was held above all by {label} {names}.")
+        some = f", of the {ASKED} that waited longest" if len(failed) > ASKED else ""
+        said.append(f"Above all behind {label} {names}{some}.")
+    asked = failed or list(record.lives.values())
+    if waits := _waits(found, asked):
+        whose = ("Their" if len(asked) > 1 else "Its") if failed else "Everybody's"
+        said.append(f"{whose} time: {', '.join(waits)}.")
     if found.preemptions:
         said.append(_preempted(found))
     return said or ["Nobody waited for anybody."]
@@ -149,14 +153,27 @@ def _preempted(found: Diagnosis) -> str:
     return text + "."
 
 
-def _blockers(found: Diagnosis, asked: Sequence[Life]) -> list[tuple[int, float]]:
-    """Who held what ``asked`` waited for, with their seconds, first the worst."""
+def longest_waiting(record: Record, found: Diagnosis, most: int = ASKED) -> list[Life]:
+    """The requests without an answer, then the others, those that waited longest first."""
+
+    def waited(life: Life) -> float:
+        return sum(i.seconds for i in found.ledger[life.request.id] if i.kind not in SERVED)
+
+    return sorted(
+        record.lives.values(),
+        key=lambda life: (life.outcome is Outcome.FINISHED, -waited(life), life.request.id),
+    )[:most]
+
+
+def _blockers(record: Record, found: Diagnosis, failed: int) -> list[tuple[int, float]]:
+    """Four that held what the first ``failed`` (or all, if 0) waited for, first the worst."""
+    if not failed:
+        return [(blocker.id, blocker.seconds) for blocker in found.blockers[:4]]
     sums: dict[int, float] = defaultdict(float)
-    for life in asked[:ASKED]:
+    for life in longest_waiting(record, found, min(failed, ASKED)):
         for blocker in found.blockers_of(life.request.id):
             sums[blocker.id] += blocker.seconds
-    worst = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
-    return [(i, time) for i, time in worst if time > 0.0]
+    return sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:4]
 
 
 def first_to_look_at(results: Mapping[str, Result]) -> str:

@@ -116,6 +116,7 @@ def _release_first_block_first(self: BlockPool, owner: int, **_: Any) -> None:
             self._free[block] = None
 
 
+# ruff: noqa: E501
 METHOD_MUTATIONS: list[tuple[str, str, type, str, Callable[..., Any]]] = [
     ("seed needs no slot ahead", "seed", Seed, "_need", lambda s, q: -(-q.length // s.config.block_size)),
     ("seed takes a block for each decode", "seed", Seed, "_append_need", lambda s, q: 1),

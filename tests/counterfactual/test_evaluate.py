@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,20 @@ def test_a_value_that_is_refused() -> None:
         with_knobs(overload(), max_num_seqs=0)
     with pytest.raises(InputError, match="prefix_caching: variant 'seed'"):
         with_knobs(overload(), variant="seed", prefix_caching=True)
+
+
+def test_no_process_is_left_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
+    monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
+    before = set(active_children())
+    cases = [Case(overload(timeout=float(t))) for t in (12, 17, 22, 27)]
+
+    def interrupted() -> None:
+        with Evaluator(HERE, workers=2) as evaluator:
+            evaluator.evaluate_all(cases)
+            assert len(set(active_children()) - before) == 2
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert set(active_children()) == before

@@ -18,6 +18,7 @@ from simkv.counterfactual.rows import listed
 from simkv.counterfactual.shrink import Shrunk, shrink
 from simkv.errors import InputError
 from simkv.scenario import Scenario, load
+from simkv.schedulers.vllm import VllmConfig
 from simkv.workload import Workload
 from tests.counterfactual.cases import overload, queue_loop, scenario, six
 from tests.laws.scenarios import ENGINES, scenarios
@@ -91,6 +92,20 @@ def test_a_smaller_engine_where_a_large_one_would_not_show_it() -> None:
     assert [name for name, _, _ in found.knobs] == ["num_gpu_blocks"]
     assert engine["num_gpu_blocks"] < 25
     assert engine["max_num_seqs"] == 16
+
+
+def test_a_smaller_cache_takes_the_longest_sequence_down_with_it() -> None:
+    """vLLM starts only if a sequence of max_model_len fits."""
+    rows = [{"prompt_tokens": 100, "output_tokens": 900} for _ in range(4)]
+    chosen = scenario({"name": "vllm", "num_gpu_blocks": 130, "max_model_len": 2000}, rows)
+    found = smallest(chosen, "preemptions>=1")
+    check(found, condition("preemptions>=1"))
+    engine = found.scenario.engine
+    assert isinstance(engine, VllmConfig)
+    assert [name for name, _, _ in found.knobs] == ["num_gpu_blocks", "max_model_len"]
+    assert engine.num_gpu_blocks < 30
+    assert engine.max_model_len <= (engine.num_gpu_blocks - 1) * engine.block_size
+    assert len(found.numbers) == 2
 
 
 def test_memory_that_has_no_part_in_it_stays_as_it_is() -> None:

@@ -2,4 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch", reason="the extra 'gpu' (torch) is not installed")
+torch = pytest.importorskip("torch", reason="the extra 'gpu' (torch) is not installed")
+# The tiny model is faster that way, and CI has few cores.
+torch.set_num_threads(1)

@@ -1,0 +1,109 @@
+"""Arrows point one way: who may import whom, and who may print."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simkv
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "simkv"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+#: What a scheduler decides with: no clock, no I/O, no randomness, no numbers from elsewhere.
+PURE = {
+    "__future__",
+    "annotated_types",
+    "bisect",
+    "collections",
+    "copy",
+    "dataclasses",
+    "enum",
+    "functools",
+    "heapq",
+    "importlib",
+    "itertools",
+    "math",
+    "operator",
+    "typing",
+}
+OF_SCHEDULERS = {"blocks", "prefix", "radix", "request", "schedulers"}
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted((PACKAGE / "schedulers").glob("*.py")),
+        *(PACKAGE / f"{name}.py" for name in ("blocks", "prefix", "radix", "request")),
+    ],
+    ids=lambda path: path.stem,
+)
+def test_schedulers_are_pure(path: Path) -> None:
+    for module in imported(path):
+        first, _, rest = module.partition(".")
+        if first == "simkv":
+            assert rest.partition(".")[0] in OF_SCHEDULERS, module
+        else:
+            assert first in PURE, module
+    names = {
+        node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)
+    }
+    assert not names & {"open", "input", "print", "eval", "exec"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_below_the_command_line_prints(path: Path) -> None:
+    if path.stem.startswith("cli") or path.name in ("commands.py",):
+        return
+    calls = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+    assert calls == []
+
+
+def test_only_the_gpu_part_imports_torch() -> None:
+    for path in MODULES:
+        if "gpu" not in path.parts:
+            assert not {m for m in imported(path) if m.split(".")[0] in ("torch", "triton")}, path
+
+
+def test_importing_simkv_loads_nothing_heavy() -> None:
+    code = "import sys, simkv; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"numpy", "pandas", "matplotlib", "pydantic", "simpy", "torch", "typer", "rich"}
+    assert not heavy & set(run.stdout.split())
+
+
+def test_public_names_are_there() -> None:
+    for name in simkv.__all__:
+        assert getattr(simkv, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = simkv.nothing
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    missing = [
+        str(path)
+        for path in MODULES
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert missing == []
