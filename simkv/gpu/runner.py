@@ -56,6 +56,9 @@ class Timing(NamedTuple):
     ``gpu_s`` is the device's time from the first copy of the inputs to the last of the outputs
     (on a CPU: the time inside the model). ``prepare_s``, ``launch_s`` and ``wait_s`` are the
     host's. ``size`` is what the step was padded to; ``graph``: it was a captured one.
+
+    ``unbacked`` tokens had no block; ``premature`` ones were sampled before all tokens known of
+    their request had KV. Both only happen where an engine's rules are wrong.
     """
 
     size: StepSize
@@ -66,6 +69,7 @@ class Timing(NamedTuple):
     wait_s: float
     new_blocks: int
     unbacked: int
+    premature: int
 
 
 class Done(NamedTuple):
@@ -88,6 +92,7 @@ class Flight:
     launch_s: float
     new_blocks: int
     unbacked: int
+    premature: int
 
 
 class Runner:
@@ -117,6 +122,7 @@ class Runner:
         self.graphs = StepGraphs(self.model, sizes if config.graph_tokens else [])
         self._seats: dict[int, int] = {}
         self._prompt_tokens: dict[int, int] = {}
+        self._reach: dict[int, int] = {}
         self._watch = TableWatch(config.block_size, self.model.tables.shape[1])
 
     def admit(self, prompt: Prompt) -> None:
@@ -124,7 +130,7 @@ class Runner:
         if len(self._seats) == self.config.seats:
             raise RuntimeError(f"all {self.config.seats} seats are taken")
         seat = self._seats[prompt.id] = len(self._seats)
-        self._prompt_tokens[prompt.id] = prompt.prompt_tokens
+        self._prompt_tokens[prompt.id] = self._reach[prompt.id] = prompt.prompt_tokens
         ids = self._host(prompt.prompt_tokens)
         ids.numpy()[:] = prompt_ids(prompt, self.shape.vocab)
         row = self.model.tokens[seat]
@@ -144,12 +150,7 @@ class Runner:
         """
         begin = perf_counter()
         decodes, prefills = split_rows(rows)
-        for row in rows:
-            if row.context + row.tokens >= self.config.max_len:
-                raise RuntimeError(
-                    f"request {row.id}: {row.context} + {row.tokens} tokens do not fit into "
-                    f"max_len {self.config.max_len}"
-                )
+        premature = self._check(rows, emits)
         count = len(decodes) + sum(row.tokens for row in prefills)
         size = step_size(len(decodes), len(prefills), count, self.config.max_decodes)
         packed = self._host(packed_length(size))
@@ -177,6 +178,7 @@ class Runner:
             launched - prepared,
             sum(block > 0 for block in delta.blocks),
             delta.unbacked,
+            premature,
         )
 
     def wait(self, flight: Flight) -> Done:
@@ -195,6 +197,7 @@ class Runner:
             wait_s,
             flight.new_blocks,
             flight.unbacked,
+            flight.premature,
         )
         return Done(tokens, timing)
 
@@ -225,6 +228,24 @@ class Runner:
         """The first ``count`` tokens of a request, prompt and output, as the device has them."""
         found: list[int] = self.model.tokens[self._seats[request_id], :count].tolist()
         return found
+
+    def _check(self, rows: Sequence[Row], emits: Collection[int]) -> int:
+        """Refuse rows that are too long; count those that emit too early.
+
+        A token whose step an engine has thrown away is computed again and is not too early.
+        """
+        premature = 0
+        for row in rows:
+            end = row.context + row.tokens
+            if end >= self.config.max_len:
+                raise RuntimeError(
+                    f"request {row.id}: {row.context} + {row.tokens} tokens do not fit into "
+                    f"max_len {self.config.max_len}"
+                )
+            if row.id in emits:
+                premature += end < self._reach[row.id]
+                self._reach[row.id] = max(end, self._reach[row.id])
+        return premature
 
     def _run(self, packed: torch.Tensor, size: StepSize) -> torch.Tensor:
         if size in self.graphs.sizes:

@@ -151,6 +151,7 @@ def figures(record: Record, passes: list[Pass]) -> dict[str, Any]:
         "device_share": sum(t.gpu_s for t in timings) / wall if wall else 0.0,
         "graph_share": sum(t.graph for t in timings) / len(steps) if steps else 0.0,
         "unbacked_tokens": sum(t.unbacked for t in timings),
+        "premature_tokens": sum(t.premature for t in timings),
     }
 
 

@@ -117,6 +117,15 @@ def test_a_prompt_may_quote_what_another_request_emitted():
     assert runner.tokens(1, 15) == runner.tokens(0, 10) + said
 
 
+def test_a_token_before_the_end_of_its_prompt_is_counted():
+    runner = Runner(MODELS["tiny"], RunnerConfig(num_blocks=8, block_size=16, max_len=64))
+    runner.admit(Prompt(0, 10, 8))
+    steps = [(Row(0, 9, 0), 1), (Row(0, 10, 0), 0), (Row(0, 1, 10), 0), (Row(0, 11, 0), 0)]
+    for row, premature in [*steps, (Row(0, 10, 0), 1)]:
+        flight = runner.launch([row], {0}, {0: [1, 2]})
+        assert runner.wait(flight).timing.premature == premature
+
+
 def test_what_does_not_fit_is_refused():
     runner = Runner(MODELS["tiny"], RunnerConfig(num_blocks=8, block_size=16, seats=1, max_len=64))
     runner.admit(Prompt(0, 10, 8))

@@ -138,8 +138,10 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
     if not run.recorder.aborted and not run.summary["cut_off"]:
         check_conform(run, tmp_path_factory.mktemp("trace"))
     # The prefix cache of mistral.rs finds blocks that nobody has computed, and a victim that it
-    # admits in place of another request has no blocks at all.
+    # admits in place of another request has no blocks at all. SGLang forgets that a prompt was
+    # cut if it cuts another one in the same pass.
     if not getattr(scenario.engine, "prefix_caching", False):
         assert run.summary["unbacked_tokens"] == 0 or engine == "mistralrs"
-        if run.summary["unbacked_tokens"] == 0:
+        assert run.summary["premature_tokens"] == 0 or engine == "sglang"
+        if not run.summary["unbacked_tokens"] and not run.summary["premature_tokens"]:
             check_tokens(run, server.runner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 from math import isclose
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from simkv.ledger import NEGLIGIBLE, SERVED, Interval, Kind, ledger, runs
 from simkv.metrics import e2e
+from simkv.pipeline import Pacing
 from simkv.profile import Profile
 from simkv.record import Life, Outcome, Record
+from simkv.run import run_scenario
 from simkv.schedulers.base import Batch
 from tests.laws.scenarios import ENGINES, run, scenarios
 from tests.laws.test_laws import Watched
@@ -73,6 +76,26 @@ def test_the_ledger_sums_to_every_life(engine: str, variant: str, data: st.DataO
             assert not kinds & {Kind.PREEMPTED, Kind.RECOMPUTE}
         if not record.standstill:
             assert Kind.STALLED not in kinds
+
+
+@pytest.mark.parametrize("variant", [v for e, v in ENGINES if e == "fastdeploy"])
+@given(data=st.data())
+def test_the_ledger_sums_in_a_pipeline_too(variant: str, data: st.DataObject) -> None:
+    scenario = data.draw(scenarios("fastdeploy", variant))
+    delay = st.sampled_from([0.0, 0.25, 1.5])
+    pacing = Pacing(
+        schedule_interval=0.25,
+        queue_interval=0.25,
+        put_gap=data.draw(delay),
+        step_gap=data.draw(delay),
+        token_processor_lag=data.draw(delay),
+    )
+    result = run_scenario(scenario.model_copy(update={"pipeline": pacing}), Path())
+    record, intervals = result.record, result.diagnosis.ledger
+    for i, life in record.lives.items():
+        assert_sums(life, intervals[i])
+        if not life.preempted_at:
+            assert not {tile.kind for tile in intervals[i]} & {Kind.PREEMPTED, Kind.RECOMPUTE}
 
 
 class Asked(Watched):
