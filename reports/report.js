@@ -960,6 +960,7 @@ function listen(figure) {
   });
   box.on("plotly_doubleclick", reset);
   if (figure === LANES) listenToLanes(box);
+  else listenToTaps(box);
 }
 
 function reset() {
@@ -980,8 +981,10 @@ function listenToLanes(box) {
     place(tip, event);
   };
   box.addEventListener("pointermove", show);
-  box.addEventListener("pointerleave", () => { tip.hidden = true; });
+  box.addEventListener("pointerleave", ({ pointerType }) => { tip.hidden ||= pointerType === "mouse"; });
+  addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
   box.addEventListener("pointerdown", (event) => { pressed = event; }, true);
+  addEventListener("pointercancel", () => { pressed = null; }, true);
   addEventListener("pointerup", (event) => {
     const still = pressed && Math.hypot(event.clientX - pressed.clientX, event.clientY - pressed.clientY) < 5;
     pressed = null;
@@ -1003,19 +1006,25 @@ function listenToLanes(box) {
   });
 }
 
-/** Panel, time and lane (not rounded) under the pointer, or null beside the panels. */
+/** Panel, and place in its coordinates, under the pointer; null beside the panels. */
 function spotAt(box, { clientX, clientY }) {
   const { left, top } = box.getBoundingClientRect();
-  for (const index of view.pair.keys()) {
-    const name = index ? index + 1 : "";
-    const across = box._fullLayout[`xaxis${name}`];
-    const down = box._fullLayout[`yaxis${name}`];
-    const [x, y] = [clientX - left - across._offset, clientY - top - down._offset];
-    if (x >= 0 && x <= across._length && y >= 0 && y <= down._length) {
-      return { index, time: across.p2d(x), y: down.p2d(y) };
+  for (const [index, id] of Object.keys(box._fullLayout._plots).entries()) {
+    const { xaxis, yaxis } = box._fullLayout._plots[id];
+    const [x, y] = [clientX - left - xaxis._offset, clientY - top - yaxis._offset];
+    if (x >= 0 && x <= xaxis._length && y >= 0 && y <= yaxis._length) {
+      return { index, id, x, time: xaxis.p2d(x), y: yaxis.p2d(y), down: y };
     }
   }
   return null;
+}
+
+/** On a touch screen a finger scrolls the page, and a tap shows what a mouse would by hovering. */
+function listenToTaps(box) {
+  box.addEventListener("click", (event) => {
+    const spot = matchMedia("(pointer: coarse)").matches ? spotAt(box, event) : null;
+    if (spot) Plotly.Fx.hover(box, { xpx: spot.x, ypx: spot.down }, spot.id);
+  });
 }
 
 function place(tip, event) {

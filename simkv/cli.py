@@ -32,6 +32,9 @@ app.add_typer(cli_gpu.app, name="gpu")
 app.command()(cli_gpu.calibrate)
 
 
+INTERRUPTED = 130
+
+
 def main() -> None:
     """Entry point: bad input ends in one message and exit code 2, an interrupt in 130."""
     try:
@@ -39,9 +42,10 @@ def main() -> None:
     except InputError as error:
         print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("simkv: interrupted; nothing was written", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:  # typer turns an interrupt into this
+        if end.code == INTERRUPTED:
+            print("simkv: interrupted; nothing was written", file=sys.stderr)
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

@@ -269,7 +269,8 @@ def _check_expectations(document: Document, scenarios: Mapping[str, Scenario]) -
 def merge(base: Any, override: Any) -> Any:
     """``override`` on top of ``base``: mappings by key, everything else replaced.
 
-    Another form of workload, or another engine, replaces the former one as a whole.
+    Another form of workload, another engine or another distribution replaces the former one as a
+    whole.
     """
     if not isinstance(base, dict) or not isinstance(override, dict):
         return deepcopy(override)
@@ -278,16 +279,16 @@ def merge(base: Any, override: Any) -> Any:
         result.pop(key, None)
     for key, value in override.items():
         former = result.get(key)
-        if key == "engine" and _other_engine(former, value):
+        if _other_kind(former, value, "name" if key == "engine" else "distribution"):
             former = None
         result[key] = merge(former, value)
     return result
 
 
-def _other_engine(former: Any, new: Any) -> bool:
+def _other_kind(former: Any, new: Any, tag: str) -> bool:
     if not isinstance(former, dict) or not isinstance(new, dict):
         return False
-    return "name" in new and new["name"] != former.get("name")
+    return tag in new and new[tag] != former.get(tag)
 
 
 def _check(

@@ -17,6 +17,8 @@ from simkv.schedulers.base import blocks_for
 
 Ledger = Mapping[int, Sequence[Interval]]
 
+#: Decisions of a livelock that are kept as its proof.
+MOMENTS = 32
 #: Thrash: this much work was repeated, over the work that was kept, and somebody's twice.
 THRASH = 0.1
 #: Head-of-line blocking: for this share of the run the head kept back one with enough blocks.
@@ -69,24 +71,24 @@ class Moment(NamedTuple):
 class Livelock(Verdict):
     """The engine works for ever and nobody gets a token: its state of ``since`` comes again.
 
-    ``cycle`` are the decisions of one round, of ``seconds`` in all; it is empty where the circle is
-    inside of one ``schedule`` call.
+    One round is ``decisions`` long and takes ``seconds``; ``cycle`` are the first of them. There
+    are none where the circle is inside of one ``schedule`` call.
     """
 
     name = "livelock"
     since: float
     why: str
     seconds: float
+    decisions: int
     cycle: tuple[Moment, ...]
 
     @property
     def text(self) -> str:
         text = f"from {self.since:.3f} s on {self.why}; it goes round among {_ids(self.requests)}"
         if self.cycle:
-            steps = "one decision" if len(self.cycle) == 1 else f"{len(self.cycle)} decisions"
-            text += f", every {steps} and {self.seconds:.3f} s: " + " → ".join(
-                map(str, self.cycle[:4])
-            )
+            steps = "decision" if self.decisions == 1 else f"{self.decisions} decisions"
+            text += f", every {steps} and {self.seconds:.3f} s: "
+            text += " → ".join(map(str, self.cycle[:4])) + " → …" * (self.decisions > 4)
         return text
 
 
@@ -110,7 +112,8 @@ class Deadlock(Verdict):
 
     @property
     def text(self) -> str:
-        said = [f"from {self.since:.3f} s on {self.why}", f"{self.free} blocks are free"]
+        stuck = f"{_count(self.stuck)} stuck, {self.free} blocks free"
+        said = [f"from {self.since:.3f} s on {self.why}", stuck]
         for i in self.requests:
             waits = f" ({WORDS[self.kind]})" if i == self.head and self.kind else ""
             held = f" holds {self.holds[i]} and" if i in self.holds else ""
@@ -351,7 +354,8 @@ def _livelock(record: Record, stop: Standstill) -> Livelock:
     cycle = tuple(Moment(at, *map(tuple, acts[at])) for at in sorted(acts))
     taking_part = {i for moment in cycle for ids in moment[1:] for i in ids}
     requests = tuple(sorted(taking_part) or stop.requests)
-    return Livelock(requests, stop.since, stop.why, stop.since - begin, cycle)
+    seconds = stop.since - begin
+    return Livelock(requests, stop.since, stop.why, seconds, len(cycle), cycle[:MOMENTS])
 
 
 def _deadlock(

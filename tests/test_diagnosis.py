@@ -204,6 +204,7 @@ def test_a_livelock_shows_its_cycle() -> None:
     done = unit_steps([ask(0.0, 20, 4)], engine)
     verdict = only(diagnosis(done), Livelock)
     assert verdict.requests == (0,)
+    assert (verdict.seconds, verdict.decisions) == (3.0, 3)
     assert [(m.prefill, m.decode, m.preempted) for m in verdict.cycle] in (
         [((0,), (), ()), ((0,), (), ()), ((), (), (0,))],
         [((0,), (), ()), ((), (), (0,)), ((0,), (), ())],
@@ -271,6 +272,33 @@ def test_a_burst_of_which_none_fits(engine: dict[str, Any], verdict: type[Verdic
     too_large = only(found, Unservable)
     assert (len(too_large.all), too_large.needs, too_large.has) == (40, 51, 40)
     assert "11 are missing" in too_large.text
+
+
+OVERLOAD = {
+    "num_prompts": 200,
+    "request_rate": 2000.0,
+    "prompt_tokens": {"distribution": "lognormal", "mean": 512},
+    "output_tokens": {"distribution": "lognormal", "mean": 256},
+}
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"name": "vllm", "num_gpu_blocks": 61, "startup_check": False},
+        {"name": "fastdeploy", "num_blocks": 60, "block_size": 16, "max_num_seqs": 64},
+    ],
+    ids=lambda engine: engine["name"],
+)
+def test_an_undersized_cache_under_overload(engine: dict[str, Any]) -> None:
+    """What other simulators spin on for ever (inference-sim #297, #529, #963) ends in a verdict."""
+    scenario = {"name": "x", "workload": {"arrivals": OVERLOAD}, "engine": engine}
+    done = run(Scenario.model_validate(scenario | {"profile": "unit-step"}))
+    found = diagnosis(done)
+    deadlock, too_large = only(found, Deadlock), only(found, Unservable)
+    assert deadlock.head in too_large.all
+    assert deadlock.lacks[deadlock.head] > deadlock.free == too_large.has == 60
+    assert set(too_large.all) <= set(deadlock.stuck)
 
 
 def test_an_engine_that_dies() -> None:

@@ -19,6 +19,7 @@ from simkv.metrics import request_rows, step_rows
 from simkv.report.published import Comparison
 from simkv.run import Result
 from simkv.scenario import Scenario
+from simkv.workload import fields_of_others
 
 #: By this a folder is known as one that simkv wrote and may replace.
 MARK = "summary.json"
@@ -175,19 +176,37 @@ def resolved(scenarios: dict[str, Scenario]) -> dict[str, Any]:
         exclude_defaults=True,
         include={"name", "report", "summary", "provenance", "published", "expect"},
     )
-    variants = {name: _run_fields(scenario) for name, scenario in scenarios.items()}
-    return {**common, **next(iter(variants.values())), "variants": variants}
+    base = _run_fields(first)
+    variants = {name: _run_fields(scenario, base) for name, scenario in scenarios.items()}
+    return {**common, **base, "variants": variants}
 
 
-def _run_fields(scenario: Scenario) -> dict[str, Any]:
+def _run_fields(scenario: Scenario, base: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What decides the run, as a scenario or, with a ``base``, as a variant on top of it."""
+    workload = scenario.workload.model_dump(exclude_defaults=True)
+    if scenario.workload.trace is not None:
+        workload["trace"] = str(scenario.workload.path.resolve())
+    if base:
+        workload = _cover(base["workload"], workload, scenario.workload.model_dump())
+    pipeline = scenario.pipeline
     return {
-        "workload": scenario.workload.model_dump(exclude_defaults=True),
+        "workload": workload,
         "engine": asdict(scenario.engine),
         "profile": Path(scenario.profile).name,
         "timeout": scenario.timeout,
         "horizon": scenario.horizon,
         "engine_ready": scenario.engine_ready,
+        "pipeline": None if pipeline is None else pipeline.model_dump(),
     }
+
+
+def _cover(base: Any, given: Any, full: Any) -> Any:
+    """``given``, and those of its defaults that ``base`` would show through in their place."""
+    if not isinstance(base, dict) or not isinstance(given, dict):
+        return given
+    gone = fields_of_others(given)
+    covered = {k: full[k] for k in base if k not in given and k in full and k not in gone}
+    return {k: _cover(base.get(k), value, full[k]) for k, value in given.items()} | covered
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -639,7 +639,9 @@ class VllmScheduler:
             self._backlog = len(self.waiting) > 0
         for r in reversed(aside):
             self.waiting.put_back(r)
-        if any(r.stale for r in aside) or self._may_be_hit_soon():
+        # Who has stepped aside for want of blocks may be kept out by the interval next time.
+        kept_out_later = aside and self.config.prefill_schedule_interval > 1
+        if kept_out_later or any(r.stale for r in aside) or self._may_be_hit_soon():
             self._waiting_settled = False
 
     def _may_be_hit_soon(self) -> bool:

@@ -136,6 +136,11 @@ class Workload(Model):
         return self
 
     @property
+    def path(self) -> Path:
+        """Where the trace lies."""
+        return self._path
+
+    @property
     def size(self) -> int:
         """Number of requests. Raises InputError if it takes a trace that cannot be read."""
         if self.requests is not None:

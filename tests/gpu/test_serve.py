@@ -104,7 +104,7 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
     }
     shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}
     shape |= {"output_tokens": {"distribution": "uniform", "low": 5, "high": 40}}
-    arrivals = {"num_prompts": 16, "request_rate": 1000.0, **shape}
+    arrivals = {"num_prompts": 16, "request_rate": 1e6, **shape}
     return Scenario.model_validate(
         {
             "name": "plain",

@@ -172,6 +172,8 @@ class Page:
                 "mobile": width < 500,
             },
         )
+        touches = {"enabled": width < 500, "maxTouchPoints": 2}
+        self.call("Emulation.setTouchEmulationEnabled", touches)
 
     def theme(self, *, dark: bool) -> None:
         value = "dark" if dark else "light"
@@ -190,6 +192,17 @@ class Page:
                 "Input.dispatchMouseEvent",
                 {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1},
             )
+
+    def swipe(self, x: float, y: float, up: float = 0.0) -> None:
+        """Put a finger on a point, move it up by as many pixels, and lift it; by none is a tap."""
+
+        def touch(kind: str, *points: dict[str, float]) -> None:
+            self.call("Input.dispatchTouchEvent", {"type": kind, "touchPoints": list(points)})
+
+        touch("touchStart", {"x": x, "y": y})
+        for part in range(1, 9) if up else ():
+            touch("touchMove", {"x": x, "y": y - up * part / 8})
+        touch("touchEnd")
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):

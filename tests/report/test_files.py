@@ -235,3 +235,67 @@ def test_nor_will_the_folder_where_simkv_runs(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="is the folder where simkv runs"):
         check_folder(Path())
+
+
+# The resolved scenario
+
+BURST = (
+    "{num_prompts: 2, prompt_tokens: 3, output_tokens: 2, interval: 1.0, "
+    "prefix_group: a, prefix_tokens: 2}"
+)
+DRAWN = (
+    "{num_prompts: 3, request_rate: 1.0, burstiness: 0.5, output_tokens: 2, "
+    "prompt_tokens: {distribution: uniform, low: 1, high: 9}}"
+)
+TRACE = "trace: ../t.csv, limit: 2, rate_scale: 2.0"
+WORKLOADS = {
+    "the same": (f"burst: {BURST}", "max_concurrency: 1"),
+    "back to a default": (f"burst: {BURST}", "burst: {interval: 0.0, priority: 0}"),
+    "back to nothing": (f"burst: {BURST}", "burst: {prefix_group: null, prefix_tokens: 0}"),
+    "another form": (f"burst: {BURST}", "requests: [{prompt_tokens: 1, output_tokens: 1}]"),
+    "another distribution": (
+        f"arrivals: {DRAWN}",
+        "arrivals: {prompt_tokens: {distribution: lognormal, mean: 5.0, max: 9}, burstiness: 1.0}",
+    ),
+    "no distribution": (f"arrivals: {DRAWN}", "arrivals: {prompt_tokens: 4}"),
+    "from a trace": (TRACE, f"burst: {BURST}"),
+    "to a trace": (f"burst: {BURST}", TRACE),
+    "another part of a trace": (TRACE, "limit: 3, rate_scale: 1.0"),
+}
+
+
+@pytest.mark.parametrize(("base", "other"), WORKLOADS.values(), ids=WORKLOADS)
+def test_every_variant_runs_again_as_it_ran(tmp_path: Path, base: str, other: str) -> None:
+    (tmp_path / "t.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2024-05-10 00:00:0{i}.000000,{i + 3},{i + 1}\n" for i in range(4))
+    )
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "s.yaml"
+    path.write_text(
+        "name: t\nengine: {name: mistralrs}\nprofile: unit-step\ntimeout: 50.0\n"
+        f"workload: {{{base}}}\n"
+        f"variants: {{a: {{}}, b: {{workload: {{{other}}}, timeout: null, horizon: 80.0}}}}\n"
+    )
+    first = run_file(path)
+    out = write(tmp_path / "elsewhere" / "out", first)
+    again = run_file(out / "scenario.yaml")
+    assert [r.summary for r in again.values()] == [r.summary for r in first.values()]
+    rows_of = [[life.request for life in r.record.lives.values()] for r in first.values()]
+    assert [[life.request for life in r.record.lives.values()] for r in again.values()] == rows_of
+    assert write(tmp_path / "again", again)
+    for name in ("scenario.yaml", "requests.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_a_pipeline_runs_again_as_it_ran(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "name: t\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 5}}\n"
+        "engine: {name: fastdeploy, block_size: 4, num_blocks: 9}\nprofile: unit-step\n"
+        "variants: {plain: {}, piped: {pipeline: {}}}\n"
+    )
+    first = run_file(path)
+    again = run_file(write(tmp_path / "out", first) / "scenario.yaml")
+    assert [r.summary for r in again.values()] == [r.summary for r in first.values()]
+    assert again["piped"].scenario.pipeline == first["piped"].scenario.pipeline

@@ -437,8 +437,8 @@ def opened(browser: Browser, path: Path, width: int = 1280, *, dark: bool = Fals
     return page
 
 
-def point_at(page: Page, time: float, lane: float) -> tuple[float, float]:
-    """Move the mouse to a time and lane of the left panel, and return where that is."""
+def where(page: Page, time: float, lane: float) -> tuple[float, float]:
+    """Scroll to the lanes; where in the window a time and a lane of the left panel are."""
     page.run("document.getElementById('figure-lanes').scrollIntoView({behavior: 'instant'})")
     x, y = page.run(
         f"""(() => {{
@@ -448,6 +448,12 @@ def point_at(page: Page, time: float, lane: float) -> tuple[float, float]:
                   top + yaxis._offset + yaxis.d2p({lane})];
         }})()"""
     )
+    return x, y
+
+
+def point_at(page: Page, time: float, lane: float) -> tuple[float, float]:
+    """Move the mouse to a time and lane of the left panel, and return where that is."""
+    x, y = where(page, time, lane)
     page.move(x - 4, y)
     page.move(x, y)
     return x, y
@@ -496,6 +502,19 @@ def test_the_keyboard_walks_through_the_requests(browser: Browser, file: Path) -
     page.press("ArrowUp")
     assert page.run("document.querySelector('#inspected h3').innerText") == "Request 19 of before"
     assert page.run("document.activeElement === charts.get('lanes')")
+
+
+def test_on_a_phone_a_finger_scrolls_and_a_tap_asks(browser: Browser, file: Path) -> None:
+    page = opened(browser, file, 390)
+    x, y = where(page, 200.0, 20)
+    before = page.run("scrollY")
+    page.swipe(x, y, up=200)
+    page.wait(f"scrollY > {before} + 100")
+    page = opened(browser, file, 390)  # where nothing moves any more
+    page.swipe(*where(page, 200.0, 20))
+    page.wait("document.querySelector('#inspected h3').innerText.includes('Request 20')")
+    assert "request 20" in page.run("document.getElementById('tip').innerText")
+    assert page.run("document.getElementById('tip').hidden") is False
 
 
 def test_a_theme_that_changes_redraws_the_figures(browser: Browser, file: Path) -> None:
