@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simkv.api import compare, run, sweep
-    from simkv.run import run_file, run_scenario
     from simkv.scenario import load
+    from simkv.simulate import run_file, run_scenario
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "compare", "load", "run", "run_file", "run_scenario", "sweep"]
@@ -16,16 +16,15 @@ __all__ = ["__version__", "compare", "load", "run", "run_file", "run_scenario", 
 _HOME = {
     "compare": "api",
     "load": "scenario",
-    "run_file": "run",
-    "run_scenario": "run",
+    "run": "api",
+    "run_file": "simulate",
+    "run_scenario": "simulate",
     "sweep": "api",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import the public functions on first use, so that ``import simkv`` stays light."""
-    if name == "run":  # the module of this name, which can be called
-        return import_module("simkv.run")
     if name in _HOME:
         return getattr(import_module(f"simkv.{_HOME[name]}"), name)
     raise AttributeError(f"module 'simkv' has no attribute {name!r}")

@@ -20,8 +20,8 @@ import pandas as pd
 
 from simkv.document import Document, read_document
 from simkv.metrics import request_rows, step_rows
-from simkv.run import Result, run_scenario
 from simkv.scenario import Scenario, resolve
+from simkv.simulate import Result, run_scenario
 from simkv.sweeps import workers
 from simkv.sweeps.design import assignment, axis_of, parse_sample
 from simkv.sweeps.sweep import finish, plan

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from simkv.metrics import FIGURES, figure, request_rows
 
 if TYPE_CHECKING:
-    from simkv.run import Result
+    from simkv.simulate import Result
 
 Verdict = Literal[
     "served",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from simkv.errors import InputError, nearest
 from simkv.expect import Check, check
-from simkv.run import run_scenario
 from simkv.scenario import Scenario, load
+from simkv.simulate import run_scenario
 
 
 @dataclass(frozen=True)

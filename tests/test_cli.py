@@ -316,7 +316,7 @@ def test_a_mutated_scenario_runs_or_is_refused(simkv: Simkv, seed: int) -> None:
 # Interrupted
 
 
-@pytest.mark.parametrize("where", ["simkv.run.run_scenario", "simkv.report.plots.write_plots"])
+@pytest.mark.parametrize("where", ["simkv.simulate.run_scenario", "simkv.report.plots.write_plots"])
 def test_an_interrupt_leaves_nothing_half_written(
     simkv: Simkv, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

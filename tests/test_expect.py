@@ -12,8 +12,8 @@ from simkv.expect import Bound, Check, Ending, Expectations, check
 from simkv.metrics import FIGURES, figure, request_rows
 from simkv.record import Outcome
 from simkv.report.files import write_run
-from simkv.run import run_file
 from simkv.scenario import load
+from simkv.simulate import run_file
 
 #: Two requests on a cache for one and a half of them: the second is preempted once.
 SCENARIO = """\

@@ -23,11 +23,11 @@ from simkv.pipeline import Pacing, Pipeline, remarks
 from simkv.profile import load_profile
 from simkv.record import Outcome
 from simkv.request import Prompt, Request
-from simkv.run import Result, run_file, run_scenario
 from simkv.scenario import Scenario, load
 from simkv.schedulers.fastdeploy import FastDeployConfig, VariantName, actors, build
 from simkv.schedulers.fastdeploy_memory import Heard, Planned
 from simkv.schedulers.fastdeploy_worker import Message, WorkerCrash
+from simkv.simulate import Result, run_file, run_scenario
 from tests.laws.scenarios import KNOBS, scenarios
 
 VARIANTS = get_args(VariantName)

@@ -24,9 +24,9 @@ from pydantic import BaseModel, ValidationError
 
 from simkv.errors import InputError, nearest
 from simkv.metrics import FIGURES, e2e, figure
-from simkv.run import run_scenario
 from simkv.scenario import Scenario
 from simkv.schedulers import mistralrs
+from simkv.simulate import run_scenario
 
 #: Fields of a scenario that tell about it and have no part in the run.
 ABOUT = ("name", "report", "summary", "provenance", "published", "expect")

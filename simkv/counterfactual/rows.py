@@ -9,9 +9,9 @@ from typing import Any
 
 from simkv.record import Life, Outcome
 from simkv.request import Request, Segment
-from simkv.run import run_scenario
 from simkv.scenario import Scenario
 from simkv.schedulers.base import blocks_for
+from simkv.simulate import run_scenario
 from simkv.workload import Listed, clients
 
 #: Nothing shared with any other prompt.

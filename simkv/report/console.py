@@ -12,8 +12,8 @@ from rich.text import Text
 
 from simkv.metrics import figure
 from simkv.report.published import Comparison
-from simkv.run import Result
 from simkv.scenario import Scenario
+from simkv.simulate import Result
 
 WIDTH = 50
 _PER_TABLE = 7

@@ -12,7 +12,7 @@ from simkv.blame import Preemption
 from simkv.ledger import WORDS, Interval, Kind, runs, totals
 from simkv.record import Life, Outcome, Record
 from simkv.report.story import behind, requests, seconds, served
-from simkv.run import Result
+from simkv.simulate import Result
 
 WIDTH = 100
 #: Lines that the timeline of one request may take.

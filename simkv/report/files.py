@@ -17,8 +17,8 @@ from simkv import __version__
 from simkv.errors import InputError
 from simkv.metrics import request_rows, step_rows
 from simkv.report.published import Comparison
-from simkv.run import Result
 from simkv.scenario import Scenario
+from simkv.simulate import Result
 from simkv.workload import fields_of_others
 
 #: By this a folder is known as one that simkv wrote and may replace.

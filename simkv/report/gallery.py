@@ -26,7 +26,7 @@ from simkv.report.html import (
 from simkv.report.lanes import BARS, painted, sample
 from simkv.report.runs import Planned, remedies
 from simkv.report.style import by_arrival, span
-from simkv.run import Result, run_scenario
+from simkv.simulate import Result, run_scenario
 from simkv.zoo import Incident
 
 INDEX = "index.html"

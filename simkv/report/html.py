@@ -29,7 +29,7 @@ from simkv.report.lanes import BARS
 from simkv.report.palette import style_sheet
 from simkv.report.published import Comparison, compare
 from simkv.report.style import FAILED, span
-from simkv.run import Result
+from simkv.simulate import Result
 
 #: Names of what reports have in common, where they share it.
 STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"

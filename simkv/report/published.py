@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simkv.metrics import e2e, figure
-from simkv.run import Result
+from simkv.simulate import Result
 
 
 @dataclass(frozen=True)

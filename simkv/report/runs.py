@@ -13,8 +13,8 @@ from pathlib import Path
 from simkv.counterfactual.evaluate import Evaluator
 from simkv.counterfactual.whatif import whatif
 from simkv.errors import InputError
-from simkv.run import Result, run_scenario
 from simkv.scenario import Scenario, load
+from simkv.simulate import Result, run_scenario
 from simkv.zoo import find
 
 #: Single changes that a report names.

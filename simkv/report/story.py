@@ -12,9 +12,9 @@ from simkv.diagnosis import Diagnosis
 from simkv.ledger import SERVED, WORDS, totals
 from simkv.metrics import e2e, figure, longest_stall
 from simkv.record import Life, Outcome, Record
-from simkv.run import Result
 from simkv.scenario import Scenario
 from simkv.schedulers import variants
+from simkv.simulate import Result
 
 #: Requests whose blockers are summed up: it takes long, and more would say the same.
 ASKED = 60

@@ -18,8 +18,8 @@ import numpy as np
 from simkv import __version__
 from simkv.errors import InputError
 from simkv.profile import load_profile
-from simkv.run import run_scenario
 from simkv.scenario import Scenario
+from simkv.simulate import run_scenario
 from simkv.workload import Workload
 
 #: Fields of a scenario that say what it is about and change nothing in its run.

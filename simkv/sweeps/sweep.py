@@ -13,8 +13,8 @@ from pathlib import Path
 
 from simkv.document import Document, read_document
 from simkv.errors import InputError, nearest
-from simkv.run import check_scenario
 from simkv.scenario import Scenario, resolve
+from simkv.simulate import check_scenario
 from simkv.sweeps.design import MOST_POINTS, VARIANTS, Axis, Knobs, Sample, assignment, draw, grid
 from simkv.sweeps.point import Done, Job, job_of, repeated, seed_of, simulate
 from simkv.sweeps.store import Summary, appending, read_store

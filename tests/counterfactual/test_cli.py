@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.errors import InputError
-from simkv.run import run_scenario
 from simkv.scenario import load
+from simkv.simulate import run_scenario
 
 LOOP = "mistralrs-2043-queue-loop"
 

@@ -16,8 +16,8 @@ from simkv.counterfactual.evaluate import (
 )
 from simkv.errors import InputError
 from simkv.metrics import FIGURES, figure
-from simkv.run import run_scenario
 from simkv.schedulers.mistralrs import RULES
+from simkv.simulate import run_scenario
 from tests.counterfactual.cases import overload, queue_loop, six
 
 HERE = Path()

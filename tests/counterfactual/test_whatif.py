@@ -13,9 +13,9 @@ from simkv.counterfactual.changes import Change, changes
 from simkv.counterfactual.evaluate import Case, Evaluator, evaluate, with_knobs
 from simkv.counterfactual.tables import whatif_json
 from simkv.counterfactual.whatif import Effect, WhatIf, whatif
-from simkv.run import run_scenario
 from simkv.scenario import Scenario
 from simkv.schedulers.mistralrs import JULY_RULES, RULES, build
+from simkv.simulate import run_scenario
 from tests.counterfactual.cases import overload, queue_loop, scenario, six
 from tests.laws.scenarios import ENGINES, scenarios
 

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
+from simkv.cli import gpu as cli_gpu
 from simkv.conform import check
 from simkv.errors import InputError
-from simkv.gpu import cli as cli_gpu
 
 SCENARIO = """
 name: short
@@ -117,6 +117,6 @@ def test_replay_of_something_else(tmp_path):
 
 
 def test_the_rest_of_simkv_does_without_torch():
-    modules = "simkv, simkv.cli, simkv.run, simkv.zoo, simkv.gpu.cli, simkv.gpu.replay"
+    modules = "simkv, simkv.cli, simkv.cli.gpu, simkv.simulate, simkv.zoo, simkv.gpu.replay"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,8 +16,8 @@ from simkv.metrics import e2e
 from simkv.pipeline import Pacing
 from simkv.profile import Profile
 from simkv.record import Life, Outcome, Record
-from simkv.run import run_scenario
 from simkv.schedulers.base import Batch
+from simkv.simulate import run_scenario
 from tests.laws.scenarios import ENGINES, run, scenarios
 from tests.laws.test_laws import Watched
 from tests.laws.test_leaping import COSTS, CURVED, LINEAR, record, stretched

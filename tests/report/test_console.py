@@ -10,7 +10,7 @@ from rich.console import Console
 
 from simkv.report.console import print_results, say
 from simkv.report.published import compare
-from simkv.run import run_file
+from simkv.simulate import run_file
 
 TEXT = """\
 name: t

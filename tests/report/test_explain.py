@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.errors import InputError
 from simkv.report.explain import MOST, WIDTH, story, story_of
-from simkv.run import Result, run_file
+from simkv.simulate import Result, run_file
 
 TWO = """
 name: two

@@ -13,7 +13,7 @@ from simkv import __version__
 from simkv.errors import InputError
 from simkv.report.files import check_folder, write_run
 from simkv.report.published import compare
-from simkv.run import Result, run_file
+from simkv.simulate import Result, run_file
 
 TEXT = """\
 name: t

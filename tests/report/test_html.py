@@ -22,7 +22,7 @@ from simkv.report.html import html, library, write_html
 from simkv.report.lanes import BARS
 from simkv.report.palette import DARK, LIGHT
 from simkv.report.runs import page_of, plan, scenario_of
-from simkv.run import Result, run_file
+from simkv.simulate import Result, run_file
 from simkv.zoo import Incident
 from tests.report.browser import Browser, Page, chromium
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.record import Record
 from simkv.report.perfetto import write_perfetto
-from simkv.run import run_file
+from simkv.simulate import run_file
 
 SCENARIO = """
 name: pressure

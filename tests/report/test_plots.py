@@ -17,7 +17,7 @@ from simkv.report.latency import points
 from simkv.report.plots import write_plots
 from simkv.report.pressure import course
 from simkv.request import Request
-from simkv.run import run_file
+from simkv.simulate import run_file
 
 WAITING, PREFILL, DECODE, PREEMPTED = State
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simkv.report.published import Comparison, compare
-from simkv.run import run_file
+from simkv.simulate import run_file
 
 TEXT = """\
 name: t

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import simpy
@@ -132,16 +130,3 @@ def _outside(executor: SimulatedExecutor) -> list[str]:
             f"time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
         )
     return notes
-
-
-class _CallableModule(ModuleType):
-    """``simkv.run(...)`` is a function, although ``simkv.run`` is this module."""
-
-    def __call__(self, *scenario: Any, **overrides: Any) -> Any:
-        """Run a scenario; see ``simkv.api.run``."""
-        from simkv.api import run
-
-        return run(*scenario, **overrides)
-
-
-sys.modules[__name__].__class__ = _CallableModule

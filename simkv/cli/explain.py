@@ -28,7 +28,7 @@ def explain(
     """
     from simkv.report.explain import story, story_in_brief, story_of
     from simkv.report.runs import plan
-    from simkv.run import run_scenario
+    from simkv.simulate import run_scenario
 
     planned = plan([run])
     if variant is not None and variant not in planned:

@@ -14,7 +14,7 @@ import pytest
 import simkv
 from simkv.errors import InputError
 from simkv.sweeps.workers import _connect, on_ray
-from tests.sweep.jobs import kill_noted, square, square_once_killed
+from tests.sweeps.jobs import kill_noted, square, square_once_killed
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from simkv.errors import InputError
 from simkv.metrics import e2e
 from simkv.profile import load_profile
 from simkv.record import Outcome
-from simkv.run import Result, run_file
+from simkv.simulate import Result, run_file
 from tests.conftest import ROOT
 
 PLAIN = """\
@@ -82,8 +82,8 @@ def test_a_profile_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_the_same_run_with_leaping_off_has_the_same_figures(tmp_path: Path) -> None:
-    from simkv.run import run_scenario
     from simkv.scenario import load
+    from simkv.simulate import run_scenario
 
     (tmp_path / "s.yaml").write_text(PLAIN.replace("output_tokens: 3", "output_tokens: 300"))
     scenario = load(tmp_path / "s.yaml")["run"]

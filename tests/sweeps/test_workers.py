@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from simkv.sweeps.workers import WorkersDied, local
-from tests.sweep.jobs import kill_itself, kill_noted, square, square_once_killed
+from tests.sweeps.jobs import kill_itself, kill_noted, square, square_once_killed
 
 
 def test_every_item_once() -> None:

@@ -1,0 +1,64 @@
+"""Commands: parse, call, print. A module for each, or for each few that belong together."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from simkv import __version__
+from simkv.cli import conform, counterfactual, explain, gpu, report, run, sweep, trace, zoo
+from simkv.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A flight simulator for LLM-serving schedulers: who was served when, who starved, why.",
+)
+app.command()(run.run)
+app.command()(report.report)
+app.command()(explain.explain)
+app.command()(sweep.sweep)
+app.add_typer(counterfactual.app)
+app.command()(zoo.zoo)
+app.command()(conform.conform)
+app.command()(conform.policies)
+app.command()(conform.schema)
+app.add_typer(trace.app, name="trace")
+app.add_typer(gpu.app, name="gpu")
+app.command()(gpu.calibrate)
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Entry point: bad input ends in one message and exit code 2, an interrupt in 130."""
+    try:
+        app()
+    except InputError as error:
+        print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
+        sys.exit(2)
+    except SystemExit as end:  # typer turns an interrupt into this
+        if end.code == INTERRUPTED:
+            print("simkv: interrupted; nothing was written", file=sys.stderr)
+        raise
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"simkv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""

@@ -1,0 +1,5 @@
+"""``python -m simkv.cli``."""
+
+from simkv.cli import main
+
+main()

@@ -1,0 +1,39 @@
+"""What several commands share: options, a progress bar, checks of where to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simkv.errors import InputError
+
+Junit = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write what was expected as JUnit XML.")
+]
+
+Perfetto = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+]
+
+
+@contextmanager
+def requests_bar(total: int | None) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, nothing in a pipe."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("requests", total=total)
+        yield lambda: bar.advance(task)
+
+
+def check_file(option: str, file: Path) -> None:
+    """Raise InputError if ``file`` cannot be written."""
+    if file.is_dir() or not file.parent.is_dir():
+        what = "is a folder" if file.is_dir() else "its folder does not exist"
+        raise InputError(f"{option} {file}: {what}; expected a file in a folder that exists")

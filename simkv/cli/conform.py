@@ -1,0 +1,89 @@
+"""``simkv conform`` and what is known of engines: recorded decisions, policies, the schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from simkv.conform import Result as TraceResult
+
+
+def conform(
+    files: Annotated[list[Path], typer.Argument(help="Recorded decision traces (.jsonl[.gz]).")],
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only differences.")] = False,
+    count: Annotated[
+        bool, typer.Option("--count", help="Print only how many each variant reproduces, as JSON.")
+    ] = False,
+) -> None:
+    """Replay recorded decisions of real engines; exit 1 at a difference, 2 on bad input."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from simkv.conform import check
+    from simkv.conform.count import count as count_by_variant
+    from simkv.conform.trace import TraceError
+
+    console = Console(stderr=True)
+    results = []
+    bad = 0
+    for path in track(files, console=console, transient=True, disable=not console.is_terminal):
+        try:
+            result = check(path)
+        except TraceError as error:
+            print(f"simkv: {error}", file=sys.stderr)
+            bad += 1
+            continue
+        results.append(result)
+        if not count and (result.difference or not quiet):
+            print(_trace_report(result))
+    different = sum(result.difference is not None for result in results)
+    if count:
+        print(json.dumps(count_by_variant(results), indent=1))
+    else:
+        print(f"{len(results) - different} of {len(files)} traces equal")
+    if bad or different:
+        raise typer.Exit(2 if bad else 1)
+
+
+def _trace_report(result: TraceResult) -> str:
+    """``FILE: ok …``, or the first step that differs, both sides."""
+    engine = f"{result.engine} {result.variant}"
+    found = result.difference
+    if found is None:
+        return f"{result.path}: ok ({engine}, {result.steps} steps)"
+    lines = [f"{result.path}: differs at step {found.step} ({engine})"]
+    for field, recorded in found.recorded.items():
+        lines.append(f"  {field}")
+        lines.append(f"    recorded:  {json.dumps(recorded)}")
+        lines.append(f"    simulated: {json.dumps(found.simulated.get(field))}")
+    return "\n".join(lines)
+
+
+def schema() -> None:
+    """Print the JSON schema of scenario files, for editors."""
+    from simkv.scenario import json_schema
+
+    print(json.dumps(json_schema(), indent=1))
+
+
+def policies() -> None:
+    """List the engines and variants whose decisions simkv makes, and where they come from."""
+    from simkv.conform.count import shipped
+    from simkv.schedulers import ENGINES, variants
+
+    counts = shipped()
+    for engine in ENGINES:
+        for name, variant in variants(engine).items():
+            found = counts[engine].get(name)
+            traces = (
+                f"reproduces {found['equal']} of {found['recorded']} recorded traces"
+                if found
+                else "never recorded"
+            )
+            print(f"{engine:<12}{name:<24}{traces}")
+            print(f"{'':<36}{variant.source}\n{'':<36}{variant.summary}")

@@ -1,0 +1,85 @@
+"""``simkv report``: a run explained on one page, and the gallery of the zoo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simkv.cli.common import Perfetto, check_file, requests_bar
+from simkv.errors import InputError
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN…", help="Run folders, scenario files or names of packaged scenarios."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The page; default RUN/report.html or runs/<scenario>.html."
+        ),
+    ] = None,
+    perfetto: Perfetto = None,
+    whatif: Annotated[
+        bool | None,
+        typer.Option(
+            help="Try single changes and name those that would help; default for small workloads."
+        ),
+    ] = None,
+    gallery: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write reports of the zoo and an index instead."),
+    ] = None,
+) -> None:
+    """Explain runs on one HTML page: who starved, behind whom, and what would fix it.
+
+    Runs are deterministic, so they are run again from their scenarios.
+    """
+    if gallery:
+        _report_gallery(gallery, runs or [], whatif is not False)
+        return
+    if not runs:
+        raise InputError("report: nothing to report on; expected run folders, files or names")
+    from simkv.report.html import write_html
+    from simkv.report.perfetto import write_perfetto
+    from simkv.report.runs import QUICK, page_of, plan, remedies, run_all
+    from simkv.report.story import first_to_look_at
+
+    planned = plan(runs)
+    page = out or page_of(runs)
+    if out:
+        check_file("--out", out)
+    if perfetto:
+        check_file("--perfetto", perfetto)
+    with requests_bar(
+        sum(variant.scenario.workload.size for variant in planned.values())
+    ) as advance:
+        results = run_all(planned, advance)
+    lead = planned[first_to_look_at(results)]
+    changes: list[str] = []
+    if lead.scenario.workload.size <= QUICK if whatif is None else whatif:
+        with requests_bar(None) as advance:
+            changes = remedies(lead, advance)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_html(page, results, changes)
+    print(f"Written {page}")
+    if perfetto:
+        records = {name: result.record for name, result in results.items()}
+        write_perfetto(perfetto, records, next(iter(results.values())).scenario.name)
+        print(f"Written {perfetto}: open it with ui.perfetto.dev")
+
+
+def _report_gallery(folder: Path, names: list[Path], whatif: bool) -> None:
+    from simkv.report.gallery import check_gallery, write_gallery
+    from simkv.zoo import incidents
+
+    check_gallery(folder)
+    chosen = incidents(str(name) for name in names)
+    written = write_gallery(folder, chosen, print, whatif=whatif)
+    size = sum(path.stat().st_size for path in written)
+    print(f"Written {len(written)} files, {size / 1e6:.1f} MB; start with {folder}/index.html")

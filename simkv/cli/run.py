@@ -1,0 +1,95 @@
+"""``simkv run``: a scenario's variants side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simkv.cli.common import Junit, Perfetto, check_file, requests_bar
+
+
+def run(
+    scenario: Annotated[
+        Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default runs/<scenario>/.")
+    ] = None,
+    steps: Annotated[bool, typer.Option(help="Also write steps.csv, one row per step.")] = False,
+    plots: Annotated[bool, typer.Option(help="Draw the pictures.")] = True,
+    leap: Annotated[
+        bool, typer.Option(help="Leap over dull stretches; changes nothing but the time it takes.")
+    ] = True,
+    junit: Junit = None,
+    perfetto: Perfetto = None,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", help="Exit 0 whoever starved; for those who only look.")
+    ] = False,
+) -> None:
+    """Run a scenario's variants side by side; print the figures and write tables and pictures.
+
+    Exit 0 if every request was served, or cut off by the scenario's own horizon; 3 if one starved,
+    stalled, was lost or rejected in any variant. Where the scenario expects something, that
+    decides instead: 0 if all of it comes true, 1 if not. 2 is bad input.
+    """
+    from simkv.report.files import check_folder
+    from simkv.report.junit import check_target, write_junit
+    from simkv.scenario import load
+    from simkv.zoo import find
+
+    scenario = find(scenario)
+    variants = load(scenario, set_ or [])
+    name = next(iter(variants.values())).name
+    folder = out or Path("runs") / name
+    check_folder(folder)
+    if junit:
+        check_target(junit)
+    if perfetto:
+        check_file("--perfetto", perfetto)
+
+    from rich.console import Console
+
+    from simkv.expect import check, exit_code
+    from simkv.report.checks import print_checks
+    from simkv.report.console import print_results, say
+    from simkv.report.files import write_run
+    from simkv.report.published import compare
+    from simkv.simulate import run_scenario
+
+    results = {}
+    with requests_bar(sum(loaded.workload.size for loaded in variants.values())) as advance:
+        for variant, loaded in variants.items():
+            results[variant] = run_scenario(loaded, scenario.parent, advance, leaping=leap)
+    comparisons = compare(results)
+
+    def draw(target: Path) -> None:
+        if plots:
+            from simkv.report.plots import write_plots
+
+            records = {variant: result.record for variant, result in results.items()}
+            write_plots(records, name, target)
+
+    write_run(folder, results, comparisons, draw, steps=steps)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    print_results(console, results, comparisons)
+    checks = check(results)
+    if checks:
+        say(console, "\nExpected")
+        print_checks(console, checks)
+    say(console, f"\nWritten to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+    if perfetto:
+        from simkv.report.perfetto import write_perfetto
+
+        write_perfetto(perfetto, {variant: r.record for variant, r in results.items()}, name)
+        say(console, f"Written {perfetto}: open it with ui.perfetto.dev")
+    if junit:
+        write_junit(junit, {name: checks})
+    if not exit_zero:
+        raise typer.Exit(exit_code(results.values(), checks))

@@ -1,0 +1,43 @@
+"""``simkv zoo``: the packaged incidents, replayed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from simkv.cli.common import Junit
+
+
+def zoo(
+    names: Annotated[list[str] | None, typer.Argument(help="Incidents; default all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List them and run nothing.")] = False,
+    junit: Junit = None,
+) -> None:
+    """Replay public incidents of starvation; exit 1 if one does not come out as expected."""
+    from simkv.report.junit import check_target, write_junit
+    from simkv.zoo import incidents, replay
+
+    if junit:
+        check_target(junit)
+    chosen = incidents(names or [])
+    results = {}
+    for incident in chosen:
+        about = f"{incident.name:<30} {incident.engine:<10} {incident.what}  {incident.report}"
+        if list_:
+            print(about)
+            continue
+        checks = results[incident.name] = replay(incident)
+        missed = [check for check in checks if not check.ok]
+        print(f"{'missed' if missed else 'ok':<7}{about}")
+        for check in missed:
+            print(f"       {check.variant}: {check}")
+    if list_:
+        return
+    if junit:
+        write_junit(junit, results)
+    bad = sum(not check.ok for checks in results.values() for check in checks)
+    total = sum(len(checks) for checks in results.values())
+    print(f"{total - bad} of {total} expectations of {len(results)} incidents hold")
+    if bad:
+        raise typer.Exit(1)
