@@ -1,6 +1,11 @@
 # Two commands do everything: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
+# What `make test` installs besides simkv; with `EXTRAS=dev,gpu` it also tests the real engine.
+EXTRAS ?= dev
+CONSTRAINTS ?= constraints.txt
+comma := ,
+TESTED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 BIN := $(VENV)/bin
 DEMO := scenarios/mistralrs-forty.yaml
 
@@ -10,7 +15,7 @@ demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero $(DEMO)
 	@echo "Pictures: runs/mistralrs-forty/*.png; start with lanes.png"
 
-test: $(VENV)/.installed-dev
+test: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -22,7 +27,7 @@ bench: $(VENV)/.installed
 reports: $(VENV)/.installed
 	$(BIN)/simkv report --gallery reports
 
-format: $(VENV)/.installed-dev
+format: $(TESTED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -32,8 +37,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(TESTED): $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e '.[$(EXTRAS)]'
 	@touch $@
 
 clean:

@@ -23,7 +23,7 @@ from simkv.executors.recorded import RecordedExecutor
 from simkv.record import Record
 from simkv.scenario import Scenario, load
 from simkv.schedulers import build
-from simkv.workload import generate
+from simkv.workload import clients
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def replay(
     engine = Engine(simpy.Environment(), recorder, executor, scenario.engine_ready, leaping=False)
     why = ""
     try:
-        serve(engine, generate(scenario.workload, scenario.timeout), scenario.horizon)
+        serve(engine, clients(scenario.workload, scenario.timeout), scenario.horizon)
     except RuntimeError as error:
         why = str(error)
     recorder.close()

@@ -28,7 +28,7 @@ from simkv.record import Record
 from simkv.report.files import MARK, replacing, resolved
 from simkv.request import Request
 from simkv.scenario import Scenario
-from simkv.workload import generate
+from simkv.workload import clients
 
 #: Tokens that a pipelined engine may compute past a request's last one, with room to spare.
 OVERSHOOT = 8
@@ -83,8 +83,8 @@ class Server:
             raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
         self.scenario = scenario
         self.setup = setup
-        self.requests = generate(scenario.workload, scenario.timeout)
-        self.requests.sort(key=lambda request: request.arrival)
+        self.clients = clients(scenario.workload, scenario.timeout)
+        self.requests = sorted(self.clients.requests, key=lambda request: request.arrival)
         scheduler, tables, block_size = build_with_tables(scenario.engine)
         engine: Any = scenario.engine
         most_seqs = getattr(engine, "max_num_seqs", None) or engine.max_running_requests
@@ -128,7 +128,7 @@ class Server:
         self.runner.warm_up(self.setup.warm_up)
         with no_garbage_collection():
             self.clock.start()
-            record = serve(engine, self.requests, self.scenario.horizon)
+            record = serve(engine, self.clients, self.scenario.horizon)
         self.recorder.close()
         return Served(
             self.scenario,

@@ -25,7 +25,7 @@ from simkv.metrics import figure, summary
 from simkv.profile import Fit, Profile, StepCost, StepError, Term
 from simkv.record import Record
 from simkv.schedulers import build
-from simkv.workload import generate
+from simkv.workload import clients
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 FIGURES = (
@@ -93,7 +93,7 @@ def simulate(run: Recorded, profile: Profile) -> Record:
     scenario = run.scenario
     executor = SimulatedExecutor(profile)
     engine = Engine(simpy.Environment(), build(scenario.engine), executor, scenario.engine_ready)
-    return serve(engine, generate(scenario.workload, scenario.timeout), scenario.horizon)
+    return serve(engine, clients(scenario.workload, scenario.timeout), scenario.horizon)
 
 
 def figures_of(record: Record) -> dict[str, float]:

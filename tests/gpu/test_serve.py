@@ -125,8 +125,20 @@ def test_preemptions(engine, variant):
     check_tokens(run, server.runner)
 
 
+@pytest.mark.parametrize(("engine", "variant"), dict(ENGINES).items(), ids=lambda name: name)
+def test_clients_that_wait_for_answers(engine, variant):
+    """When a request is sent then depends on how long steps really took."""
+    scenario = plain_scenario(engine, variant)
+    workload = scenario.workload.model_copy(update={"max_concurrency": 3})
+    run = Server(scenario.model_copy(update={"workload": workload}), SETUP).serve()
+    assert run.summary["finished"] == len(run.requests)
+    assert max(run.record.steps.running) <= 3
+    assert len({life.request.arrival for life in run.record.lives.values()}) > 8
+    check_l0(run)
+
+
 @every_engine
-@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=settings.default.max_examples // 4, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
 def test_random_scenario(engine, variant, data, tmp_path_factory):
     scenario = in_milliseconds(data.draw(scenarios(engine, variant)))
