@@ -34,7 +34,7 @@ BUGS = [
         "chosen = max(groups)",
     ),
     ("fastdeploy", "fixed-reserve", "self.running[-1] if self.running", "self.running[0] if 1"),
-    ("fastdeploy", "fixed-reserve", "reserve_exact -= self.config.reserve_decay", "reserve -= 1"),
+    ("fastdeploy", "fixed-reserve", "return blocks + len(self.running) *", "return 9 + blocks *"),
 ]
 
 
