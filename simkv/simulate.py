@@ -12,7 +12,9 @@ import simpy
 
 from simkv.diagnosis import Diagnosis, block_size, diagnose
 from simkv.engine import Engine, serve
+from simkv.executors import Executor
 from simkv.executors.simulated import SimulatedExecutor
+from simkv.fidelity import Fidelity, fidelity
 from simkv.metrics import summary
 from simkv.pipeline import Pipeline, remarks
 from simkv.profile import Profile, load_profile
@@ -30,7 +32,8 @@ class Result:
     """One variant of a scenario, run: its record, its figures and what a reader must know.
 
     ``notes`` say where the result leaves the range of the cost profile, which requests can never
-    fit into the cache, and what went wrong in a pipeline.
+    fit into the cache, and what went wrong in a pipeline. ``fidelity`` is how far the seconds can
+    be trusted.
     """
 
     scenario: Scenario
@@ -38,6 +41,7 @@ class Result:
     summary: dict[str, Any]
     notes: list[str]
     profile: Profile
+    fidelity: Fidelity
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -64,32 +68,59 @@ def run_scenario(
     *,
     leaping: bool = True,
     scheduler: Scheduler | None = None,
+    intervals: bool = True,
 ) -> Result:
     """Run one scenario; profiles given as files are looked for beside ``folder``.
 
     ``resolved`` is called whenever a request ends. ``leaping`` changes nothing but the work. A
-    ``scheduler`` decides in place of the one that the scenario names.
+    ``scheduler`` decides in place of the one that the scenario names. With ``intervals`` a profile
+    that knows its error has the run simulated twice more, for the interval of each figure; not
+    with a ``scheduler`` of one's own, which can run only once.
     Raises InputError if the profile cannot be used.
     """
     profile = load_profile(scenario.profile, folder)
     executor = SimulatedExecutor(profile)
-    scheduler = scheduler or build(scenario.engine)
-    sent = clients(scenario.workload, scenario.timeout)
-    requests = sent.requests
+    once = scheduler or build(scenario.engine)
+    record = _serve(scenario, once, executor, resolved, leaping=leaping)
+    requests = [life.request for life in record.lives.values()]
+    record.alone_s = {r.id: executor.alone(r.prompt_tokens, r.output_tokens) for r in requests}
+    notes = [
+        *scenario.workload.notes,
+        *_never_fit(requests, once, scenario),
+        *(remarks(record) if scenario.pipeline else []),
+        *_outside(executor),
+    ]
+    figures = summary(record)
+
+    def again(changed: Callable[[Executor], Executor]) -> dict[str, Any]:
+        other = changed(SimulatedExecutor(profile))
+        return summary(_serve(scenario, build(scenario.engine), other, None, leaping=leaping))
+
+    found = fidelity(
+        profile,
+        executor.outside_s / executor.busy if executor.busy else 0.0,
+        figures,
+        again if intervals and not scheduler else None,
+    )
+    figures |= {"notes": notes, "fidelity": found.to_json()}
+    return Result(scenario, record, figures, notes, profile, found)
+
+
+def _serve(
+    scenario: Scenario,
+    scheduler: Scheduler,
+    executor: Executor,
+    resolved: Callable[[], None] | None,
+    *,
+    leaping: bool,
+) -> Record:
+    """The scenario's workload through ``scheduler``, its steps as long as ``executor`` says."""
     env, ready, pacing = simpy.Environment(), scenario.engine_ready, scenario.pipeline
     if pacing and isinstance(scheduler, FastDeploy):
         engine: Engine = Pipeline(env, scheduler, executor, pacing, ready, resolved)
     else:
         engine = Engine(env, scheduler, executor, ready, resolved, leaping=leaping)
-    record = serve(engine, sent, scenario.horizon)
-    record.alone_s = {r.id: executor.alone(r.prompt_tokens, r.output_tokens) for r in requests}
-    notes = [
-        *scenario.workload.notes,
-        *_never_fit(requests, scheduler, scenario),
-        *(remarks(record) if pacing else []),
-        *_outside(executor),
-    ]
-    return Result(scenario, record, {**summary(record), "notes": notes}, notes, profile)
+    return serve(engine, clients(scenario.workload, scenario.timeout), scenario.horizon)
 
 
 def check_scenario(scenario: Scenario, folder: Path) -> None:

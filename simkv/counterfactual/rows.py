@@ -35,7 +35,7 @@ def listed(scenario: Scenario, folder: Path) -> dict[int, Listed]:
     sent = clients(workload, timeout)
     requests = sent.requests
     if not sent.open:
-        lives = run_scenario(scenario, folder).record.lives
+        lives = run_scenario(scenario, folder, intervals=False).record.lives
         requests = [lives[i].request for i in sorted(lives) if _was_sent(lives[i])]
     return {request.id: _row(request, timeout) for request in requests}
 

@@ -18,12 +18,14 @@ class SimulatedExecutor:
     """Takes as long as the profile says, and keeps count of what lay outside its range.
 
     ``outside`` maps a feature to the seconds of steps in which it left the range, and ``extremes``
-    to the smallest and largest value seen; ``busy`` is the sum of all steps, in seconds.
+    to the smallest and largest value seen; ``busy`` is the sum of all steps, in seconds, and
+    ``outside_s`` of those that left the range in any feature.
     """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.busy = 0.0
+        self.outside_s = 0.0
         self.outside: dict[Feature, float] = {}
         self.extremes: dict[Feature, tuple[float, float]] = {}
         self._cost = StepCost(profile)
@@ -56,13 +58,17 @@ class SimulatedExecutor:
 
     def _account(self, load: Load, seconds: float) -> None:
         self.busy += seconds
+        left = False
         for feature, (low, high) in self._range:
             value = feature_of(load, feature)
             # A step without any prefill (or decode) is not outside the range of prefills.
             if value and not low <= value <= high:
+                left = True
                 self.outside[feature] = self.outside.get(feature, 0.0) + seconds
                 least, most = self.extremes.get(feature, (value, value))
                 self.extremes[feature] = (min(least, value), max(most, value))
+        if left:
+            self.outside_s += seconds
 
     def alone(self, prompt_tokens: int, output_tokens: int) -> float:
         """Seconds from first to last token's end of a request that has the GPU to itself.

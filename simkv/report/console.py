@@ -45,6 +45,18 @@ _SIDE_BY_SIDE = (
     ("steps", "Steps"),
 )
 
+#: Figures whose intervals are printed; all are in ``summary.json``.
+_WITH_INTERVALS = (
+    ("makespan_s", "Makespan (s)"),
+    ("output_throughput", "Output tok/s"),
+    *(
+        (f"{key}.{name}", f"{name.capitalize()} {short} (ms)")
+        for _, short, key in _LATENCIES
+        for name in ("mean", "p99")
+    ),
+    ("preemptions", "Preemptions"),
+)
+
 
 def print_results(
     console: Console, results: dict[str, Result], comparisons: Sequence[Comparison]
@@ -111,6 +123,11 @@ def _block(variant: str, result: Result) -> Iterator[str]:
         yield f"  {verdict.name}: {verdict.text}"
     for note in result.notes:
         yield f"Note: {note}"
+    yield f"Fidelity: {result.fidelity.note}"
+    for key, label in _WITH_INTERVALS:
+        if ends := result.fidelity.intervals.get(key):
+            value = _number(figure(figures, key))
+            yield f"  {label:<22}{value:>12}   from {_number(ends[0])} to {_number(ends[1])}"
 
 
 def _row(label: str, value: Any) -> str:
