@@ -96,8 +96,8 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
     """Toggle it, halve and double it, or switch it on or off."""
     if get_origin(kind) is Literal:
         return get_args(kind)
-    if kind is bool:
-        return (not value,)
+    if kind is bool or bool in get_args(kind):
+        return (True, False)
     if value is None or (isinstance(value, int) and value <= 0):
         return INSTEAD_OF_NOTHING
     if value == 0:

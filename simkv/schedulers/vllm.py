@@ -1,4 +1,4 @@
-"""The V1 scheduler of vLLM 0.33, for a text-only model on one engine without speculative decoding.
+"""vLLM's V1 scheduler, for a text-only model on one engine without speculative decoding.
 
 There is no prefill phase and no decode phase: each request has tokens without KV to catch up on,
 and a step gives the running requests, then the waiting ones, as many as the token budget allows.
@@ -7,6 +7,8 @@ priority), which keeps its tokens and computes them all again.
 
 The asynchronous scheduler differs in one thing only: it decides a step before the last one's
 tokens are known. ``RequestState`` counts what is under way, so one set of rules serves both.
+
+The code reads as 0.33.0; where other versions differ it asks ``Rules``.
 """
 
 from __future__ import annotations
@@ -31,22 +33,13 @@ from simkv.schedulers.base import (
     Held,
     Row,
     Scheduler,
-    Variant,
     Why,
     blocks_for,
 )
 from simkv.schedulers.decodes import DecodeGroup
+from simkv.schedulers.vllm_rules import RULES, VARIANTS
 
-VARIANTS: Mapping[str, Variant] = {
-    "0.33.0": Variant(
-        "vllm-project/vllm@4ba787ec9 (0.33.0), vllm/v1/core/sched",
-        "chunked prefill, decodes first; the whole sequence must fit when it is admitted",
-    ),
-    "0.33.0-skip-blocked": Variant(
-        "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; also in #35852 and #36390)",
-        "0.33.0; a waiting request for which there are no blocks does not stop those behind it",
-    ),
-}
+__all__ = ["VARIANTS", "VllmConfig", "VllmScheduler", "build"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +61,9 @@ class VllmConfig:
     the share of all blocks that an admission must leave free, unless nothing runs.
     ``prefill_schedule_interval`` lets prefills into every n-th step only while others decode.
 
+    ``scheduler_reserve_full_isl`` and ``async_scheduling`` left out are as the version has them:
+    on, but off in 0.11.0. Knobs that a version does not have cannot be set with it.
+
     ``startup_check``: false lets ``max_model_len`` exceed the cache, as vLLM did when
     ``num_gpu_blocks_override`` was set (until its #41069 and #47272), and does where it takes the
     layers of a model for smaller than they are (its #39734).
@@ -76,7 +72,7 @@ class VllmConfig:
     """
 
     name: Literal["vllm"] = "vllm"
-    variant: Literal["0.33.0", "0.33.0-skip-blocked"] = "0.33.0"
+    variant: Literal["0.33.0", "0.33.0-skip-blocked", "0.19.0", "0.11.0"] = "0.33.0"
     block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 16
     num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
     max_num_seqs: Annotated[int, Gt(0)] = 256
@@ -89,18 +85,22 @@ class VllmConfig:
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: Annotated[int, Ge(0)] = 0
     long_prefill_token_threshold_adaptive: bool = False
-    scheduler_reserve_full_isl: bool = True
+    scheduler_reserve_full_isl: bool | None = None
     watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
     prefill_schedule_interval: Annotated[int, Gt(0)] = 1
-    async_scheduling: bool = True
+    async_scheduling: bool | None = None
     startup_check: bool = True
 
     def __post_init__(self) -> None:
-        usable = (self.num_gpu_blocks - 1) * self.block_size
+        rules = RULES[self.variant]
+        rules.refuse(self.variant, self)
+        spare = 1 if rules.spares_null_block else 0
+        usable = (self.num_gpu_blocks - spare) * self.block_size
         if self.startup_check and usable < self.max_model_len:
             raise ValueError(
-                f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} tokens, less "
-                f"the null block, hold {usable} tokens; max_model_len {self.max_model_len} must fit"
+                f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} tokens"
+                f"{', less the null block,' if spare else ''} hold {usable} tokens; "
+                f"max_model_len {self.max_model_len} must fit"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
@@ -112,7 +112,7 @@ class VllmConfig:
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
                 f"max_model_len {self.max_model_len} when enable_chunked_prefill is false"
             )
-        if self.long_prefill_token_threshold > self.max_model_len:
+        if rules.threshold_spares_lone and self.long_prefill_token_threshold > self.max_model_len:
             raise ValueError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be at "
                 f"most max_model_len {self.max_model_len}"
@@ -249,7 +249,10 @@ class VllmScheduler:
 
     def __init__(self, config: VllmConfig, *, tables: bool = False) -> None:
         self.config = config
-        self.pipeline_depth = 2 if config.async_scheduling else 1
+        self.rules = rules = RULES[config.variant]
+        given, reserve = config.async_scheduling, config.scheduler_reserve_full_isl
+        self.pipeline_depth = 2 if (rules.async_scheduling if given is None else given) else 1
+        self._reserve = rules.scheduler_reserve_full_isl if reserve is None else reserve
         usable = config.num_gpu_blocks - 1
         self.cache = BlockPool(usable) if config.enable_prefix_caching else None
         self.tables = self.cache or (BlockPool(usable) if tables else None)
@@ -258,7 +261,6 @@ class VllmScheduler:
         self.running: dict[int, RequestState] = {}
         self.catching_up: dict[int, RequestState] = {}
         self.decoding: DecodeGroup[RequestState] = DecodeGroup(config.block_size)
-        self._skip_blocked = config.variant == "0.33.0-skip-blocked"
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
         self._max_tokens = min(
             config.max_num_scheduled_tokens or config.max_num_batched_tokens,
@@ -421,14 +423,14 @@ class VllmScheduler:
         )
         since = min(self._since_prefill, self.config.prefill_schedule_interval)
         pool = self.pool.fingerprint()
-        waiting = self.waiting_ids() if self._skip_blocked else ()
+        waiting = self.waiting_ids() if self.rules.skip_blocked else ()
         return (self._tokens_delivered, running, tuple(waiting), since, self._backlog, pool)
 
     def _threshold(self) -> int:
         """Tokens that one request may get in this step; 0 for no limit."""
         threshold = self.config.long_prefill_token_threshold
         requests = len(self.running) + len(self.waiting)
-        if requests == 1 or threshold == 0:
+        if threshold == 0 or (requests == 1 and self.rules.threshold_spares_lone):
             return 0
         if self.config.long_prefill_token_threshold_adaptive and requests:
             return max(threshold, self.config.max_num_batched_tokens // requests)
@@ -470,8 +472,8 @@ class VllmScheduler:
         else:
             rows = [*self._members_to_visit(), *others]
         for r in sorted(rows, key=lambda r: r.order):
-            if r.id not in self.running:
-                continue  # preempted in favour of one before it
+            if r.id not in self.running or r.id in step.batch.aside:
+                continue  # preempted in favour of one before it, or passed over
             decodes = r in self.decoding
             n = 1 if decodes else self._next_tokens(r, step)
             if n == 0:
@@ -479,8 +481,11 @@ class VllmScheduler:
                     step.batch.aside[r.id] = "budget" if step.budget == 0 else "rule"
                 continue
             needed = self._blocks_to_grow(r, n)
+            lost = 0
             while needed > self.pool.free:
                 victim = self._victim()
+                sat_out = victim not in self.decoding and victim not in step.tokens
+                lost += sat_out and victim.order < r.order
                 self._preempt(victim, r, step)
                 if victim is r:
                     break
@@ -491,6 +496,20 @@ class VllmScheduler:
                 else:
                     step.prefill |= r.chunk
                     self._grant(r, n, needed, step)
+                if lost and not self.rules.finds_next:
+                    self._pass_over_after(r, lost, step)
+                continue
+            if not self.rules.goes_on:
+                self._pass_over_after(r, len(self.running), step)
+
+    def _pass_over_after(self, r: RequestState, count: int, step: Step) -> None:
+        """Let up to ``count`` running requests behind ``r`` sit this step out."""
+        behind = [other for other in self.running.values() if other.order > r.order]
+        for other in behind[:count]:
+            if other in self.decoding:
+                self._leave(other)
+                step.budget += 1
+            step.batch.aside[other.id] = "rule"
 
     def _decodes_come_first(self, step: Step) -> bool:
         """Whether the budget reaches for all members of the group, as the others come last."""
@@ -534,7 +553,7 @@ class VllmScheduler:
     def _release(self, r: RequestState, unused: int = 0) -> None:
         """Take the blocks of ``r`` back, ``unused`` ones too; it is in no group."""
         if isinstance(self.pool, BlockPool):
-            self.pool.release(r.id, keyless_first=True)
+            self.pool.release(r.id, keyless_first=self.rules.keyless_first)
         else:
             self.pool.give_back(blocks_for(r.computed, self.config.block_size) + unused)
 
@@ -556,7 +575,7 @@ class VllmScheduler:
         """Tokens of a running request to compute now; 0 lets it sit out the step."""
         if step.hold and r.chunk:
             return 0
-        if self._last_is_under_way(r):
+        if self._last_is_under_way(r) and self._sees_the_end(r):
             return 0
         n = r.length + r.placeholders - r.computed
         if 0 < step.threshold < n:
@@ -565,6 +584,11 @@ class VllmScheduler:
 
     def _last_is_under_way(self, r: RequestState) -> bool:
         return r.placeholders > 0 and r.length + r.placeholders >= r.stop_length
+
+    def _sees_the_end(self, r: RequestState) -> bool:
+        """Whether ``r`` gets no more tokens when its last one is under way."""
+        at_most = r.length + r.placeholders >= self.config.max_model_len
+        return self.rules.sees_the_end or at_most
 
     def _victim(self) -> RequestState:
         """The running request to preempt."""
@@ -581,6 +605,7 @@ class VllmScheduler:
             step.budget += step.tokens.pop(r, 0)
         del self.running[r.id]
         del self.catching_up[r.id]
+        step.batch.aside.pop(r.id, None)
         self._release(r, step.blocks.pop(r, 0))
         r.computed = r.placeholders = 0
         r.stale = r.in_flight
@@ -619,7 +644,7 @@ class VllmScheduler:
                 n = step.budget
             if not self._fits(r, hits, start + n):
                 step.pass_over("blocks")
-                if not self._skip_blocked:
+                if not self.rules.skip_blocked:
                     break
                 self.waiting.remove(r)
                 aside.append(r)
@@ -648,7 +673,7 @@ class VllmScheduler:
         """Whether blocks that decodes are about to fill could become hits of one to be tried."""
         if not self.waiting or not self.cache:
             return False
-        tried = self.waiting if self._skip_blocked else [self.waiting.head()]
+        tried = self.waiting if self.rules.skip_blocked else [self.waiting.head()]
         return any(s.stream.startswith("o") for r in tried for s in r.prompt.segments)
 
     def _hits(self, r: RequestState) -> list[int]:
@@ -661,7 +686,7 @@ class VllmScheduler:
 
     def _fits(self, r: RequestState, hits: list[int], end: int) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
-        if self.config.scheduler_reserve_full_isl:
+        if self._reserve:
             end = r.length
         revived = sum(map(self.cache.is_free, hits)) if self.cache else 0
         reserve = self._watermark if self.running else 0

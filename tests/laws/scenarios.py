@@ -22,6 +22,7 @@ from simkv.request import Request
 from simkv.scenario import CONFIGS, Scenario
 from simkv.schedulers import build
 from simkv.schedulers.base import Scheduler
+from simkv.schedulers.vllm_rules import RULES
 from simkv.workload import generate
 
 Knobs = dict[str, Any]
@@ -56,8 +57,8 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     block_size, usable = draw(st.sampled_from([1, 2, 4])), draw(_whole(8, 32))
     max_model_len = block_size * usable - draw(_whole(0, 3))
     max_num_seqs = draw(_whole(1, 6))
-    chunked = draw(st.booleans())
-    return {
+    chunked = draw(st.booleans()) or variant == "0.11.0"
+    knobs = {
         "block_size": block_size,
         "num_gpu_blocks": usable + 1,
         "max_model_len": max_model_len,
@@ -77,6 +78,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "prefill_schedule_interval": draw(st.sampled_from([1, 1, 2, 3])),
         "async_scheduling": draw(st.booleans()),
     }
+    return {k: v for k, v in knobs.items() if k not in RULES[variant].fixed}
 
 
 def _sglang(draw: Draw, variant: str) -> Knobs:

@@ -1,0 +1,218 @@
+"""What 0.19.0 and 0.11.0 of vLLM do otherwise than 0.33.0, each in a case worked out by hand.
+
+Blocks hold 4 tokens and 8 of them can be used. What is expected was derived from the code of the
+versions (see ``simkv.schedulers.vllm_rules``), not from simkv.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simkv.request import Prompt, Segment
+from simkv.schedulers import variants
+from simkv.schedulers.vllm import VllmConfig, VllmScheduler
+from simkv.schedulers.vllm_rules import RULES
+from tests.schedulers.test_vllm import ask, engine, step, steps
+
+VERSIONS = ("0.33.0", "0.19.0", "0.11.0")
+
+
+def test_every_variant_has_rules_and_a_source() -> None:
+    assert set(RULES) == set(variants("vllm"))
+    for version in VERSIONS[1:]:
+        assert f"({version}, wheel)" in variants("vllm")[version].source
+
+
+@pytest.mark.parametrize(("version", "depth"), [("0.33.0", 2), ("0.19.0", 2), ("0.11.0", 1)])
+def test_asynchronous_by_default(version: Any, depth: int) -> None:
+    assert VllmScheduler(VllmConfig(variant=version, max_model_len=64)).pipeline_depth == depth
+    for wanted in (True, False):
+        config = VllmConfig(variant=version, max_model_len=64, async_scheduling=wanted)
+        assert VllmScheduler(config).pipeline_depth == 1 + wanted
+
+
+@pytest.mark.parametrize(
+    ("version", "knob", "value"),
+    [
+        ("0.19.0", "watermark", 0.1),
+        ("0.19.0", "max_num_active_seqs", 2),
+        ("0.19.0", "prefill_schedule_interval", 2),
+        ("0.19.0", "long_prefill_token_threshold_adaptive", True),
+        ("0.11.0", "watermark", 0.1),
+        ("0.11.0", "scheduler_reserve_full_isl", True),
+        ("0.11.0", "max_num_scheduled_tokens", 16),
+        ("0.11.0", "enable_chunked_prefill", False),
+        ("0.11.0", "policy", "priority"),
+    ],
+)
+def test_what_a_version_does_not_have_is_refused(version: str, knob: str, value: Any) -> None:
+    engine(**{knob: value})
+    with pytest.raises(ValueError, match=rf"^{knob}: .*{version}"):
+        engine(variant=version, **{knob: value})
+
+
+# Admission
+
+
+@pytest.mark.parametrize(
+    ("version", "admitted"),
+    [("0.33.0", [(0, 16)]), ("0.19.0", [(0, 16)]), ("0.11.0", [(0, 16), (1, 8)])],
+)
+def test_the_whole_prompt_or_its_first_chunk_must_fit(version: str, admitted: list[Any]) -> None:
+    # 24 tokens in a step: 16 for the first, whose 4 blocks leave 4 of the 5 that the second needs.
+    scheduler = engine([ask(0, 16), ask(1, 20)], variant=version, max_num_batched_tokens=24)
+    assert step(scheduler).scheduled == admitted
+
+
+def test_the_gate_of_0_19_can_be_switched_off() -> None:
+    knobs = {"variant": "0.19.0", "max_num_batched_tokens": 24, "scheduler_reserve_full_isl": False}
+    assert step(engine([ask(0, 16), ask(1, 20)], **knobs)).scheduled == [(0, 16), (1, 8)]
+
+
+@pytest.mark.parametrize(("version", "tokens"), [("0.33.0", 12), ("0.19.0", 4), ("0.11.0", 4)])
+def test_the_threshold_spares_a_lone_request_since_0_33(version: str, tokens: int) -> None:
+    scheduler = engine([ask(0, 12)], variant=version, long_prefill_token_threshold=4)
+    assert step(scheduler).scheduled == [(0, tokens)]
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_the_threshold_may_exceed_the_longest_sequence(version: str) -> None:
+    engine(variant=version, long_prefill_token_threshold=33)
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_start_up_forgets_the_null_block(version: str) -> None:
+    with pytest.raises(ValueError, match="less the null block, hold 28 tokens"):
+        engine(num_gpu_blocks=8)
+    scheduler = engine([ask(0, 27)], variant=version, num_gpu_blocks=8)
+    emitting = [b.emits for b in steps(scheduler, 5)]
+    assert emitting == [[0], [0], [], [], []]  # its 29th token needs an eighth block
+    with pytest.raises(ValueError, match="of 4 tokens hold 28 tokens"):
+        engine(variant=version, num_gpu_blocks=7)
+
+
+# The free list
+
+
+@pytest.mark.parametrize(("version", "hit"), [("0.33.0", 8), ("0.19.0", 4), ("0.11.0", 4)])
+def test_where_freed_blocks_without_a_key_go(version: str, hit: int) -> None:
+    scheduler = engine(variant=version, enable_prefix_caching=True)
+
+    def serve(i: int, tokens: int, stream: str) -> int:
+        scheduler.add(Prompt(i, tokens, 1, segments=(Segment(stream, 0, tokens),)))
+        return step(scheduler).context[0]
+
+    serve(0, 8, "a")  # blocks 1 and 2, with keys: queued behind 3 to 8, the tail 2 before 1
+    serve(1, 3, "b")  # block 3, without a key: in front of 4 again, or behind 1
+    serve(2, 24, "c")  # 6 blocks: 3 to 8, or 4 to 8 and then the tail of the first
+    assert serve(3, 9, "a") == hit
+
+
+# Preemption
+
+
+def thrash(version: str) -> list[list[tuple[int, int]]]:
+    """8 tokens a step; a prompt of 12, and one of 20 whose last chunk finds no blocks."""
+    scheduler = engine([ask(0, 12), ask(1, 20)], variant=version, max_num_batched_tokens=8)
+    return [b.scheduled for b in steps(scheduler, 9)]
+
+
+UNTIL_PREEMPTION = [
+    [(0, 8)],  # 2 blocks
+    [(0, 4), (1, 4)],  # 3 and 1; all 5 blocks of the second would still fit
+    [(0, 1), (1, 7)],  # 4 and 3
+    [(0, 1)],  # the second needs 2 blocks for its next 7 tokens and there is 1: it preempts itself
+]
+
+
+def test_trace_0_19_waits_for_room_for_the_whole_prompt() -> None:
+    # 4 blocks are free and it needs 5; one less from the time that the first takes its fifth.
+    assert thrash("0.19.0") == [*UNTIL_PREEMPTION, *[[(0, 1)]] * 5]
+
+
+def test_trace_0_11_admits_the_first_chunk_again_and_again() -> None:
+    assert thrash("0.11.0") == [
+        *UNTIL_PREEMPTION,
+        [(0, 1), (1, 7)],  # 4 and 2, 2 are free
+        [(0, 1), (1, 7)],  # 4 and 4, none is free
+        [(0, 1)],  # the first needs its fifth: the second is preempted, and 3 are free
+        [(0, 1), (1, 7)],  # 5 and 2, 1 is free
+        [(0, 1)],  # the second needs 2: it preempts itself
+    ]
+
+
+@pytest.mark.parametrize(("version", "scheduled"), [("0.33.0", [(1, 1)]), ("0.19.0", [])])
+def test_who_is_behind_one_that_preempts_itself(version: str, scheduled: list[Any]) -> None:
+    scheduler = engine(variant=version, policy="priority")
+    for prompt in (ask(0, 14, priority=1), ask(1, 15)):
+        scheduler.add(prompt)
+        step(scheduler)
+    step(scheduler)  # both have filled 4 blocks
+    batch = step(scheduler)
+    assert (batch.preempted, batch.scheduled) == ([0], scheduled)
+    assert batch.aside == {i: "rule" for i in (1,) if not scheduled}
+    assert step(scheduler).scheduled == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("version", "scheduled"), [("0.33.0", [(1, 1), (2, 1)]), ("0.19.0", [(1, 1)])]
+)
+def test_who_is_next_when_the_victim_had_sat_out(version: str, scheduled: list[Any]) -> None:
+    scheduler = engine(variant=version, policy="priority", async_scheduling=True)
+    scheduler.add(ask(0, 15, max_tokens=2, priority=9))  # 4 blocks
+    under_way = [scheduler.schedule()]
+    for prompt in (ask(1, 8), ask(2, 5)):  # 2 blocks each
+        scheduler.add(prompt)
+    under_way.append(scheduler.schedule())
+    assert under_way[1].scheduled == [(0, 1), (1, 8), (2, 5)]
+    scheduler.complete(under_way.pop(0), ())
+    batch = scheduler.schedule()  # the last token of 0 is under way; 1 needs its third block
+    assert (batch.preempted, batch.scheduled) == ([0], scheduled)
+    assert scheduler.complete(under_way.pop(0), ()).finished == [0]  # while it waits
+    assert scheduler.schedule().scheduled == [(1, 1), (2, 1)]
+
+
+# Asynchronous scheduling
+
+
+@pytest.mark.parametrize(("version", "third"), [("0.19.0", []), ("0.11.0", [(0, 1)])])
+def test_a_step_past_the_last_token(version: str, third: list[Any]) -> None:
+    scheduler = engine([ask(0, 4, max_tokens=2)], variant=version, async_scheduling=True)
+    batches = [scheduler.schedule() for _ in range(2)]
+    scheduler.complete(batches[0], ())
+    batches.append(scheduler.schedule())
+    assert [b.scheduled for b in batches] == [[(0, 4)], [(0, 1)], third]
+    assert scheduler.complete(batches[1], ()).finished == [0]
+    assert scheduler.complete(batches[2], ()).delivered == []
+    assert scheduler.free_blocks == 8
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_step_past_the_longest_sequence(version: str) -> None:
+    scheduler = engine([ask(0, 30)], variant=version, async_scheduling=True)
+    batches = [scheduler.schedule() for _ in range(2)]
+    scheduler.complete(batches[0], ())
+    assert not scheduler.schedule()
+
+
+# The same in all versions
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nobody_is_admitted_in_a_step_that_preempted(version: str) -> None:
+    scheduler = engine([ask(0, 16), ask(1, 16), ask(2, 4)], variant=version)
+    assert step(scheduler).scheduled == [(0, 16), (1, 16)]
+    batch = step(scheduler)
+    assert (batch.preempted, batch.scheduled) == ([1], [(0, 1)])
+    assert scheduler.waiting_ids() == [1, 2]  # at the very front, with 3 blocks free for 2
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_at_least_one_token_is_computed_again(version: str) -> None:
+    scheduler = engine(variant=version, enable_prefix_caching=True)
+    for i in range(2):
+        scheduler.add(Prompt(i, 8, 1, segments=(Segment("g", 0, 8),)))
+        batch = step(scheduler)
+    assert (batch.scheduled, batch.context) == ([(1, 4)], [4])
