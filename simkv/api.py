@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from simkv.diagnosis import ledger_rows, preemption_rows
 from simkv.document import Document, read_document
 from simkv.metrics import request_rows, step_rows
 from simkv.scenario import Scenario, resolve
@@ -54,6 +55,18 @@ class Outcome:
     def steps(self) -> pd.DataFrame:
         """A row per step and variant, as in steps.csv."""
         rows = [step_rows(name, result.record) for name, result in self.results.items()]
+        return pd.DataFrame([row for some in rows for row in some])
+
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """A row per interval of a request's life and variant, as in ledger.csv."""
+        rows = [ledger_rows(name, result.diagnosis) for name, result in self.results.items()]
+        return pd.DataFrame([row for some in rows for row in some])
+
+    @cached_property
+    def preemptions(self) -> pd.DataFrame:
+        """A row per preemption and variant, as in preemptions.csv."""
+        rows = [preemption_rows(name, result.diagnosis) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
 

@@ -105,7 +105,7 @@ def holdings(record: Record, life: Life, block_size: int) -> list[Holding]:
 
     before = None
     for run in runs(life):
-        if before and (at := lost(log, life, before, run)) < inf:
+        if before and (at := lost(life, before.last, run.first)) < inf:
             hold(at, 0)
         rows = run.last - run.first + 1
         hold(log.decided[run.first], blocks_for(run.context + run.tokens, block_size))
@@ -113,7 +113,7 @@ def holdings(record: Record, life: Life, block_size: int) -> list[Holding]:
             hold(log.decided[run.first + row], blocks_for(run.context + row + 1, block_size))
         before = run
     if before:
-        at = lost(log, life, before, None)
+        at = lost(life, before.last, None)
         keeps = life.outcome in (Outcome.STALLED, Outcome.CUT_OFF)
         hold(at if at < inf or keeps else log.end[before.last], 0)
     return [holding for holding in found if holding.end > holding.start]
@@ -263,14 +263,14 @@ def preemptions(record: Record) -> list[Preemption]:
     found = []
     for i, life in record.lives.items():
         computed = list(runs(life))
-        decided = [record.steps.decided[run.first] for run in computed]
-        for at, cause in zip(life.preempted_at, life.causes, strict=True):
-            index = bisect_left(decided, at) - 1
+        firsts = [run.first for run in computed]
+        taken = zip(life.preempted_at, life.preempted_rows, life.causes, strict=True)
+        for at, row, cause in taken:
+            index = bisect_left(firsts, row) - 1
             tokens = 0
             if index >= 0:
                 run = computed[index]
-                rows = bisect_left(record.steps.decided, at, run.first, run.last + 1) - run.first
-                tokens = run.context + run.tokens * rows
+                tokens = run.context + run.tokens * (min(row, run.last + 1) - run.first)
             found.append(Preemption(at, i, cause.by, cause.why, tokens))
     return sorted(found, key=lambda preemption: preemption.at)
 

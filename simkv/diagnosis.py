@@ -8,6 +8,7 @@ or ``result.diagnosis``, which is the same, worked out when first asked for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,12 @@ __all__ = [
     "block_size",
     "diagnose",
     "holdings",
+    "ledger_rows",
+    "preemption_rows",
 ]
+
+#: Blockers that the figures name.
+MOST = 10
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,17 @@ class Diagnosis:
     verdicts: Sequence[Verdict]
     pressure: Pressure = field(repr=False, compare=False)
 
+    def figures(self) -> dict[str, Any]:
+        """The sums of it as plain JSON: seconds by kind, blockers, the recompute tax, waste."""
+        return {
+            "time_s": {str(kind): seconds for kind, seconds in self.totals.items()},
+            "blockers": [blocker._asdict() for blocker in self.blockers[:MOST]],
+            "preemptions_by_reason": dict(Counter(taken.why for taken in self.preemptions)),
+            "overtakes": self.overtakes,
+            "recompute_tax": {"tokens": self.recompute_tokens, "seconds": self.waste.recompute},
+            "gpu_s": self.waste._asdict(),
+        }
+
     def blockers_of(self, request: int) -> list[Blocker]:
         """Who held what ``request`` waited for, first the worst."""
         return self.pressure.on(request)
@@ -70,6 +87,30 @@ class Diagnosis:
     def blockers_among(self, requests: Iterable[int]) -> list[Blocker]:
         """Who held what these requests together waited for, first the worst."""
         return self.pressure.on_all(requests)
+
+
+def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
+    """One row per interval of every request's life, as in ``ledger.csv``; times in seconds."""
+    return [
+        {"variant": variant, "id": i, "kind": str(kind), "start_s": start, "end_s": end}
+        for i, intervals in sorted(found.ledger.items())
+        for kind, start, end in intervals
+    ]
+
+
+def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
+    """One row per preemption, as in ``preemptions.csv``: whose KV was taken when, for whom, why."""
+    return [
+        {
+            "variant": variant,
+            "at_s": taken.at,
+            "victim": taken.victim,
+            "by": taken.by,
+            "why": taken.why,
+            "tokens": taken.tokens,
+        }
+        for taken in found.preemptions
+    ]
 
 
 def block_size(engine: Any) -> int:

@@ -17,7 +17,7 @@ from itertools import chain
 from math import fsum, inf
 from typing import NamedTuple
 
-from simkv.record import Life, Record, StepLog
+from simkv.record import Life, Record
 
 #: Times closer together than this (s) are one moment: sums of the same durations in another order.
 NEGLIGIBLE = 1e-7
@@ -132,14 +132,18 @@ def runs(life: Life) -> Iterator[Run]:
             context, known = reached, max(known, reached)
 
 
-def lost(log: StepLog, life: Life, before: Run, after: Run | None) -> float:
-    """When the KV was taken away between two runs (s), or infinity.
+def lost(life: Life, before: int, after: int | None) -> float:
+    """When the KV was taken away (s) between two rows in which ``life`` computed, or infinity.
 
-    A call that preempts a request and then runs it again decides both at one time.
+    ``before`` is the last row of a run and ``after`` the first of the next, if there is one. A call
+    may preempt a request and then run it again.
     """
-    index = bisect_right(life.preempted_at, log.decided[before.last])
-    at = life.preempted_at[index] if index < len(life.preempted_at) else inf
-    return at if after is None or at <= log.decided[after.first] else inf
+    index = bisect_right(life.preempted_rows, before)
+    if index == len(life.preempted_rows):
+        return inf
+    if after is not None and life.preempted_rows[index] > after:
+        return inf
+    return life.preempted_at[index]
 
 
 def ledger(record: Record) -> dict[int, list[Interval]]:
@@ -212,7 +216,7 @@ def _layers(life: Life, engine: _Engine, before: Run | None, after: Run | None) 
         head = _among(engine.at_head.get(life.request.id, []))
         layers += [chosen, unseen, head, aside, _among(engine.queue)]
         return [*layers, _stretch(Kind.QUEUED, -inf, inf)]
-    taken = lost(engine.log, life, before, after)
+    taken = lost(life, before.last, after.first if after else None)
     if taken < inf:
         layers += [_stretch(Kind.PREEMPTED, taken, decided), chosen]
     return [*layers, aside, engine.prefills, _stretch(Kind.IN_FLIGHT, -inf, inf)]

@@ -62,7 +62,9 @@ class Life:
     these three are worked out from the segments when the run is over. The tokens of ``dropped``
     rows were computed and thrown away by the engine.
 
-    ``seen`` is when the scheduler was told of it. ``causes`` belong to ``preempted_at``. ``chunks``
+    ``seen`` is when the scheduler was told of it. ``causes`` and ``preempted_rows`` belong to
+    ``preempted_at``: who caused it, and how many rows the step log had, which tells its place among
+    the steps where a pipelined scheduler decides several at one time. ``chunks``
     are its prefill rows and whatever else it started from another context than it had reached.
     ``aside`` are the times from which it sat aside, and why; an empty word ends that.
     """
@@ -77,6 +79,7 @@ class Life:
     bounces: int = 0
     recomputed_tokens: int = 0
     preempted_at: list[float] = field(default_factory=list)
+    preempted_rows: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     seen: float | None = None
@@ -183,6 +186,7 @@ class Record:
             if i in self._has_kv:
                 self._has_kv.discard(i)
                 life.preempted_at.append(now)
+                life.preempted_rows.append(len(self.steps))
                 life.causes.append(cause)
             else:
                 life.bounces += 1

@@ -42,6 +42,8 @@ def test_run_gives_frames() -> None:
     assert outcome.figures.loc["e2e_ms.p99", "before"] == summary["e2e_ms"]["p99"]
     assert len(outcome.requests) == 4
     assert outcome.requests["preemptions"].sum() == summary["preemptions"]
+    assert outcome.ledger["end_s"].max() >= outcome.requests["finish_s"].max()
+    assert len(outcome.preemptions) == outcome.figures.loc["preemptions"].sum()
     assert len(outcome.steps) == sum(r.summary["steps"] for r in outcome.results.values())
 
 

@@ -23,6 +23,10 @@ def run(
         Path | None, typer.Option(help="Folder for the results; default runs/<scenario>/.")
     ] = None,
     steps: Annotated[bool, typer.Option(help="Also write steps.csv, one row per step.")] = False,
+    ledger: Annotated[
+        bool,
+        typer.Option(help="Also write ledger.csv (what each second went to) and preemptions.csv."),
+    ] = False,
     plots: Annotated[bool, typer.Option(help="Draw the pictures.")] = True,
     leap: Annotated[
         bool, typer.Option(help="Leap over dull stretches; changes nothing but the time it takes.")
@@ -76,7 +80,7 @@ def run(
             records = {variant: result.record for variant, result in results.items()}
             write_plots(records, name, target)
 
-    write_run(folder, results, comparisons, draw, steps=steps)
+    write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     print_results(console, results, comparisons)
     checks = check(results)

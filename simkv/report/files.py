@@ -14,6 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from simkv import __version__
+from simkv.diagnosis import ledger_rows, preemption_rows
 from simkv.errors import InputError
 from simkv.metrics import request_rows, step_rows
 from simkv.report.published import Comparison
@@ -67,13 +68,25 @@ def write_run(
     draw: Callable[[Path], Any],
     *,
     steps: bool = False,
+    ledger: bool = False,
 ) -> None:
     """Write a run to ``folder``, in place of an earlier one, complete or not at all.
 
-    ``draw`` writes the pictures into the folder that it is given; ``steps`` adds ``steps.csv``.
+    ``draw`` writes the pictures into the folder that it is given; ``steps`` adds ``steps.csv``,
+    ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``.
     """
     with replacing(folder) as new:
-        _write_all(new, results, comparisons, steps=steps)
+        _write_all(new, results, comparisons)
+        if steps:
+            _write_rows(new / "steps.csv", results, lambda name, r: step_rows(name, r.record))
+        if ledger:
+            _write_rows(new / "ledger.csv", results, lambda n, r: ledger_rows(n, r.diagnosis))
+            _write_rows(
+                new / "preemptions.csv",
+                results,
+                lambda n, r: preemption_rows(n, r.diagnosis),
+                ("variant", "at_s", "victim", "by", "why", "tokens"),
+            )
         draw(new)
 
 
@@ -109,11 +122,23 @@ def _replace(folder: Path, new: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_all(
-    folder: Path, results: dict[str, Result], comparisons: Sequence[Comparison], *, steps: bool
+def _write_rows(
+    file: Path,
+    results: dict[str, Result],
+    rows_of: Callable[[str, Result], list[dict[str, Any]]],
+    columns: Sequence[str] | None = None,
 ) -> None:
+    """A table of all variants' rows; ``columns`` where there may be none."""
     import pandas as pd
 
+    rows = [row for name, result in results.items() for row in rows_of(name, result)]
+    frame = pd.DataFrame(rows, columns=None if columns is None else list(columns))
+    if "by" in frame:
+        frame["by"] = frame["by"].astype("Int64")
+    frame.to_csv(file, index=False, lineterminator="\n")
+
+
+def _write_all(folder: Path, results: dict[str, Result], comparisons: Sequence[Comparison]) -> None:
     scenario = next(iter(results.values())).scenario
     summary = {
         "scenario": scenario.name,
@@ -124,6 +149,7 @@ def _write_all(
             name: {
                 **result.summary,
                 "verdicts": [verdict.to_json() for verdict in result.diagnosis.verdicts],
+                "diagnosis": result.diagnosis.figures(),
                 "profile": _profile(result),
             }
             for name, result in results.items()
@@ -141,13 +167,7 @@ def _write_all(
         ],
     }
     _write_text(folder / MARK, json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    requests = [
-        row for name, result in results.items() for row in request_rows(name, result.record)
-    ]
-    pd.DataFrame(requests).to_csv(folder / "requests.csv", index=False, lineterminator="\n")
-    if steps:
-        rows = [row for name, result in results.items() for row in step_rows(name, result.record)]
-        pd.DataFrame(rows).to_csv(folder / "steps.csv", index=False, lineterminator="\n")
+    _write_rows(folder / "requests.csv", results, lambda n, r: request_rows(n, r.record))
     with (folder / "scenario.yaml").open("w", encoding="utf-8") as file:
         YAML().dump(resolved({name: r.scenario for name, r in results.items()}), file)
     for result in results.values():

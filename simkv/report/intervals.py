@@ -9,6 +9,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
+from simkv.ledger import lost
 from simkv.record import Life, Record, Segment
 
 #: Times closer together than this (s) are one moment: sums of the same durations in another order.
@@ -89,9 +90,9 @@ def _spans(record: Record, life: Life, paused: Sequence[int] | None) -> Iterator
         yield Interval(State(run.kind), starts[run.first], ends[run.last])
         begin = ends[run.last]
         end = starts[after.first] if after else math.inf
-        lost = min(max(begin, _preempted(record, life, run, after)), end)
-        yield Interval(State.WAITING, begin, lost)
-        yield Interval(State.PREEMPTED, lost, end)
+        taken = min(max(begin, lost(life, run.last, after.first if after else None)), end)
+        yield Interval(State.WAITING, begin, taken)
+        yield Interval(State.PREEMPTED, taken, end)
 
 
 def _runs(life: Life, paused: Sequence[int]) -> Iterator[Segment]:
@@ -102,18 +103,3 @@ def _runs(life: Life, paused: Sequence[int]) -> Iterator[Segment]:
             yield segment._replace(first=first, last=row)
             first = row + 1
         yield segment._replace(first=first)
-
-
-def _preempted(record: Record, life: Life, run: Segment, after: Segment | None) -> float:
-    """When the KV was lost between ``run`` and the next one, or infinity.
-
-    A pipelined scheduler decides so while the last step of ``run`` is under way. At the very start
-    of that step it may also have been the cause of ``run``; then ``run`` computed the KV again, and
-    a decode goes on from there.
-    """
-    began = record.steps.start[run.last]
-    first = bisect_left(life.preempted_at, began - NEGLIGIBLE)
-    for at in life.preempted_at[first:]:
-        if at > began + NEGLIGIBLE or after is None or after.kind != State.DECODE:
-            return at
-    return math.inf

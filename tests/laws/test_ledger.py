@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from math import isclose
+from math import inf, isclose
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,22 @@ def test_the_ledger_sums_to_every_life(engine: str, variant: str, data: st.DataO
             assert not kinds & {Kind.PREEMPTED, Kind.RECOMPUTE}
         if not record.standstill:
             assert Kind.STALLED not in kinds
+        assert_preempted_until_it_runs_again(record, life, tiles)
+
+
+def assert_preempted_until_it_runs_again(
+    record: Record, life: Life, tiles: Sequence[Interval]
+) -> None:
+    """From the loss of its KV a request is preempted, save for a step that was under way."""
+    log, computed = record.steps, list(runs(life))
+    for at, row in zip(life.preempted_at, life.preempted_rows, strict=True):
+        before = [run for run in computed if run.first < row]
+        after = next((run for run in computed if run.first >= row), None)
+        start = max(at, log.end[min(before[-1].last, row - 1)]) if before else at
+        end = log.decided[after.first] if after else inf
+        for tile in tiles:
+            if min(tile.end, end) - max(tile.start, start) > 2 * NEGLIGIBLE:
+                assert tile.kind in (Kind.PREEMPTED, Kind.STALLED)
 
 
 @pytest.mark.parametrize("variant", [v for e, v in ENGINES if e == "fastdeploy"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,45 @@ def test_steps_csv_is_written_on_demand(tmp_path: Path, results: dict[str, Resul
         str(i) for i in range(results["a"].summary["steps"])
     ]
     assert (found[0]["kind"], found[0]["start_s"], found[0]["end_s"]) == ("prefill", "0.0", "1.0")
+
+
+def test_the_ledger_tiles_every_life_and_preemptions_name_both_sides(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "name: t\nprofile: unit-step\nworkload: {burst: {num_prompts: 3, prompt_tokens: 12, "
+        "output_tokens: 9}}\nengine: {name: vllm, block_size: 4, num_gpu_blocks: 12, "
+        "startup_check: false}\n"
+    )
+    results = run_file(path)
+    folder = write(tmp_path / "out", results, ledger=True)
+    ends: dict[str, list[tuple[float, float]]] = {}
+    for row in rows(folder / "ledger.csv"):
+        ends.setdefault(row["id"], []).append((float(row["start_s"]), float(row["end_s"])))
+    for row in rows(folder / "requests.csv"):
+        tiles = ends[row["id"]]
+        assert tiles[0][0] == float(row["arrival_s"])
+        assert all(a[1] == b[0] for a, b in pairwise(tiles))
+        assert tiles[-1][1] == float(row["finish_s"])
+    taken = rows(folder / "preemptions.csv")
+    summary = json.loads((folder / "summary.json").read_text())["variants"]["run"]
+    assert len(taken) == summary["preemptions"] > 0
+    assert {(row["victim"], row["by"], row["why"]) for row in taken} == {
+        ("2", "2", "blocks")
+    }  # it found no block for itself
+    found = summary["diagnosis"]
+    assert found["preemptions_by_reason"] == {"blocks": len(taken)}
+    assert found["recompute_tax"]["tokens"] == summary["recomputed_tokens"] > 0
+    lives = sum(float(row["finish_s"]) for row in rows(folder / "requests.csv"))
+    assert sum(found["time_s"].values()) == pytest.approx(lives)
+    assert found["blockers"][0]["id"] in (0, 1)
+
+
+def test_a_run_without_preemptions_has_an_empty_table_of_them(
+    tmp_path: Path, results: dict[str, Result]
+) -> None:
+    folder = write(tmp_path / "out", {"a": results["a"]}, ledger=True)
+    text = (folder / "preemptions.csv").read_text()
+    assert text == "variant,at_s,victim,by,why,tokens\n"
 
 
 def test_the_resolved_scenario_gives_the_run_again(

@@ -79,12 +79,14 @@ def life_of(
     *segments: tuple[str, int, int],
     arrival: float = 0.0,
     ended_at: float | None = None,
-    preempted_at: Iterable[float] = (),
+    preempted: tuple[float, int] | None = None,
     outcome: Outcome = Outcome.FINISHED,
     i: int = 0,
 ) -> Life:
     request = Request(id=i, prompt_tokens=1, max_tokens=9, arrival=arrival, output_tokens=9)
-    life = Life(request, outcome, ended_at=ended_at, preempted_at=list(preempted_at))
+    life = Life(request, outcome, ended_at=ended_at)
+    if preempted:
+        life.preempted_at, life.preempted_rows = [preempted[0]], [preempted[1]]
     life.segments = [Segment(kind, first, last, True) for kind, first, last in segments]
     return life
 
@@ -112,7 +114,7 @@ def test_a_gap_is_waiting_unless_the_kv_was_lost() -> None:
         WAITING,
         PREFILL,
     ]
-    lost = life_of(*segments, ended_at=6.0, preempted_at=[3.0])
+    lost = life_of(*segments, ended_at=6.0, preempted=(3.0, 3))
     assert intervals(seconds(6), lost)[2:] == [
         (WAITING, 2.0, 3.0),
         (PREEMPTED, 3.0, 5.0),
@@ -122,13 +124,13 @@ def test_a_gap_is_waiting_unless_the_kv_was_lost() -> None:
 
 @pytest.mark.parametrize("at", [1.0, 1.5, 2.0])
 def test_a_pipelined_scheduler_preempts_while_the_step_is_under_way(at: float) -> None:
-    life = life_of(("decode", 0, 1), ("prefill", 4, 4), ended_at=5.0, preempted_at=[at])
+    life = life_of(("decode", 0, 1), ("prefill", 4, 4), ended_at=5.0, preempted=(at, 2))
     assert intervals(seconds(5), life)[1] == (PREEMPTED, 2.0, 4.0)
 
 
 def test_a_preemption_that_a_prefill_repaired_at_once_does_not_colour_the_next_gap() -> None:
     segments = ("decode", 0, 0), ("prefill", 1, 1), ("decode", 4, 4)
-    life = life_of(*segments, ended_at=5.0, preempted_at=[1.0])
+    life = life_of(*segments, ended_at=5.0, preempted=(1.0, 1))
     assert [tile.state for tile in intervals(seconds(5), life)] == [
         DECODE,
         PREFILL,
@@ -138,7 +140,7 @@ def test_a_preemption_that_a_prefill_repaired_at_once_does_not_colour_the_next_g
 
 
 def test_preempted_for_good() -> None:
-    life = life_of(("decode", 0, 1), ended_at=30.0, preempted_at=[2.0])
+    life = life_of(("decode", 0, 1), ended_at=30.0, preempted=(2.0, 2))
     assert intervals(seconds(9), life) == [(DECODE, 0.0, 2.0), (PREEMPTED, 2.0, 30.0)]
 
 
@@ -160,7 +162,7 @@ def test_rounding_leaves_no_slivers() -> None:
 
 def test_the_client_leaves_in_the_middle_of_a_step() -> None:
     life = life_of(
-        ("prefill", 0, 0), ("decode", 1, 1), ("decode", 4, 4), ended_at=1.25, preempted_at=[2.0]
+        ("prefill", 0, 0), ("decode", 1, 1), ("decode", 4, 4), ended_at=1.25, preempted=(2.0, 2)
     )
     assert intervals(seconds(9), life) == [(PREFILL, 0.0, 1.0), (DECODE, 1.0, 1.25)]
     assert wasted(seconds(9), life) == [(DECODE, 1.25, 2.0), (DECODE, 4.0, 5.0)]
