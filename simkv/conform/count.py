@@ -1,6 +1,9 @@
 """How many recorded traces each variant reproduces: counted by replaying, shipped as data.
 
 simkv conform --count TRACES... > simkv/conform/counts.json
+
+The traces are all recordings at hand, and those in tests/conformance/traces/vllm of versions that
+are recorded nowhere else.
 """
 
 from __future__ import annotations

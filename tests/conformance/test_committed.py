@@ -12,7 +12,7 @@ import pytest
 from simkv.blocks import BlockPool
 from simkv.conform import check
 from simkv.conform.trace import TraceError, ending, read_trace
-from simkv.schedulers import mistralrs
+from simkv.schedulers import mistralrs, vllm_rules
 from simkv.schedulers.mistralrs import RULES, Bucketed, July, Queues, Rules, Seed
 
 TRACES = Path(__file__).parent / "traces"
@@ -107,6 +107,29 @@ def test_every_rule_is_mutated() -> None:
     assert {field for _, change in RULE_MUTATIONS for field in change} == set(
         Rules.__dataclass_fields__
     )
+
+
+#: What a trace cannot show: defaults of knobs, which it states, and what start-up refuses.
+NOT_IN_TRACES = {"async_scheduling", "scheduler_reserve_full_isl", "fixed", "spares_null_block"}
+
+
+@pytest.mark.parametrize(
+    ("version", "rule"),
+    [
+        (version, rule)
+        for version in ("0.19.0", "0.11.0")
+        for rule in vllm_rules.Rules.__dataclass_fields__
+        if rule not in NOT_IN_TRACES
+        and not (version == "0.11.0" and rule in ("goes_on", "finds_next"))  # of priority only
+    ],
+)
+def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
+    version: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = vllm_rules.RULES[version]
+    changed = replace(rules, **{rule: not getattr(rules, rule)})
+    monkeypatch.setitem(vllm_rules.RULES, version, changed)  # type: ignore[arg-type]
+    assert any(differs(path) for path in FILES if path.parent.name == version)
 
 
 def _release_first_block_first(self: BlockPool, owner: int, **_: Any) -> None:

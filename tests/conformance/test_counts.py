@@ -15,6 +15,8 @@ from simkv.schedulers import ENGINES, variants
 from simkv.schedulers.sglang import SglangConfig
 from simkv.schedulers.vllm import VllmConfig
 
+TRACES = Path(__file__).parent / "traces"
+
 #: Of so many recorded traces one is replayed here; ``test_shared`` replays them all.
 EVERY = 20
 
@@ -24,6 +26,8 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
     for folder in (shared / "golden").glob("*/*"):
         engine = folder.parent.name
         recorded[engine, variant_of(engine, folder.name)] += len(list(folder.glob("*.jsonl.gz")))
+    for version in ("0.11.0", "0.19.0"):  # recorded by tests/conformance/record_vllm.py
+        recorded["vllm", version] = len(list((TRACES / "vllm" / version).glob("*.jsonl.gz")))
     counts = shipped()
     assert recorded == {
         (engine, variant): found["recorded"]
