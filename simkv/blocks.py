@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+from operator import itemgetter
 
 
 class BlockPool:
@@ -19,8 +20,9 @@ class BlockPool:
         self.tables: dict[int, list[int]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._references = [0] * (num_blocks + 1)
-        self._key_of: dict[int, int] = {}
-        self._blocks_of: dict[int, OrderedDict[int, None]] = {}
+        # The key of each block, 0 for none, and the blocks of each key: a number for the usual one.
+        self._key_of = [0] * (num_blocks + 1)
+        self._blocks_of: dict[int, int | dict[int, None]] = {}
 
     @property
     def free(self) -> int:
@@ -30,7 +32,7 @@ class BlockPool:
     @property
     def cached(self) -> int:
         """Blocks that carry a key of the prefix cache, in use or free."""
-        return len(self._key_of)
+        return len(self._key_of) - self._key_of.count(0)
 
     def held(self, owner: int) -> int:
         """Blocks in the table of ``owner``; 0 if it has none."""
@@ -51,10 +53,12 @@ class BlockPool:
         """
         if count > len(self._free):
             raise RuntimeError(f"{count} blocks asked for, {len(self._free)} free")
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        first, references, key_of = self._free.popitem, self._references, self._key_of
+        blocks = [first(last=False)[0] for _ in range(count)]
         for block in blocks:
-            self._references[block] = 1
-            self._forget(block)
+            references[block] = 1
+            if key_of[block]:
+                self._forget(block)
         self.tables.setdefault(owner, []).extend(blocks)
         return blocks
 
@@ -78,7 +82,7 @@ class BlockPool:
         for block in reversed(self.tables.pop(owner, ())):
             self._references[block] -= 1
             if self._references[block] == 0:
-                if keyless_first and block not in self._key_of:
+                if keyless_first and not self._key_of[block]:
                     keyless.append(block)
                 else:
                     self._free[block] = None
@@ -91,10 +95,15 @@ class BlockPool:
         self.tables.pop(owner, None)
 
     def register(self, block: int, key: int) -> None:
-        """Let ``block`` be found under ``key``, unless it already carries a key."""
-        if block not in self._key_of:
-            self._key_of[block] = key
-            self._blocks_of.setdefault(key, OrderedDict())[block] = None
+        """Let ``block`` be found under ``key`` (above 0), unless it already carries a key."""
+        if self._key_of[block]:
+            return
+        self._key_of[block] = key
+        found = self._blocks_of.setdefault(key, block)
+        if isinstance(found, dict):
+            found[block] = None
+        elif found != block:
+            self._blocks_of[key] = {found: None, block: None}
 
     def lookup(self, keys: Sequence[int]) -> list[int]:
         """Blocks that hold the longest cached run from the start of ``keys``.
@@ -106,15 +115,17 @@ class BlockPool:
             blocks = self._blocks_of.get(key)
             if not blocks:
                 break
-            hits.append(next(iter(blocks)))
+            hits.append(blocks if isinstance(blocks, int) else next(iter(blocks)))
         return hits
 
     def fingerprint(self) -> Hashable:
         """What decides later allocations: the free count, and with cached blocks all of it."""
-        if not self._key_of:
+        if not self._blocks_of:
             return len(self._free)
         tables = tuple((owner, tuple(table)) for owner, table in sorted(self.tables.items()))
-        return (tuple(self._free), tuple(self._key_of.items()), tables)
+        several = [(key, b) for key, b in self._blocks_of.items() if isinstance(b, dict)]
+        shared = tuple((key, tuple(b)) for key, b in sorted(several, key=itemgetter(0)))
+        return (tuple(self._free), tuple(self._key_of), shared, tables)
 
     def check(self) -> None:
         """Assert the laws of the pool: free + held = total, references equal tables, no overlap.
@@ -132,12 +143,12 @@ class BlockPool:
         assert all(counts[block] == 0 for block in self._free), "a held block is in the free queue"
 
     def _forget(self, block: int) -> None:
-        key = self._key_of.pop(block, None)
-        if key is not None:
-            blocks = self._blocks_of[key]
+        key, self._key_of[block] = self._key_of[block], 0
+        blocks = self._blocks_of[key]
+        if isinstance(blocks, dict):
             del blocks[block]
-            if not blocks:
-                del self._blocks_of[key]
+        if not isinstance(blocks, dict) or not blocks:
+            del self._blocks_of[key]
 
 
 class BlockCounter:

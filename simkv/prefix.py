@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
 
 from simkv.request import Prompt, Segment
 
@@ -12,18 +14,14 @@ class Content:
 
     def __init__(self, prompt: Prompt) -> None:
         segments = prompt.segments or (Segment(f"u{prompt.id}", 0, prompt.prompt_tokens),)
-        self._segments = (*segments, Segment(f"o{prompt.id}", 0, 1 << 62))
-        self._starts: list[int] = []
-        position = 0
-        for segment in self._segments:
-            self._starts.append(position)
-            position += segment.end - segment.start
+        self._segments = _merged((*segments, Segment(f"o{prompt.id}", 0, 1 << 62)))
+        lengths = (segment.end - segment.start for segment in self._segments)
+        self._starts = [0, *accumulate(lengths)][:-1]
 
     def slices(self, start: int, end: int) -> tuple[Segment, ...]:
         """Tokens ``start`` to ``end`` as segments; equal tuples mean equal tokens.
 
-        Neighbouring pieces of one stream are merged, so that the same tokens always give the
-        same tuple, however the prompt was cut.
+        The same tokens always give the same tuple, however the prompt was cut.
         """
         pieces: list[Segment] = []
         index = bisect_right(self._starts, start) - 1
@@ -31,14 +29,28 @@ class Content:
             segment, origin = self._segments[index], self._starts[index]
             first = segment.start + (start - origin)
             last = min(segment.end, segment.start + (end - origin))
-            if last > first:
-                if pieces and pieces[-1].stream == segment.stream and pieces[-1].end == first:
-                    pieces[-1] = Segment(segment.stream, pieces[-1].start, last)
-                else:
-                    pieces.append(Segment(segment.stream, first, last))
-                start += last - first
+            pieces.append(Segment(segment.stream, first, last))
+            start += last - first
             index += 1
         return tuple(pieces)
+
+    def segment_at(self, position: int) -> Segment:
+        """What is left from token ``position`` on of the segment that it lies in."""
+        index = bisect_right(self._starts, position) - 1
+        segment = self._segments[index]
+        return segment._replace(start=segment.start + position - self._starts[index])
+
+
+def _merged(segments: Iterable[Segment]) -> list[Segment]:
+    """The same tokens in as few segments as they can be said in."""
+    merged: list[Segment] = []
+    for segment in segments:
+        before = merged[-1] if merged else None
+        if before and before.stream == segment.stream and before.end == segment.start:
+            merged[-1] = Segment(segment.stream, before.start, segment.end)
+        elif segment.end > segment.start:
+            merged.append(segment)
+    return merged
 
 
 def common_prefix(a: Content, b: Content, limit: int) -> int:
@@ -69,15 +81,24 @@ class BlockKeys:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._numbers: dict[tuple[int, tuple[Segment, ...]], int] = {}
-
-    def child(self, parent: int, content: Content, index: int) -> int:
-        """Key of block ``index`` of ``content``, whose predecessor has the key ``parent``."""
-        start = index * self.block_size
-        name = (parent, content.slices(start, start + self.block_size))
-        return self._numbers.setdefault(name, len(self._numbers) + 1)
+        self._numbers: dict[tuple[object, ...], int] = {}
 
     def extend(self, keys: list[int], content: Content, tokens: int) -> None:
         """Append to ``keys`` until it names every full block of the first ``tokens`` tokens."""
-        for index in range(len(keys), tokens // self.block_size):
-            keys.append(self.child(keys[-1] if keys else self.ROOT, content, index))
+        size, numbers = self.block_size, self._numbers
+        parent = keys[-1] if keys else self.ROOT
+        position, end = len(keys) * size, tokens // size * size
+        while position < end:
+            stream, start, stop = content.segment_at(position)
+            stop = min(stop, start + end - position)
+            if stop - start < size:  # this block takes in several segments
+                pieces = content.slices(position, position + size)
+                parent = numbers.setdefault((parent, pieces), len(numbers) + 1)
+                keys.append(parent)
+                position += size
+                continue
+            whole = (stop - start) // size * size
+            for offset in range(start, start + whole, size):
+                parent = numbers.setdefault((parent, stream, offset), len(numbers) + 1)
+                keys.append(parent)
+            position += whole

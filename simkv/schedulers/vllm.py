@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -520,19 +521,21 @@ class VllmScheduler:
 
     def _members_to_visit(self) -> list[RequestState]:
         """Members of the group whose blocks are full; with a cache also whose will be."""
-        rows = self.decoding.at_border()
-        if not self.cache:
+        rows, soon = self.decoding.at_border(), self.decoding.at_border(1)
+        if not self.cache or not soon or rows is soon:
             return list(rows.values())
-        return list((rows | self.decoding.at_border(1)).values())
+        return [*rows.values(), *soon.values()]
 
     def _grow_all(self) -> None:
         """The next token of every member of the group; the blocks for it are there."""
         if self.tables is None:
             self.pool.take(-1, len(self.decoding.at_border()))
             return
-        # Which block goes to whom shows in the cache, so their order counts.
-        for r in sorted(self._members_to_visit(), key=lambda r: r.order):
-            self._grow(r, self._blocks_to_grow(r, 1))
+        members, rows = self._members_to_visit(), self.decoding.at_border()
+        if len(members) > 1:  # which block goes to whom shows in the cache, so their order counts
+            members.sort(key=attrgetter("order"))
+        for r in members:
+            self._grow(r, int(r.id in rows))
 
     def _grow(self, r: RequestState, blocks: int) -> None:
         """The next token of a member of the group."""
