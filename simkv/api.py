@@ -20,7 +20,6 @@ import pandas as pd
 
 from simkv.diagnosis import ledger_rows, preemption_rows
 from simkv.document import Document, read_document
-from simkv.metrics import request_rows, step_rows
 from simkv.scenario import Scenario, resolve
 from simkv.simulate import Result, run_scenario
 from simkv.sweeps import workers
@@ -48,13 +47,13 @@ class Outcome:
     @cached_property
     def requests(self) -> pd.DataFrame:
         """A row per request and variant, as in requests.csv."""
-        rows = [request_rows(name, result.record) for name, result in self.results.items()]
+        rows = [result.request_rows(name) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """A row per step and variant, as in steps.csv."""
-        rows = [step_rows(name, result.record) for name, result in self.results.items()]
+        rows = [result.step_rows(name) for name, result in self.results.items()]
         return pd.DataFrame([row for some in rows for row in some])
 
     @cached_property

@@ -14,11 +14,15 @@ class Moment(simpy.Event):
     So whoever waits for it sees all that came up to then, and what he sees does not depend on the
     order in which events were queued. SimPy takes delays, and ``now + (time - now)`` is not always
     ``time``; therefore this goes into its queue directly. Of two moments of one time that of the
-    lower ``rank`` comes first, and all that follows from it.
+    lower ``rank`` comes first, and all that follows from it; rank ``BEFORE`` comes before all else.
     """
+
+    #: Rank of what happens before all other events of its time.
+    BEFORE = -2
 
     def __init__(self, env: simpy.Environment, time: float, rank: int = 0) -> None:
         super().__init__(env)
+        self.rank = rank
         self._ok = True
         self._value = None
         when = max(time, env.now)
@@ -26,6 +30,6 @@ class Moment(simpy.Event):
 
     def move(self, time: float) -> Moment:
         """Let those who wait for this moment wait for another one."""
-        other = Moment(self.env, time)
+        other = Moment(self.env, time, self.rank)
         other.callbacks, self.callbacks = self.callbacks, []
         return other

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import simpy
 
@@ -55,7 +55,9 @@ class Engine:
 
     Start ``run()`` as a SimPy process and hand requests to ``submit``. A batch of a pipelined
     scheduler (``pipeline_depth`` 2) is decided while its predecessor runs. Requests that come
-    before ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended.
+    before ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended, and
+    ``ended`` is told how. Of several engines in one world those of a lower ``rank`` go first at one
+    time.
 
     With ``leaping``, a stretch of steps in which nothing but decoding would happen is one event.
     What comes from outside in the meantime ends the stretch with the step that it falls into, so
@@ -71,8 +73,10 @@ class Engine:
         resolved: Callable[[], None] | None = None,
         *,
         leaping: bool = True,
+        rank: int = 0,
     ) -> None:
         self.env = env
+        self.rank = rank
         self.scheduler = scheduler
         self.executor = executor
         self.record = Record(scheduler.num_blocks)
@@ -109,7 +113,7 @@ class Engine:
         in_flight = self._in_flight
         watch = _CycleWatch(self.scheduler.fingerprint)
         gpu_free = 0.0
-        yield Moment(self.env, self._ready)
+        yield self._moment(self._ready)
         while True:
             batch = self._schedule()
             if batch is None:
@@ -125,7 +129,7 @@ class Engine:
                     self._land(leap, len(leap.moments) - 1)
                     gpu_free = in_flight[-1].end
                 else:
-                    yield Moment(self.env, in_flight[0].end)
+                    yield self._moment(in_flight[0].end)
             oldest = in_flight.popleft()
             delivered = self._complete(oldest)
             if self._outside or delivered:
@@ -141,7 +145,7 @@ class Engine:
                 yield from self._sleep()
             elif not working:
                 self.record.idle_passes += 1
-                yield Moment(self.env, self.env.now + self.executor.idle())
+                yield self._moment(self.env.now + self.executor.idle())
 
     def _schedule(self) -> Batch | None:
         """Let the scheduler decide; None if that is the end of the engine."""
@@ -257,7 +261,7 @@ class Engine:
         if not ends:
             return None
         moments = [oldest.end, *ends] if oldest is newest else [oldest.end, newest.end, *ends[:-1]]
-        self._leap = Leap(load, ends, moments, Moment(self.env, moments[-1]))
+        self._leap = Leap(load, ends, moments, self._moment(moments[-1]))
         return self._leap
 
     def _land(self, leap: Leap, done: int) -> None:
@@ -283,6 +287,47 @@ class Engine:
         self._in_flight.clear()
         for row, end in rows:
             self._in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait now, those that the scheduler has not been told of included."""
+        new = sum(isinstance(message, Request) for message in self._inbox) if self._inbox else 0
+        return self.scheduler.num_waiting + new
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run now; a leap does not change it while it is under way."""
+        return self.scheduler.num_running
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be had now, as stepping would have left them."""
+        self._catch_up()
+        return self.scheduler.free_blocks
+
+    def _catch_up(self) -> None:
+        """Bring a leap under way to where stepping would be now; it goes on from there."""
+        leap = self._leap
+        if leap is None or not (done := bisect_left(leap.moments, self.env.now)):
+            return
+        self._land(leap, done)
+        load = leap.load
+        context = load.decode_context + done * load.decode_seqs
+        leap.load = load._replace(decode_context=context)
+        del leap.ends[:done], leap.moments[:done]
+        self._leap = leap
+
+    def conclude(self, requests: Iterable[Request], horizon: float | None) -> Record:
+        """The run is over: every one of ``requests`` gets its outcome, and the record is closed."""
+        record = self.record
+        if horizon is not None:
+            record.end = horizon
+        for request in requests:
+            if request.id not in record.lives:
+                cut_off(record, request)
+        give_outcomes(record, horizon)
+        self.settle()
+        return record
 
     def settle(self) -> None:
         """The run ends now: a leap under way gets as far as stepping would have got."""
@@ -326,7 +371,11 @@ class Engine:
         """Wait for something from outside, and for all else that happens at that time."""
         self._wake = self.env.event()
         yield self._wake
-        yield Moment(self.env, self.env.now)
+        yield self._moment(self.env.now)
+
+    def _moment(self, time: float, after: int = 0) -> Moment:
+        """A point in time of this engine: after what comes from outside, in the order of ranks."""
+        return Moment(self.env, time, self.rank + after)
 
     def _stand_still(self, since: float) -> None:
         """The state of ``since`` repeats: without help from outside nothing will ever change."""
@@ -403,7 +452,23 @@ def _long_lived() -> Iterator[None]:
             gc.enable()
 
 
-def serve(engine: Engine, sent: Iterable[Request] | Clients, horizon: float | None) -> Record:
+class Server(Protocol):
+    """What serves requests: an engine, or a fleet of them."""
+
+    env: simpy.Environment
+    ended: Callable[[Life], None] | None
+
+    def submit(self, request: Request) -> None:
+        """A request comes now."""
+
+    def run(self) -> Process:
+        """Its work, as a SimPy process."""
+
+    def conclude(self, requests: Iterable[Request], horizon: float | None) -> Record:
+        """The run is over: every one of ``requests`` gets its outcome, and the record is closed."""
+
+
+def serve(engine: Server, sent: Iterable[Request] | Clients, horizon: float | None) -> Record:
     """Send requests to the engine and run until all is over; every request has one outcome then.
 
     ``sent`` are requests that come at their arrivals, or clients that wait for answers. All is over
@@ -415,20 +480,17 @@ def serve(engine: Engine, sent: Iterable[Request] | Clients, horizon: float | No
     env.process(engine.run())
     with _long_lived():
         env.run(until=horizon)
-    record = engine.record
-    if horizon is not None:
-        record.end = horizon
-    for request in clients.requests:
-        if request.id not in record.lives:
-            life = record.arrive(request)
-            life.outcome, life.reason = Outcome.CUT_OFF, "its turn did not come"
-            life.ended_at = request.arrival
-    _conclude(record, horizon)
-    engine.settle()
-    return record
+        return engine.conclude(clients.requests, horizon)
 
 
-def _arrive(engine: Engine, requests: Iterable[Request]) -> Process:
+def cut_off(record: Record, request: Request) -> None:
+    """Enter a request that never came."""
+    life = record.arrive(request)
+    life.outcome, life.reason = Outcome.CUT_OFF, "its turn did not come"
+    life.ended_at = request.arrival
+
+
+def _arrive(engine: Server, requests: Iterable[Request]) -> Process:
     """Requests come at their arrivals, whatever becomes of the others."""
     env = engine.env
     for request in sorted(requests, key=lambda request: request.arrival):
@@ -437,7 +499,7 @@ def _arrive(engine: Engine, requests: Iterable[Request]) -> Process:
         engine.submit(request)
 
 
-def _converse(engine: Engine, clients: Clients) -> Process:
+def _converse(engine: Server, clients: Clients) -> Process:
     """Clients send when they have the answer that they wait for, and when they may."""
     env = engine.env
     answered = env.event()
@@ -457,7 +519,7 @@ def _converse(engine: Engine, clients: Clients) -> Process:
         yield env.any_of([answered, *due])
 
 
-def _conclude(record: Record, horizon: float | None) -> None:
+def give_outcomes(record: Record, horizon: float | None) -> None:
     """Give the requests that nothing resolved their outcome.
 
     Where the engine had stopped for good before a client gave up, the stop is the cause.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
-from simkv.metrics import FIGURES, figure, request_rows
+from simkv.metrics import FIGURES, figure
 
 if TYPE_CHECKING:
     from simkv.simulate import Result
@@ -180,7 +180,7 @@ def check(results: Mapping[str, Result]) -> list[Check]:
             continue
         for name, bound in _given(expected):
             checks.append(_check(variant, name, bound, figure(result.summary, name)))
-        rows = {row["id"]: row for row in request_rows(variant, result.record)}
+        rows = {row["id"]: row for row in result.request_rows(variant)}
         for i, of_request in expected.request.items():
             for name, bound in _given(of_request):
                 checks.append(_check(variant, f"request {i} {name}", bound, rows[i][name]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,11 +236,14 @@ def verdict_of(record: Record) -> tuple[str, str]:
     return "served", "every request finished"
 
 
-def request_rows(variant: str, record: Record) -> list[dict[str, Any]]:
+def request_rows(
+    variant: str, record: Record, replicas: Mapping[int, str] | None = None
+) -> list[dict[str, Any]]:
     """One row per request, as in ``requests.csv``; times in seconds, empty where there is none.
 
     ``output_tokens`` is what the request was to emit; ``ttft_s`` is given for every request that
-    got a token, the other latencies for finished ones.
+    got a token, the other latencies for finished ones. ``replicas`` says, in a fleet, on which ones
+    it was.
     """
     return [
         {
@@ -257,8 +260,9 @@ def request_rows(variant: str, record: Record) -> list[dict[str, Any]]:
             "e2e_s": e2e(life),
             "preemptions": len(life.preempted_at),
             "recomputed_tokens": life.recomputed_tokens,
+            **({} if replicas is None else {"replica": replicas.get(i)}),
         }
-        for _, life in sorted(record.lives.items())
+        for i, life in sorted(record.lives.items())
     ]
 
 

@@ -18,7 +18,6 @@ from typing import Annotated, Any, NamedTuple
 import simpy
 from pydantic import BaseModel, ConfigDict, Field
 
-from simkv.clock import Moment
 from simkv.engine import Engine, Process, _CycleWatch
 from simkv.executors import Executor, load_of
 from simkv.record import Outcome, Queues, Record, Standstill
@@ -80,8 +79,10 @@ class Pipeline(Engine):
         pacing: Pacing,
         ready: float = 0.0,
         resolved: Callable[[], None] | None = None,
+        *,
+        rank: int = 0,
     ) -> None:
-        super().__init__(env, actors, executor, ready, resolved, leaping=False)
+        super().__init__(env, actors, executor, ready, resolved, leaping=False, rank=rank)
         self.manager, self.worker, self.processor = actors.manager, actors.worker, actors.processor
         self.pacing = pacing
         self.tasks = simpy.Store(env, capacity=1)
@@ -100,7 +101,7 @@ class Pipeline(Engine):
 
     def run(self) -> Process:
         """The engine thread; it starts the other two."""
-        yield Moment(self.env, self._ready)
+        yield self._moment(self._ready)
         self.env.process(self._work())
         self.env.process(self._listen())
         pacing, last_call = self.pacing, None
@@ -121,7 +122,7 @@ class Pipeline(Engine):
                 yield self.tasks.put(self.put(planned))
                 yield from self._poll(pacing.queue_interval, self._taken)
             else:
-                yield Moment(self.env, self.env.now + pacing.schedule_interval)
+                yield self._moment(self.env.now + pacing.schedule_interval)
 
     def _work(self) -> Process:
         """The worker thread: at a step border take tasks, run a step, send its message."""
@@ -140,7 +141,7 @@ class Pipeline(Engine):
             self.env.process(self._carry(message))
             self._check_progress()
             self._border = self.env.now + self.pacing.step_gap
-            yield Moment(self.env, self._border, rank=1)
+            yield self._moment(self._border, 1)
 
     def _carry(self, message: Message) -> Process:
         """The way of a message from the worker to the token processor."""
@@ -183,7 +184,7 @@ class Pipeline(Engine):
         start = self.env.now
         yield event
         naps = max(1, ceil((self.env.now - start) / interval))
-        yield Moment(self.env, start + naps * interval)
+        yield self._moment(start + naps * interval)
 
     # What they do, for whoever wants to watch.
 

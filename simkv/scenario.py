@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -15,19 +15,24 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
+    Tag,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
     create_model,
+    field_serializer,
     field_validator,
+    model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails
 
 from simkv.document import Document, find_key, read_document
 from simkv.errors import InputError, nearest
 from simkv.expect import Expectations
+from simkv.fleet.config import Count, FleetRules
 from simkv.metrics import FIGURES
 from simkv.pipeline import Pacing
 from simkv.profile import load_profile
@@ -112,13 +117,47 @@ class Published(_Model):
     note: str = ""
 
 
+class ReplicaGroup(_Model):
+    """``count`` equal replicas.
+
+    ``engine`` says what differs from the scenario's engine, ``profile`` what their steps cost if
+    not what the scenario says.
+    """
+
+    count: Count = 1
+    engine: Annotated[EngineConfig, _CheckedByModel()] | None = None
+    profile: str | None = None
+
+    @field_serializer("engine")
+    def _plain_engine(self, engine: EngineConfig | None) -> dict[str, Any] | None:
+        return None if engine is None else asdict(engine)
+
+
+class FleetSection(FleetRules):
+    """Replicas behind a router: a number of equal ones, or a list of groups."""
+
+    replicas: Annotated[
+        Annotated[Count, Tag("number")]
+        | Annotated[list[ReplicaGroup], Field(min_length=1), Tag("list")],
+        Discriminator(lambda value: "list" if isinstance(value, list) else "number"),
+    ] = 1
+
+    @property
+    def groups(self) -> list[ReplicaGroup]:
+        """The groups of replicas, of which there is one if all are equal."""
+        if isinstance(self.replicas, int):
+            return [ReplicaGroup(count=self.replicas)]
+        return self.replicas
+
+
 class Scenario(_Model):
     """One experiment: a workload, an engine with its knobs, and what its steps cost.
 
     ``timeout`` (s) is how long a client waits for its last token, ``horizon`` (s) ends the run,
     ``engine_ready`` (s) is when the engine looks at its queue for the first time. ``profile`` is a
     packaged cost profile or a JSON file beside the scenario. With ``pipeline`` the three threads of
-    ``fastdeploy`` run side by side, without in lockstep. ``published`` and ``expect`` go by the
+    ``fastdeploy`` run side by side, without in lockstep. With ``fleet`` the engine is one of
+    several replicas behind a router. ``published`` and ``expect`` go by the
     name of the variant; that of a file without variants is ``run``.
     """
 
@@ -132,9 +171,26 @@ class Scenario(_Model):
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     engine_ready: Time = 0.0
     pipeline: Pacing | None = None
+    fleet: FleetSection | None = None
     provenance: Provenance = Provenance()
     published: dict[str, Published] = {}
     expect: dict[str, Expectations] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_engines(cls, data: Any) -> Any:
+        """The engines of replica groups are the scenario's with what the groups change."""
+        fleet = data.get("fleet") if isinstance(data, dict) else None
+        if not isinstance(fleet, dict) or not isinstance(fleet.get("replicas"), list):
+            return data
+        own = {"engine": data.get("engine")}
+        whole = [
+            {**group, **merge(own, {"engine": group["engine"]})}
+            if isinstance(group, dict) and isinstance(group.get("engine"), dict)
+            else group
+            for group in fleet["replicas"]
+        ]
+        return {**data, "fleet": {**fleet, "replicas": whole}}
 
     @field_validator("pipeline")
     @classmethod
@@ -218,12 +274,20 @@ def resolve(document: Document, overrides: Sequence[str] = ()) -> dict[str, Scen
 def _check_profiles(document: Document, scenarios: Mapping[str, Scenario]) -> None:
     """Raise InputError if a cost profile is not there or cannot be used."""
     for name, scenario in scenarios.items():
-        try:
-            load_profile(scenario.profile, document.path.parent)
-        except InputError as error:
-            own = ("variants", name, "profile")
-            location = own if _key_path(document.tree, own) else ("profile",)
-            raise InputError(f"{document.place(location)}: {error}") from error
+        groups = scenario.fleet.groups if scenario.fleet else []
+        named: list[tuple[tuple[str | int, ...], str]] = [(("profile",), scenario.profile)]
+        named += [
+            (("fleet", "replicas", index, "profile"), group.profile)
+            for index, group in enumerate(groups)
+            if group.profile is not None
+        ]
+        for field, profile in named:
+            try:
+                load_profile(profile, document.path.parent)
+            except InputError as error:
+                own = ("variants", name, *field)
+                location = own if _key_path(document.tree, own) else field
+                raise InputError(f"{document.place(location)}: {error}") from error
 
 
 def _check_published(document: Document, scenarios: Mapping[str, Scenario]) -> None:
@@ -279,7 +343,7 @@ def merge(base: Any, override: Any) -> Any:
         result.pop(key, None)
     for key, value in override.items():
         former = result.get(key)
-        if _other_kind(former, value, "name" if key == "engine" else "distribution"):
+        if _other_kind(former, value, "name" if key in ("engine", "router") else "distribution"):
             former = None
         result[key] = merge(former, value)
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,11 @@ from simkv.engine import Engine, serve
 from simkv.executors import Executor
 from simkv.executors.simulated import SimulatedExecutor
 from simkv.fidelity import Fidelity, fidelity
-from simkv.metrics import summary
+from simkv.fleet.diagnosis import diagnose_fleet
+from simkv.fleet.figures import fleet_figures
+from simkv.fleet.fleet import Fleet
+from simkv.fleet.world import Plan, build_fleet, least_known, plans
+from simkv.metrics import request_rows, step_rows, summary
 from simkv.pipeline import Pipeline, remarks
 from simkv.profile import Profile, load_profile
 from simkv.record import Record
@@ -33,7 +37,8 @@ class Result:
 
     ``notes`` say where the result leaves the range of the cost profile, which requests can never
     fit into the cache, and what went wrong in a pipeline. ``fidelity`` is how far the seconds can
-    be trusted.
+    be trusted. Of a ``fleet`` the record is one for all replicas (see ``simkv.fleet.merge``), and
+    ``plans`` say what each replica is.
     """
 
     scenario: Scenario
@@ -42,11 +47,52 @@ class Result:
     notes: list[str]
     profile: Profile
     fidelity: Fidelity
+    fleet: Fleet | None = None
+    plans: Sequence[Plan] = ()
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """All cost profiles of the run, by what the scenario calls them."""
+        found = {self.scenario.profile: self.profile}
+        return found | {plan.profile_name: plan.profile for plan in self.plans}
+
+    @property
+    def parts(self) -> dict[str, Record]:
+        """The records whose steps are in order of time: that of the run, or those of a fleet's
+        replicas by name."""
+        return {"": self.record} if self.fleet is None else self.fleet.parts
+
+    def request_rows(self, variant: str) -> list[dict[str, Any]]:
+        """The rows of ``requests.csv``; in a fleet they say on which replicas a request was."""
+        replicas = None if self.fleet is None else self.fleet.where
+        return request_rows(variant, self.record, replicas)
+
+    def step_rows(self, variant: str) -> list[dict[str, Any]]:
+        """The rows of ``steps.csv``; in a fleet they come replica by replica and say whose."""
+        if self.fleet is None:
+            return step_rows(variant, self.record)
+        return [
+            {**row, "replica": stint.replica}
+            for stint in self.fleet.stints
+            for row in step_rows(variant, stint.engine.record)
+        ]
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """Why it went as it did; worked out when first asked for."""
+        if self.fleet is not None:
+            sizes = [block_size(plan.engine) for plan in self.plans]
+            return diagnose_fleet(self.fleet, self.record, sizes)
         return diagnose(self.record, block_size(self.scenario.engine))
+
+
+def parts_of(results: Mapping[str, Result]) -> dict[str, Record]:
+    """The records of some variants whose steps are in order of time, by variant and replica."""
+    return {
+        f"{variant}: {name}" if name else variant: record
+        for variant, result in results.items()
+        for name, record in result.parts.items()
+    }
 
 
 def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Result]:
@@ -78,6 +124,8 @@ def run_scenario(
     with a ``scheduler`` of one's own, which can run only once.
     Raises InputError if the profile cannot be used.
     """
+    if scenario.fleet is not None:
+        return _run_fleet(scenario, folder, resolved, leaping=leaping, intervals=intervals)
     profile = load_profile(scenario.profile, folder)
     executor = SimulatedExecutor(profile)
     once = scheduler or build(scenario.engine)
@@ -86,7 +134,7 @@ def run_scenario(
     record.alone_s = {r.id: executor.alone(r.prompt_tokens, r.output_tokens) for r in requests}
     notes = [
         *scenario.workload.notes,
-        *_never_fit(requests, once, scenario),
+        *_never_fit(requests, once, scenario.engine),
         *(remarks(record) if scenario.pipeline else []),
         *_outside(executor),
     ]
@@ -98,7 +146,7 @@ def run_scenario(
 
     found = fidelity(
         profile,
-        executor.outside_s / executor.busy if executor.busy else 0.0,
+        _outside_share(executor),
         figures,
         again if intervals and not scheduler else None,
     )
@@ -123,16 +171,85 @@ def _serve(
     return serve(engine, clients(scenario.workload, scenario.timeout), scenario.horizon)
 
 
+def _run_fleet(
+    scenario: Scenario,
+    folder: Path,
+    resolved: Callable[[], None] | None,
+    *,
+    leaping: bool,
+    intervals: bool,
+) -> Result:
+    """Run a scenario with replicas behind a router; arguments as for ``run_scenario``."""
+    replicas = plans(scenario, folder)
+
+    def once(
+        resolved: Callable[[], None] | None, changed: Callable[[Executor], Executor] | None = None
+    ) -> tuple[Fleet, Record]:
+        sent = clients(scenario.workload, scenario.timeout)
+        fleet = build_fleet(scenario, replicas, sent, resolved, leaping=leaping, changed=changed)
+        return fleet, serve(fleet, sent, scenario.horizon)
+
+    fleet, record = once(resolved)
+    requests = [life.request for life in record.lives.values()]
+    alone = SimulatedExecutor(replicas[0].profile)
+    record.alone_s = {r.id: alone.alone(r.prompt_tokens, r.output_tokens) for r in requests}
+    executors = [
+        executor
+        for stint in fleet.stints
+        if isinstance(executor := stint.engine.executor, SimulatedExecutor)
+    ]
+    notes = [
+        *scenario.workload.notes,
+        *_notes_on_replicas(fleet, replicas, requests),
+        *(
+            note
+            for profile in dict.fromkeys(plan.profile.name for plan in replicas)
+            for note in _outside(*(e for e in executors if e.profile.name == profile))
+        ),
+    ]
+    figures = summary(record)
+    found = fidelity(
+        least_known(replicas),
+        _outside_share(*executors),
+        figures,
+        (lambda changed: summary(once(None, changed)[1])) if intervals else None,
+    )
+    figures |= {
+        "fleet": fleet_figures(fleet, record.end),
+        "notes": notes,
+        "fidelity": found.to_json(),
+    }
+    return Result(scenario, record, figures, notes, replicas[0].profile, found, fleet, replicas)
+
+
+def _notes_on_replicas(
+    fleet: Fleet, replicas: Sequence[Plan], requests: list[Request]
+) -> list[str]:
+    """What a reader must know of the replicas; what holds for several is said once."""
+    notes: dict[str, list[int]] = {}
+    for stint in fleet.stints:
+        engine = stint.engine
+        found = _never_fit(requests, engine.scheduler, replicas[stint.replica].engine)
+        for note in [*found, *(remarks(engine.record) if isinstance(engine, Pipeline) else [])]:
+            notes.setdefault(note, []).append(stint.replica)
+    return [
+        note if len(set(where)) == fleet.size else f"replica {', '.join(map(str, where))}: {note}"
+        for note, where in notes.items()
+    ]
+
+
 def check_scenario(scenario: Scenario, folder: Path) -> None:
     """Raise the InputError that running the scenario would raise, without running it."""
     load_profile(scenario.profile, folder)
     build(scenario.engine)
+    for plan in plans(scenario, folder) if scenario.fleet else []:
+        build(plan.engine)
     clients(scenario.workload, scenario.timeout)
 
 
-def _never_fit(requests: list[Request], scheduler: Scheduler, scenario: Scenario) -> list[str]:
+def _never_fit(requests: list[Request], scheduler: Scheduler, engine: Any) -> list[str]:
     """Requests whose KV needs more blocks than the whole cache has."""
-    block_size = getattr(scenario.engine, "block_size", None)
+    block_size = getattr(engine, "block_size", None)
     if block_size is None:
         return []
     too_large = [
@@ -149,15 +266,24 @@ def _never_fit(requests: list[Request], scheduler: Scheduler, scenario: Scenario
     ]
 
 
-def _outside(executor: SimulatedExecutor) -> list[str]:
-    """How much of the run lies where the cost profile has no data."""
+def _outside_share(*executors: SimulatedExecutor) -> float:
+    """The share of the busy time that lay outside of the profiles' ranges."""
+    busy = sum(executor.busy for executor in executors)
+    return sum(executor.outside_s for executor in executors) / busy if busy else 0.0
+
+
+def _outside(*executors: SimulatedExecutor) -> list[str]:
+    """How much of the run lies where the cost profile, one for all executors, has no data."""
     notes = []
-    for feature, seconds in sorted(executor.outside.items()):
-        low, high = executor.profile.range[feature]
-        least, most = executor.extremes[feature]
-        share = 100.0 * seconds / executor.busy
+    profile, busy = executors[0].profile, sum(executor.busy for executor in executors)
+    for feature in sorted({feature for executor in executors for feature in executor.outside}):
+        there = [executor for executor in executors if feature in executor.outside]
+        seconds = sum(executor.outside[feature] for executor in there)
+        least = min(executor.extremes[feature][0] for executor in there)
+        most = max(executor.extremes[feature][1] for executor in there)
+        low, high = profile.range[feature]
         notes.append(
-            f"outside the range of profile {executor.profile.name} for {share:.1f} % of the busy "
-            f"time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
+            f"outside the range of profile {profile.name} for {100.0 * seconds / busy:.1f} % of "
+            f"the busy time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
         )
     return notes

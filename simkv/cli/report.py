@@ -49,6 +49,7 @@ def report(
     from simkv.report.perfetto import write_perfetto
     from simkv.report.runs import QUICK, page_of, plan, remedies, run_all
     from simkv.report.story import first_to_look_at
+    from simkv.simulate import parts_of
 
     planned = plan(runs)
     page = out or page_of(runs)
@@ -69,8 +70,7 @@ def report(
     write_html(page, results, changes)
     print(f"Written {page}")
     if perfetto:
-        records = {name: result.record for name, result in results.items()}
-        write_perfetto(perfetto, records, next(iter(results.values())).scenario.name)
+        write_perfetto(perfetto, parts_of(results), next(iter(results.values())).scenario.name)
         print(f"Written {perfetto}: open it with ui.perfetto.dev")
 
 

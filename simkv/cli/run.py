@@ -65,7 +65,7 @@ def run(
     from simkv.report.console import print_results, say
     from simkv.report.files import write_run
     from simkv.report.published import compare
-    from simkv.simulate import run_scenario
+    from simkv.simulate import parts_of, run_scenario
 
     results = {}
     with requests_bar(sum(loaded.workload.size for loaded in variants.values())) as advance:
@@ -77,8 +77,7 @@ def run(
         if plots:
             from simkv.report.plots import write_plots
 
-            records = {variant: result.record for variant, result in results.items()}
-            write_plots(records, name, target)
+            write_plots(parts_of(results), name, target)
 
     write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
@@ -91,7 +90,7 @@ def run(
     if perfetto:
         from simkv.report.perfetto import write_perfetto
 
-        write_perfetto(perfetto, {variant: r.record for variant, r in results.items()}, name)
+        write_perfetto(perfetto, parts_of(results), name)
         say(console, f"Written {perfetto}: open it with ui.perfetto.dev")
     if junit:
         write_junit(junit, {name: checks})

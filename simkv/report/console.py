@@ -117,6 +117,8 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     yield _row("Longest stall (s):", figures["longest_stall_s"])
     yield _row("Starved requests:", figures["starved"])
     yield _row("Jain index of speed:", figures["jain_index"])
+    if fleet := figures.get("fleet"):
+        yield from _fleet(fleet)
     yield "=" * WIDTH
     yield f"Verdict: {figures['verdict']}: {figures['verdict_detail']}"
     for verdict in result.diagnosis.verdicts:
@@ -128,6 +130,36 @@ def _block(variant: str, result: Result) -> Iterator[str]:
         if ends := result.fidelity.intervals.get(key):
             value = _number(figure(figures, key))
             yield f"  {label:<22}{value:>12}   from {_number(ends[0])} to {_number(ends[1])}"
+
+
+#: Columns of the table of replicas: figure, heading, width, decimals.
+_REPLICA = (
+    ("requests", "requests", 9, 0),
+    ("finished", "finished", 9, 0),
+    ("utilisation", "busy %", 8, 1),
+    ("mean_ttft_ms", "TTFT ms", 10, 1),
+    ("preemptions", "preempted", 10, 0),
+    ("hit_rate", "hits %", 8, 1),
+)
+#: The console shows so many replicas; all are in summary.json.
+_MOST_REPLICAS = 16
+
+
+def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
+    """The fleet's own figures, and a line per replica."""
+    yield f"{'Fleet':-^{WIDTH}}"
+    yield _row("Replicas:", fleet["replicas"])
+    yield _row("Mean requests in the fleet:", fleet["mean_in_system"])
+    yield _row("Imbalance (busiest / mean):", fleet["imbalance"])
+    yield f"{'replica':<8}" + "".join(f"{heading:>{width}}" for _, heading, width, _ in _REPLICA)
+    for row in fleet["by_replica"][:_MOST_REPLICAS]:
+        percent = {"utilisation": 100.0, "hit_rate": 100.0}
+        yield f"{row['replica']:<8}" + "".join(
+            f"{row[key] * percent.get(key, 1):>{width}.{decimals}f}"
+            for key, _, width, decimals in _REPLICA
+        )
+    if (more := len(fleet["by_replica"]) - _MOST_REPLICAS) > 0:
+        yield f"... and {more} more: see summary.json"
 
 
 def _row(label: str, value: Any) -> str:
@@ -185,7 +217,7 @@ def _print_provenance(console: Console, scenario: Scenario, results: dict[str, R
             for line in lines:
                 say(console, f"  - {line}")
     say(console, "\nCosts")
-    profiles = {result.profile.name: result.profile for result in results.values()}
+    profiles = {p.name: p for result in results.values() for p in result.profiles.values()}
     for profile in profiles.values():
         rms = "" if profile.fit.rms_s is None else f", rms error {profile.fit.rms_s:g} s"
         points = f", points: {profile.fit.points}{rms}" if profile.fit.points else ""

@@ -16,9 +16,8 @@ from ruamel.yaml import YAML
 from simkv import __version__
 from simkv.diagnosis import ledger_rows, preemption_rows
 from simkv.errors import InputError
-from simkv.metrics import request_rows, step_rows
 from simkv.report.published import Comparison
-from simkv.scenario import Scenario
+from simkv.scenario import FleetSection, Scenario
 from simkv.simulate import Result
 from simkv.workload import fields_of_others
 
@@ -78,7 +77,7 @@ def write_run(
     with replacing(folder) as new:
         _write_all(new, results, comparisons)
         if steps:
-            _write_rows(new / "steps.csv", results, lambda name, r: step_rows(name, r.record))
+            _write_rows(new / "steps.csv", results, lambda name, r: r.step_rows(name))
         if ledger:
             _write_rows(new / "ledger.csv", results, lambda n, r: ledger_rows(n, r.diagnosis))
             _write_rows(
@@ -167,13 +166,14 @@ def _write_all(folder: Path, results: dict[str, Result], comparisons: Sequence[C
         ],
     }
     _write_text(folder / MARK, json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    _write_rows(folder / "requests.csv", results, lambda n, r: request_rows(n, r.record))
+    _write_rows(folder / "requests.csv", results, lambda name, r: r.request_rows(name))
     with (folder / "scenario.yaml").open("w", encoding="utf-8") as file:
         YAML().dump(resolved({name: r.scenario for name, r in results.items()}), file)
     for result in results.values():
-        if result.scenario.profile.endswith(".json"):
-            text = result.profile.model_dump_json(indent=1, exclude_none=True)
-            _write_text(folder / Path(result.scenario.profile).name, text + "\n")
+        for name, profile in result.profiles.items():
+            if name.endswith(".json"):
+                text = profile.model_dump_json(indent=1, exclude_none=True)
+                _write_text(folder / Path(name).name, text + "\n")
 
 
 def _profile(result: Result) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _run_fields(scenario: Scenario, base: dict[str, Any] | None = None) -> dict[
         workload["trace"] = str(scenario.workload.path.resolve())
     if base:
         workload = _cover(base["workload"], workload, scenario.workload.model_dump())
-    pipeline = scenario.pipeline
+    pipeline, fleet = scenario.pipeline, scenario.fleet
     return {
         "workload": workload,
         "engine": asdict(scenario.engine),
@@ -217,7 +217,17 @@ def _run_fields(scenario: Scenario, base: dict[str, Any] | None = None) -> dict[
         "horizon": scenario.horizon,
         "engine_ready": scenario.engine_ready,
         "pipeline": None if pipeline is None else pipeline.model_dump(),
+        "fleet": None if fleet is None else _fleet_fields(fleet),
     }
+
+
+def _fleet_fields(fleet: FleetSection) -> dict[str, Any]:
+    """The fleet with the names of profiles as they lie beside the scenario."""
+    fields = fleet.model_dump()
+    if isinstance(fields["replicas"], list):
+        for group in fields["replicas"]:
+            group["profile"] = group["profile"] and Path(group["profile"]).name
+    return fields
 
 
 def _cover(base: Any, given: Any, full: Any) -> Any:

@@ -1,0 +1,122 @@
+"""The ``fleet`` section of a scenario, as typed models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+#: More replicas than this are refused as typos.
+MOST_REPLICAS = 10_000
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(gt=0, le=MOST_REPLICAS)]
+
+
+class Model(BaseModel):
+    """A part of the section: strict, frozen, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RoundRobin(Model):
+    """Each replica in its turn."""
+
+    name: Literal["round_robin"] = "round_robin"
+
+
+class Random(Model):
+    """Any replica, all equally likely."""
+
+    name: Literal["random"] = "random"
+    seed: Seed = 0
+
+
+class _Scored(Model):
+    """A router that reads loads.
+
+    The score of a replica is the sum of what waits, runs, is ``in_flight`` (sent by the router and
+    not ended, which it always knows) and the share of KV blocks in use, each times its weight.
+    Between two refreshes ``count_own_sends`` counts each request that the router sends as one more
+    that waits there.
+    """
+
+    waiting_weight: Weight = 4.0
+    running_weight: Weight = 1.0
+    in_flight_weight: Weight = 0.0
+    kv_weight: Weight = 0.0
+    count_own_sends: bool = True
+
+
+class LeastLoaded(_Scored):
+    """The replica of the lowest score; of equals the first."""
+
+    name: Literal["least_loaded"] = "least_loaded"
+
+
+class PowerOfTwo(_Scored):
+    """Of two replicas drawn at random the one of the lower score; of equals the one drawn first."""
+
+    name: Literal["power_of_two"] = "power_of_two"
+    seed: Seed = 0
+
+
+class _Affine(Model):
+    """A router that keeps requests together unless that overloads a replica.
+
+    The fleet is out of balance when the replica with the most requests in flight has more than
+    ``balance_abs_threshold`` more than the one with the fewest and more than
+    ``balance_rel_threshold`` times as many.
+    """
+
+    balance_abs_threshold: Weight = 64.0
+    balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
+
+
+class Session(_Affine):
+    """The same replica for all requests of a session, by consistent hashing.
+
+    If the fleet is out of balance and that replica is the fullest, the one with the fewest requests
+    in flight.
+    """
+
+    name: Literal["session"] = "session"
+
+
+class CacheAware(_Affine):
+    """The replica that was sent the longest prefix of the prompt, if that is more of it than
+    ``cache_threshold``; else the one that was sent the fewest distinct prefixes. If the fleet is
+    out of balance, the one with the fewest requests in flight.
+
+    Prefixes are compared in pieces of ``block_size`` tokens.
+    """
+
+    name: Literal["cache_aware"] = "cache_aware"
+    cache_threshold: Annotated[float, Field(ge=0, le=1)] = 0.3
+    block_size: Annotated[int, Field(gt=0)] = 16
+
+
+RouterConfig = RoundRobin | Random | LeastLoaded | PowerOfTwo | Session | CacheAware
+
+
+def _bare_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+AnyRouter = Annotated[
+    Annotated[RouterConfig, Field(discriminator="name")],
+    BeforeValidator(_bare_name, json_schema_input_type=str | RouterConfig),
+]
+
+
+class FleetRules(Model):
+    """How requests find their replica.
+
+    ``refresh_interval`` (s): the router sees loads as they were at the last multiple of it; with 0
+    as they are.
+    """
+
+    router: AnyRouter = RoundRobin()
+    refresh_interval: Seconds = 0.0

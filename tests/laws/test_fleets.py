@@ -1,0 +1,106 @@
+"""The laws for fleets: one outcome each, leaps change nothing, Little's law, one is as none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simkv.ledger import ledger
+from simkv.metrics import token_rows
+from simkv.record import Outcome
+from simkv.scenario import Scenario
+from simkv.simulate import Result, run_scenario
+from simkv.workload import generate
+from tests.laws.fleets import fleets, with_fleet
+from tests.laws.scenarios import ENGINES, scenarios
+from tests.laws.test_laws import everything
+from tests.laws.test_leaping import assert_same, stretched
+
+every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
+
+
+def run(scenario: Scenario, *, leaping: bool = True) -> Result:
+    return run_scenario(scenario, Path(), leaping=leaping)
+
+
+def rows(result: Result) -> dict[str, Any]:
+    """All that a run leaves behind."""
+    return {
+        "requests": result.request_rows(""),
+        "steps": result.step_rows(""),
+        "summary": result.summary,
+    }
+
+
+@every_engine
+@given(data=st.data())
+@settings(max_examples=15)
+def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.DataObject) -> None:
+    scenario = data.draw(fleets(engine, variant))
+    result = run(scenario)
+    lives, fleet = result.record.lives, result.fleet
+    assert fleet is not None
+    assert lives.keys() == {r.id for r in generate(scenario.workload, scenario.timeout)}
+    for i, life in lives.items():
+        assert life.outcome in Outcome
+        assert life.ended_at is not None
+        assert 0 <= life.tokens <= life.request.output_tokens
+        assert sum(last - first + 1 for first, last in token_rows(life)) == life.tokens
+        if life.outcome is Outcome.FINISHED:
+            assert life.last_token == life.ended_at
+        if life.outcome is Outcome.CUT_OFF:
+            assert scenario.horizon is not None
+        seen = [stint for stint in fleet.stints if i in stint.engine.record.lives]
+        assert [fleet.stints[place] for place in fleet.ways.get(i, [])] == seen
+    figures = result.summary
+    assert sum(figures[outcome.value] for outcome in Outcome) == figures["requests"] == len(lives)
+    sent = sum(row["requests"] for row in figures["fleet"]["by_replica"])
+    assert sent == sum(map(len, fleet.ways.values()))
+    assert result.diagnosis.ledger.keys() == lives.keys()
+    for i, tiles in result.diagnosis.ledger.items():
+        if i in fleet.ways and lives[i].ended_at > lives[i].request.arrival:
+            assert tiles[0].start == lives[i].request.arrival
+            assert tiles[-1].end == lives[i].ended_at
+
+
+@every_engine
+@given(data=st.data())
+@settings(max_examples=25)
+def test_a_leap_changes_nothing_in_a_fleet(engine: str, variant: str, data: st.DataObject) -> None:
+    scenario = stretched(data.draw(fleets(engine, variant)), data.draw(st.sampled_from([1, 4, 9])))
+    leaping, stepping = run(scenario), run(scenario, leaping=False)
+    assert_same(rows(leaping), rows(stepping), "run")
+    for i, life in leaping.record.lives.items():
+        assert life.segments == stepping.record.lives[i].segments
+
+
+@every_engine
+@given(data=st.data())
+@settings(max_examples=10)
+def test_littles_law(engine: str, variant: str, data: st.DataObject) -> None:
+    """The mean number in the fleet is the rate of arrivals times the mean time spent in it."""
+    result = run(data.draw(fleets(engine, variant)))
+    assert result.fleet is not None
+    spent = math.fsum(
+        life.ended_at - life.request.arrival
+        for i, life in result.record.lives.items()
+        if life.ended_at is not None and i in result.fleet.ways
+    )
+    assert math.isclose(result.fleet.in_system_s, spent, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@every_engine
+@given(data=st.data())
+@settings(max_examples=10)
+def test_a_fleet_of_one_is_its_replica(engine: str, variant: str, data: st.DataObject) -> None:
+    scenario = data.draw(scenarios(engine, variant))
+    router = data.draw(st.sampled_from(["round_robin", "least_loaded", "cache_aware"]))
+    section = {"replicas": 1, "router": router, "refresh_interval": 0.7}
+    alone, fleet = run(scenario), run(with_fleet(scenario, section))
+    assert everything(fleet) == everything(alone)  # type: ignore[arg-type]
+    assert fleet.diagnosis.ledger == ledger(alone.record)
