@@ -175,18 +175,18 @@ def summary(record: Record) -> dict[str, Any]:
     count = {outcome: sum(life.outcome is outcome for life in lives) for outcome in Outcome}
     finished = [life for life in lives if life.outcome is Outcome.FINISHED]
     latencies = [seconds for life in finished if (seconds := e2e(life)) is not None]
-    makespan = _makespan(lives)
+    seconds = makespan(lives)
     verdict, detail = verdict_of(record)
     return {
         "requests": len(lives),
         **{outcome.value: count[outcome] for outcome in Outcome},
         "verdict": verdict,
         "verdict_detail": detail,
-        "makespan_s": makespan,
-        "request_throughput": _rate(len(finished), makespan),
-        "output_throughput": _rate(sum(life.tokens for life in finished), makespan),
+        "makespan_s": seconds,
+        "request_throughput": _rate(len(finished), seconds),
+        "output_throughput": _rate(sum(life.tokens for life in finished), seconds),
         "total_token_throughput": _rate(
-            sum(life.tokens + life.request.prompt_tokens for life in finished), makespan
+            sum(life.tokens + life.request.prompt_tokens for life in finished), seconds
         ),
         "total_input_tokens": sum(life.request.prompt_tokens for life in finished),
         "total_output_tokens": sum(life.tokens for life in finished),
@@ -210,7 +210,7 @@ def _rate(count: int, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
 
-def _makespan(lives: list[Life]) -> float:
+def makespan(lives: list[Life]) -> float:
     """Seconds from the first arrival until every client has its answer or has given up."""
     if not lives:
         return 0.0

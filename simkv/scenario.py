@@ -35,6 +35,7 @@ from simkv.expect import Expectations
 from simkv.fleet.config import Count, FleetRules
 from simkv.metrics import FIGURES
 from simkv.pipeline import Pacing
+from simkv.planner.section import PlanSection
 from simkv.profile import load_profile
 from simkv.schedulers.fastdeploy import FastDeployConfig
 from simkv.schedulers.mistralrs import MistralrsConfig
@@ -150,15 +151,26 @@ class FleetSection(FleetRules):
         return self.replicas
 
 
+Factor = Annotated[float, Field(gt=0, le=1000)]
+
+
+class StepScale(_Model):
+    """How many times as long as in the profile a step takes, by what it does."""
+
+    decode: Factor = 1.0
+    prefill: Factor = 1.0
+    mixed: Factor = 1.0
+
+
 class Scenario(_Model):
     """One experiment: a workload, an engine with its knobs, and what its steps cost.
 
     ``timeout`` (s) is how long a client waits for its last token, ``horizon`` (s) ends the run,
     ``engine_ready`` (s) is when the engine looks at its queue for the first time. ``profile`` is a
-    packaged cost profile or a JSON file beside the scenario. With ``pipeline`` the three threads of
-    ``fastdeploy`` run side by side, without in lockstep. With ``fleet`` the engine is one of
-    several replicas behind a router. ``published`` and ``expect`` go by the
-    name of the variant; that of a file without variants is ``run``.
+    packaged cost profile or a JSON file beside the scenario, whose steps take ``step_scale`` times
+    as long. With ``pipeline`` the three threads of ``fastdeploy`` run side by side, without in
+    lockstep. With ``fleet`` the engine is one of several replicas behind a router. ``published``
+    and ``expect`` go by the name of the variant; that of a file without variants is ``run``.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
@@ -167,6 +179,7 @@ class Scenario(_Model):
     workload: Workload
     engine: Annotated[EngineConfig, _CheckedByModel()]
     profile: str
+    step_scale: StepScale | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     engine_ready: Time = 0.0
@@ -204,13 +217,15 @@ class Scenario(_Model):
 class ScenarioFile(Scenario):
     """A scenario with named overrides, which run side by side.
 
-    An override has the shape of the scenario; what it does not mention stays as it is.
+    An override has the shape of the scenario; what it does not mention stays as it is. ``plan`` is
+    what ``simkv plan`` looks for, and means nothing to the others.
     """
 
     variants: dict[
         Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)],
         dict[str, Any],
     ] = {}
+    plan: PlanSection | None = None
 
 
 def json_schema() -> dict[str, Any]:
@@ -259,7 +274,7 @@ def resolve(document: Document, overrides: Sequence[str] = ()) -> dict[str, Scen
         document.override(assignment)
         _replace_form(document, assignment)
     _check(document, document.tree, ScenarioFile)
-    base = {key: value for key, value in document.tree.items() if key != "variants"}
+    base = {k: value for k, value in document.tree.items() if k not in ("variants", "plan")}
     variants = document.tree.get("variants") or {"run": {}}
     scenarios: dict[str, Scenario] = {
         str(name): _check(document, merge(base, override), Scenario, ("variants", str(name)))
@@ -269,6 +284,12 @@ def resolve(document: Document, overrides: Sequence[str] = ()) -> dict[str, Scen
     _check_published(document, scenarios)
     _check_expectations(document, scenarios)
     return scenarios
+
+
+def plan_section(document: Document) -> PlanSection:
+    """What a scenario file that has been read says about planning. Raises InputError."""
+    checked: ScenarioFile = _check(document, document.tree, ScenarioFile)
+    return checked.plan or PlanSection()
 
 
 def _check_profiles(document: Document, scenarios: Mapping[str, Scenario]) -> None:

@@ -162,7 +162,12 @@ def _serve(
     *,
     leaping: bool,
 ) -> Record:
-    """The scenario's workload through ``scheduler``, its steps as long as ``executor`` says."""
+    """The scenario's workload through ``scheduler``, its steps as long as ``executor`` says.
+
+    That is, times the scenario's own factors.
+    """
+    if scenario.step_scale:
+        executor = Erring(executor, scenario.step_scale.model_dump())
     env, ready, pacing = simpy.Environment(), scenario.engine_ready, scenario.pipeline
     if pacing and isinstance(scheduler, FastDeploy):
         engine: Engine = Pipeline(env, scheduler, executor, pacing, ready, resolved)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 
 from simkv import __version__
 from simkv.errors import InputError
+from simkv.goodput import goodput
 from simkv.profile import load_profile
 from simkv.scenario import Scenario
 from simkv.simulate import run_scenario
@@ -25,16 +27,20 @@ from simkv.workload import Workload
 #: Fields of a scenario that say what it is about and change nothing in its run.
 WORDS = {"name", "report", "summary", "provenance", "published", "expect"}
 #: Parts of simkv that take no part in a run.
-_BESIDE = ("report", "sweeps", "gpu", "conform", "counterfactual")
+_BESIDE = ("report", "sweeps", "planner", "gpu", "conform", "counterfactual")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A scenario to run; its files lie beside ``folder``."""
+    """A scenario to run; its files lie beside ``folder``.
+
+    With limits (ms, by ``ttft``, ``tpot`` or ``e2el``) its figures tell the ``goodput`` too.
+    """
 
     digest: str
     scenario: Scenario
     folder: Path
+    goodput: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,10 @@ class Done:
     error: str = ""
 
 
-def job_of(scenario: Scenario, folder: Path) -> Job:
+def job_of(scenario: Scenario, folder: Path, limits: Mapping[str, float] | None = None) -> Job:
     """The job of running ``scenario``; raises InputError if its files cannot be used."""
-    return Job(digest_of(scenario, folder), scenario, folder)
+    good = tuple(sorted((limits or {}).items()))
+    return Job(digest_of(scenario, folder, good), scenario, folder, good)
 
 
 def simulate(job: Job) -> Done:
@@ -58,24 +65,26 @@ def simulate(job: Job) -> Done:
     the job, for then the result would be another one's.
     """
     try:
-        if digest_of(job.scenario, job.folder) != job.digest:
+        if digest_of(job.scenario, job.folder, job.goodput) != job.digest:
             raise InputError(
                 "this worker has another simkv, cost profile or trace than the sweep had; "
                 "was one of them changed meanwhile?"
             )
-        return Done(job.digest, run_scenario(job.scenario, job.folder, intervals=False).summary)
+        result = run_scenario(job.scenario, job.folder, intervals=False)
+        good = goodput(result.record, dict(job.goodput)) if job.goodput else {}
+        return Done(job.digest, {**result.summary, **good})
     except InputError as error:
         return Done(job.digest, None, str(error))
     except Exception:
         return Done(job.digest, None, traceback.format_exc())
 
 
-def digest_of(scenario: Scenario, folder: Path) -> str:
+def digest_of(scenario: Scenario, folder: Path, limits: tuple[tuple[str, float], ...] = ()) -> str:
     """A name for all that decides how a scenario comes out.
 
     It covers every field that takes part in the run, with defaults filled in; the contents of its
-    profile and trace; and the version and code of simkv. Raises InputError if the profile or the
-    trace cannot be used.
+    profile and trace; the ``limits`` of its goodput; and the version and code of simkv. Raises
+    InputError if the profile or the trace cannot be used.
     """
     whole = {
         "version": __version__,
@@ -84,6 +93,7 @@ def digest_of(scenario: Scenario, folder: Path) -> str:
         "engine": asdict(scenario.engine),
         "profile": load_profile(scenario.profile, folder).model_dump(),
         "trace": _trace(scenario.workload),
+        **({"goodput": limits} if limits else {}),
     }
     text = json.dumps(whole, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

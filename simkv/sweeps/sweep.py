@@ -6,7 +6,8 @@ frame = table(sweep, finish(sweep, local, Path("points.jsonl")))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,25 +178,64 @@ def finish(
     told how many of how many jobs are done, at first and after each. Raises SweepFailed at the end
     if some jobs could not be run.
     """
-    jobs = sweep.jobs
+    with working(execute, store) as bench:
+        failed = bench.run(sweep.jobs, advance)
+        if failed:
+            raise SweepFailed(_failures(sweep, failed))
+        return {digest: bench.done[digest] for digest in sweep.jobs}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where jobs are run: by ``execute``; the figures of those that are ``done``, by digest."""
+
+    execute: Execute
+    done: dict[str, Summary]
+    append: Callable[[str, Summary], Summary]
+
+    def run(
+        self, jobs: Mapping[str, Job], advance: Callable[[int, int], None] | None = None
+    ) -> dict[str, str]:
+        """Run those of the ``jobs`` (by digest) that are not done; returns the errors of the rest.
+
+        ``advance`` is told how many of them are done, at first and after each.
+        """
+        todo = [job for digest, job in jobs.items() if digest not in self.done]
+        failed: dict[str, str] = {}
+        finished = len(jobs) - len(todo)
+        if advance:
+            advance(finished, len(jobs))
+        for result in self.execute(simulate, todo) if todo else ():
+            if result.summary is None:
+                failed[result.digest] = result.error
+                continue
+            self.done[result.digest] = self.append(result.digest, result.summary)
+            finished += 1
+            if advance:
+                advance(finished, len(jobs))
+        return failed
+
+
+@contextmanager
+def working(execute: Execute, store: Path | None = None) -> Iterator[Bench]:
+    """A bench that keeps what is done in the file ``store``, whatever happens to this process."""
     done = {} if store is None else read_store(store)
-    summaries = {digest: done[digest] for digest in jobs if digest in done}
-    todo = [job for digest, job in jobs.items() if digest not in summaries]
-    failed: dict[str, str] = {}
-    if advance:
-        advance(len(summaries), len(jobs))
-    if todo:
-        with appending(store) as append:
-            for result in execute(simulate, todo):
-                if result.summary is None:
-                    failed[result.digest] = result.error
-                    continue
-                summaries[result.digest] = append(result.digest, result.summary)
-                if advance:
-                    advance(len(summaries), len(jobs))
-    if failed:
-        raise SweepFailed(_failures(sweep, failed))
-    return summaries
+    with _appending_late(store) as append:
+        yield Bench(execute, done, append)
+
+
+@contextmanager
+def _appending_late(store: Path | None) -> Iterator[Callable[[str, Summary], Summary]]:
+    """As ``appending``, which opens the file only when there is something to add."""
+    write: Callable[[str, Summary], Summary] | None = None
+    with ExitStack() as stack:
+
+        def append(digest: str, summary: Summary) -> Summary:
+            nonlocal write
+            write = write or stack.enter_context(appending(store))
+            return write(digest, summary)
+
+        yield append
 
 
 def _failures(sweep: Sweep, failed: Mapping[str, str]) -> str:

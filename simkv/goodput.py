@@ -1,0 +1,69 @@
+"""Goodput: how many requests were served as well as was promised.
+
+Defined as ``vllm bench serve --goodput ttft:500 tpot:50`` does (vLLM 0.33,
+``vllm/benchmarks/serve.py``, ``calculate_metrics``): a request is good if it finished and each of
+its latencies that has a limit (ms) is not above it; the TPOT of a request of one token counts as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from simkv.errors import InputError, nearest
+from simkv.metrics import e2e, makespan, tpot, ttft
+from simkv.record import Life, Outcome, Record
+
+#: The latencies that may have a limit, by that tool's names for them; in seconds.
+LATENCIES: dict[str, Callable[[Life], float | None]] = {"ttft": ttft, "tpot": tpot, "e2el": e2e}
+
+
+def parse_limits(words: Iterable[str]) -> dict[str, float]:
+    """``ttft:500 tpot:50 e2el:2000`` as limits in ms by name.
+
+    Raises InputError for another name, or a limit that is not a number from 0 on.
+    """
+    limits: dict[str, float] = {}
+    for word in words:
+        name, _, text = word.partition(":")
+        if name not in LATENCIES:
+            raise InputError(
+                f"--goodput {word}: {name!r} is not known{nearest(name, LATENCIES)}; expected "
+                f"NAME:MILLISECONDS, NAME one of {', '.join(LATENCIES)}"
+            )
+        if name in limits:
+            raise InputError(f"--goodput {word}: {name} is given twice")
+        try:
+            limits[name] = float(text)
+        except ValueError:
+            limits[name] = -1.0
+        if not 0 <= limits[name] < float("inf"):
+            raise InputError(
+                f"--goodput {word}: expected milliseconds from 0 on, as in {name}:500; "
+                f"found {text or 'nothing'}"
+            )
+    return limits
+
+
+def is_good(life: Life, limits_ms: Mapping[str, float]) -> bool:
+    """Whether a request finished within the limits (ms by name)."""
+    if life.outcome is not Outcome.FINISHED:
+        return False
+    return all(
+        (LATENCIES[name](life) or 0.0) <= limit / 1000.0 for name, limit in limits_ms.items()
+    )
+
+
+def goodput(record: Record, limits_ms: Mapping[str, float]) -> dict[str, Any]:
+    """``good`` requests, their ``goodput`` per second and their ``goodput_share`` of all requests.
+
+    The time is the makespan, as for ``request_throughput``.
+    """
+    lives = list(record.lives.values())
+    good = sum(is_good(life, limits_ms) for life in lives)
+    seconds = makespan(lives)
+    return {
+        "good": good,
+        "goodput": good / seconds if seconds > 0 else 0.0,
+        "goodput_share": good / len(lives) if lives else 0.0,
+    }

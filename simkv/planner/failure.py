@@ -1,0 +1,14 @@
+"""A fleet that loses one replica when that hurts most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simkv.errors import InputError
+from simkv.scenario import Scenario
+
+
+def with_failure(scenario: Scenario, calm: Mapping[str, Any]) -> Scenario:
+    """The scenario with one replica failing at the worst time of a run without: ``calm``."""
+    raise InputError("--survive: this version of simkv has no fleets that fail")
