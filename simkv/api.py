@@ -1,4 +1,4 @@
-"""simkv from Python: run, compare and sweep scenarios, with tables as pandas frames.
+"""simkv from Python: run, compare, sweep and plan scenarios, with tables as pandas frames.
 
 import simkv
 
@@ -6,13 +6,15 @@ outcome = simkv.run("scenario.yaml", engine__num_gpu_blocks=512)
 outcome.figures.loc["e2e_ms.p99"]       # by variant
 outcome.requests                        # a row per request
 table = simkv.sweep("scenario.yaml", {"engine.num_gpu_blocks": [256, 512, 1024]})
+plan = simkv.plan("scenario.yaml", smallest="fleet.replicas=1..20", objectives=["starved<=0"])
+plan.answer                             # by variant
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +22,17 @@ import pandas as pd
 
 from simkv.diagnosis import ledger_rows, preemption_rows
 from simkv.document import Document, read_document
+from simkv.planner.ask import Ask, prepare
+from simkv.planner.plan import Plan, make_plan
+from simkv.planner.search import NEIGHBOURS
+from simkv.planner.tables import cliff_table, evaluations, to_json
+from simkv.planner.words import sentences
 from simkv.scenario import Scenario, resolve
 from simkv.simulate import Result, run_scenario
 from simkv.sweeps import workers
 from simkv.sweeps.design import assignment, axis_of, parse_sample
-from simkv.sweeps.sweep import finish, plan
+from simkv.sweeps.sweep import finish, working
+from simkv.sweeps.sweep import plan as plan_sweep
 from simkv.sweeps.table import figures_of, table
 from simkv.zoo import find
 
@@ -128,13 +136,109 @@ def sweep(
     runs failed.
     """
     axes = [axis_of(path, values) for path, values in over.items()]
-    given = [assignment(path, value) for path, value in (overrides or {}).items()]
+    given = _assignments(overrides)
     drawn = None if sample is None else parse_sample(sample)
-    whole = plan(find(Path(scenario)), axes, given, drawn, seed, repeats)
-    execute: Any = partial(workers.local, jobs=jobs)
-    if executor == "ray":
-        execute = partial(workers.on_ray, address=address, jobs=jobs)
-    return table(whole, finish(whole, execute, None if store is None else Path(store), advance))
+    whole = plan_sweep(find(Path(scenario)), axes, given, drawn, seed, repeats)
+    with workers.opened(executor, jobs, address) as execute:
+        return table(whole, finish(whole, execute, None if store is None else Path(store), advance))
+
+
+@dataclass(frozen=True)
+class Plans:
+    """What came of a plan: a ``Plan`` per variant, and tables of them."""
+
+    plans: dict[str, Plan]
+
+    @property
+    def answer(self) -> dict[str, float | int | None]:
+        """The value of the knob by variant; None where no candidate meets the objectives."""
+        return {name: plan.value(plan.answer) for name, plan in self.plans.items()}
+
+    @property
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """As in plan.json, by variant: how sure the answer is, what binds it, what it costs."""
+        return {name: to_json(plan) for name, plan in self.plans.items()}
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        """A row per run of the search, as in evaluations.csv."""
+        return pd.concat([evaluations(plan) for plan in self.plans.values()], ignore_index=True)
+
+    @cached_property
+    def cliff(self) -> pd.DataFrame:
+        """A row per run at another rate, as in cliff.csv."""
+        return pd.concat([cliff_table(plan) for plan in self.plans.values()], ignore_index=True)
+
+    def __str__(self) -> str:
+        return "\n".join(line for plan in self.plans.values() for line in sentences(plan))
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write what ``simkv plan`` writes into a folder: plan.json, tables and pictures."""
+        from simkv.planner.write import write_plans
+
+        return write_plans(list(self.plans.values()), Path(folder))
+
+
+def plan(
+    scenario: str | Path,
+    *,
+    smallest: str | None = None,
+    largest: str | None = None,
+    objectives: Iterable[str] = (),
+    goodput: Mapping[str, float] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    variants: Iterable[str] = (),
+    survive: int | None = None,
+    repeats: int | None = None,
+    profile_error: float | None = None,
+    prices: str | Path | None = None,
+    gpu: str | None = None,
+    gpus_per_replica: int | None = None,
+    held_back: Mapping[str, Any] | None = None,
+    neighbours: int = NEIGHBOURS,
+    exhaustive: bool = False,
+    cliff: bool = True,
+    store: str | Path | None = None,
+    jobs: int | None = None,
+    executor: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    advance: Callable[[int, int], None] | None = None,
+) -> Plans:
+    """The ``smallest`` or ``largest`` value of a knob with which the ``objectives`` hold.
+
+    The knob is a text as for ``--smallest``, objectives are texts as ``"ttft_ms.p99<=500"``,
+    ``goodput`` limits in ms (``{"ttft": 500, "tpot": 50}``); what is not given is taken from the
+    scenario's ``plan`` section. The rest is as on the command line, and as for ``sweep``. Raises
+    InputError for what cannot be used, before anything is run, and RunsFailed or WorkersDied if
+    runs failed.
+    """
+    ask = Ask(
+        path=find(Path(scenario)),
+        smallest=smallest,
+        largest=largest,
+        objectives=tuple(objectives),
+        goodput=tuple(f"{name}:{limit!r}" for name, limit in (goodput or {}).items()),
+        overrides=_assignments(overrides),
+        variants=tuple(variants),
+        survive=survive,
+        repeats=repeats,
+        profile_error=profile_error,
+        prices=None if prices is None else Path(prices),
+        gpu=gpu,
+        gpus_per_replica=gpus_per_replica,
+        held_back=_assignments(held_back),
+        neighbours=neighbours,
+        exhaustive=exhaustive,
+        cliff=cliff,
+    )
+    prepared = prepare(ask)
+    file = None if store is None else Path(store)
+    with workers.opened(executor, jobs, address) as execute, working(execute, file) as bench:
+        return Plans({one.case.variant: make_plan(one, bench, advance) for one in prepared})
+
+
+def _assignments(fields: Mapping[str, Any] | None) -> tuple[str, ...]:
+    return tuple(assignment(path, value) for path, value in (fields or {}).items())
 
 
 def _document(scenario: Source) -> Document:

@@ -119,21 +119,21 @@ class Erring:
     """An executor whose steps are cheaper or dearer than the one inside says, by kind of step."""
 
     def __init__(self, inner: Executor, scale: Mapping[StepKind, float]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._scale = scale
 
     def run(self, load: Load) -> float:
-        return self._inner.run(load) * self._scale[kind_of(load)]
+        return self.inner.run(load) * self._scale[kind_of(load)]
 
     def foresee(self, load: Load, steps: int) -> list[float]:
         scale = self._scale["decode"]
-        return [seconds * scale for seconds in self._inner.foresee(load, steps)]
+        return [seconds * scale for seconds in self.inner.foresee(load, steps)]
 
     def ran(self, load: Load, seconds: Sequence[float]) -> None:
-        self._inner.ran(load, seconds)
+        self.inner.ran(load, seconds)
 
     def idle(self) -> float:
-        return self._inner.idle()
+        return self.inner.idle()
 
 
 def _ends(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

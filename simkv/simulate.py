@@ -14,7 +14,7 @@ from simkv.diagnosis import Diagnosis, block_size, diagnose
 from simkv.engine import Engine, serve
 from simkv.executors import Executor
 from simkv.executors.simulated import SimulatedExecutor
-from simkv.fidelity import Fidelity, fidelity
+from simkv.fidelity import Erring, Fidelity, StepKind, fidelity
 from simkv.fleet.diagnosis import diagnose_fleet
 from simkv.fleet.figures import fleet_figures
 from simkv.fleet.fleet import Fleet
@@ -166,14 +166,26 @@ def _serve(
 
     That is, times the scenario's own factors.
     """
-    if scenario.step_scale:
-        executor = Erring(executor, scenario.step_scale.model_dump())
+    executor = _scaled(scenario, executor)
     env, ready, pacing = simpy.Environment(), scenario.engine_ready, scenario.pipeline
     if pacing and isinstance(scheduler, FastDeploy):
         engine: Engine = Pipeline(env, scheduler, executor, pacing, ready, resolved)
     else:
         engine = Engine(env, scheduler, executor, ready, resolved, leaping=leaping)
     return serve(engine, clients(scenario.workload, scenario.timeout), scenario.horizon)
+
+
+def _scaled(scenario: Scenario, executor: Executor) -> Executor:
+    """The executor with the scenario's own factors on the cost of its steps."""
+    scale = scenario.step_scale
+    if scale is None:
+        return executor
+    factors: dict[StepKind, float] = {
+        "decode": scale.decode,
+        "prefill": scale.prefill,
+        "mixed": scale.mixed,
+    }
+    return Erring(executor, factors)
 
 
 def _run_fleet(
@@ -191,7 +203,12 @@ def _run_fleet(
         resolved: Callable[[], None] | None, changed: Callable[[Executor], Executor] | None = None
     ) -> tuple[Fleet, Record]:
         sent = clients(scenario.workload, scenario.timeout)
-        fleet = build_fleet(scenario, replicas, sent, resolved, leaping=leaping, changed=changed)
+
+        def dear(executor: Executor) -> Executor:
+            executor = _scaled(scenario, executor)
+            return executor if changed is None else changed(executor)
+
+        fleet = build_fleet(scenario, replicas, sent, resolved, leaping=leaping, changed=dear)
         return fleet, serve(fleet, sent, scenario.horizon)
 
     fleet, record = once(resolved)
@@ -201,7 +218,7 @@ def _run_fleet(
     executors = [
         executor
         for stint in fleet.stints
-        if isinstance(executor := stint.engine.executor, SimulatedExecutor)
+        if isinstance(executor := _measured(stint.engine.executor), SimulatedExecutor)
     ]
     notes = [
         *scenario.workload.notes,
@@ -225,6 +242,11 @@ def _run_fleet(
         "fidelity": found.to_json(),
     }
     return Result(scenario, record, figures, notes, replicas[0].profile, found, fleet, replicas)
+
+
+def _measured(executor: Executor) -> Executor:
+    """The executor that asks the profile, inside one with factors."""
+    return executor.inner if isinstance(executor, Erring) else executor
 
 
 def _notes_on_replicas(

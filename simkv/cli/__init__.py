@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from simkv import __version__
-from simkv.cli import conform, counterfactual, explain, gpu, report, run, sweep, trace, zoo
+from simkv.cli import conform, counterfactual, explain, gpu, plan, report, run, sweep, trace, zoo
 from simkv.errors import InputError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command()(run.run)
 app.command()(report.report)
 app.command()(explain.explain)
 app.command()(sweep.sweep)
+app.command()(plan.plan)
 app.add_typer(counterfactual.app)
 app.command()(zoo.zoo)
 app.command()(conform.conform)

@@ -37,3 +37,46 @@ def check_file(option: str, file: Path) -> None:
     if file.is_dir() or not file.parent.is_dir():
         what = "is a folder" if file.is_dir() else "its folder does not exist"
         raise InputError(f"{option} {file}: {what}; expected a file in a folder that exists")
+
+
+def check_own_folder(folder: Path, store: str, what: str) -> None:
+    """Raise InputError if ``folder`` holds anything but a former ``what``, known by a ``store``."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: is a file; expected a folder for the {what}")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / store).is_file():
+        raise InputError(
+            f"--out {folder}: holds other files and no {what}; expected a new or empty folder"
+        )
+
+
+@contextmanager
+def runs_bar() -> Iterator[Callable[[int, int], None]]:
+    """On a terminal a bar with the time that is left; nothing in a pipe."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("runs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        speed_estimate_period=3600,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("runs", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

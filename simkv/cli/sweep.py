@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from simkv import __version__
+from simkv.cli.common import check_own_folder, runs_bar
 from simkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -97,14 +95,11 @@ def sweep(
     scenario = find(scenario)
     whole = plan(scenario, axes, set_ or [], drawn, seed, repeats)
     folder = out or Path("runs") / f"{whole.name}-sweep"
-    _check_folder(folder)
+    check_own_folder(folder, STORE, "sweep")
     for knob in whole.idle_knobs:
         print(f"simkv: note: {knob} changes nothing at any point", file=sys.stderr)
-    execute: Any = partial(workers.local, jobs=jobs)
-    if executor == "ray":
-        execute = partial(workers.on_ray, address=address, jobs=jobs)
     try:
-        with _progress() as advance:
+        with workers.opened(executor, jobs, address) as execute, runs_bar() as advance:
             summaries = finish(whole, execute, folder / STORE, advance)
     except KeyboardInterrupt:
         print(
@@ -127,15 +122,6 @@ def sweep(
         "repeats": repeats,
     }
     _write(whole, table(whole, summaries), plots, paretos, folder, asked)
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: is a file; expected a folder for the sweep")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / STORE).is_file():
-        raise InputError(
-            f"--out {folder}: holds other files and no sweep; expected a new or empty folder"
-        )
 
 
 def _write(
@@ -193,36 +179,3 @@ def _short(frame: pd.DataFrame, numbered: bool = False) -> Any:
         ]
         shown.add_row(*([str(number)] if numbered else []), *cells)
     return shown
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """On a terminal a bar with the time that is left; nothing in a pipe."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("runs"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns,
-        console=console,
-        transient=True,
-        speed_estimate_period=3600,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task("runs", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

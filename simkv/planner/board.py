@@ -123,9 +123,7 @@ def run(
         jobs[board, candidate, condition] = board.case.job(candidate, condition, calm)
     failed = bench.run({job.digest: job for job in jobs.values()}, advance)
     if failed:
-        (board, candidate, _), job = next(
-            one for one in jobs.items() if one[1].digest in failed
-        )
+        (board, candidate, _), job = next(one for one in jobs.items() if one[1].digest in failed)
         value = board.case.candidates[candidate]
         raise RunsFailed(
             f"{len(failed)} of {len(jobs)} runs failed, the first with {board.case.knob}={value}: "

@@ -10,29 +10,30 @@ from typing import Any
 
 from simkv.document import Document, read_document
 from simkv.errors import InputError, nearest
+from simkv.fidelity import Side, StepKind
 from simkv.planner.failure import with_failure
 from simkv.planner.objectives import Objective
-from simkv.scenario import Scenario, resolve
+from simkv.scenario import Scenario, StepScale, resolve
 from simkv.simulate import check_scenario
-from simkv.sweeps.design import VARIANTS, Axis, assignment, grid
+from simkv.sweeps.design import VARIANTS, assignment, grid, parse_axis
 from simkv.sweeps.point import Job, job_of, repeated
 
 Number = int | float
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Condition:
-    """How a candidate is tried: with the seed of a ``repeat``, with all steps ``scale`` times as
-    long as the profile says, and with one replica failing if ``failing``."""
+    """How a candidate is tried: with the seed of a ``repeat``, with one replica failing if
+    ``failing``, and on one ``side`` of the profile's error, ``cheaper`` or ``dearer``."""
 
-    scale: float = 1.0
+    side: Side | None = None
     failing: bool = False
     repeat: int = 0
 
     @property
     def calm(self) -> Condition:
         """The same without a failure."""
-        return Condition(self.scale, False, self.repeat)
+        return Condition(self.side, False, self.repeat)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Case:
     """A scenario's variant at any value of a knob.
 
     ``candidates`` are the values in the order of the search: later ones should do better.
-    ``limits`` (ms) are those of goodput.
+    ``limits`` (ms) are those of goodput, ``factors`` on steps are those of the profile's error.
     """
 
     document: Document
@@ -50,6 +51,7 @@ class Case:
     candidates: tuple[Number, ...]
     objectives: tuple[Objective, ...]
     limits: Mapping[str, float]
+    factors: Mapping[Side, Mapping[StepKind, float]]
     _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
 
     def scenario(self, candidate: int) -> Scenario:
@@ -76,31 +78,39 @@ class Case:
     ) -> Job:
         """What has to be run to try a candidate; with a failure it needs what came of the ``calm``
         run without."""
-        scenario = tried(self.scenario(candidate), condition)
+        scenario = self.tried(self.scenario(candidate), condition)
         if condition.failing:
             assert calm is not None
             scenario = with_failure(scenario, calm)
         return job_of(scenario, self.folder, self.limits)
 
+    def tried(self, scenario: Scenario, condition: Condition) -> Scenario:
+        """The scenario with the seed of a condition, and its steps as dear."""
+        scenario = repeated(scenario, condition.repeat)
+        if condition.side is None:
+            return scenario
+        own = (scenario.step_scale or StepScale()).model_dump()
+        dear = {kind: own[kind] * by for kind, by in self.factors[condition.side].items()}
+        return scenario.model_copy(update={"step_scale": StepScale(**dear)})
 
-def tried(scenario: Scenario, condition: Condition) -> Scenario:
-    """The scenario with the seed and the speed of a condition."""
-    scenario = repeated(scenario, condition.repeat)
-    if condition.scale == 1.0:
-        return scenario
-    return scenario.model_copy(update={"step_scale": scenario.step_scale * condition.scale})
 
+def ladder(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
+    """A knob and its candidates, written as for ``--over``, in the order of the search.
 
-def ladder(axis: Axis, largest: bool) -> tuple[Number, ...]:
-    """The values of a knob in the order of the search. Raises InputError if they are no numbers."""
+    Raises InputError if that makes no sense, or if the candidates are no numbers.
+    """
     option = "--largest" if largest else "--smallest"
+    try:
+        axis = parse_axis(text)
+        values = [knobs[axis.path] for knobs in grid([axis])]
+    except InputError as error:
+        raise InputError(str(error).replace("--over", option)) from error
     if axis.path == VARIANTS:
-        raise InputError(f"{option} {axis.path}: expected a field of the scenario; see --variant")
-    values = [knobs[axis.path] for knobs in grid([axis])]
+        raise InputError(f"{option} {text}: expected a field of the scenario; see --variant")
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) < len(values):
-        raise InputError(f"{option} {axis.path}: expected numbers; found {values[0]!r}")
-    return tuple(sorted(numbers, reverse=largest))
+        raise InputError(f"{option} {text}: expected numbers")
+    return axis.path, tuple(sorted(numbers, reverse=largest))
 
 
 def variants_of(path: Path, overrides: Sequence[str], wanted: Sequence[str]) -> list[str]:

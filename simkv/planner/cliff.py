@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simkv.planner.board import Advance, RunsFailed
-from simkv.planner.case import Case, Condition, tried
+from simkv.planner.case import Case, Condition
 from simkv.planner.objectives import figures
 from simkv.scenario import Scenario
 from simkv.sweeps.point import Job, job_of
@@ -19,7 +19,7 @@ from simkv.sweeps.sweep import Bench
 from simkv.workload import Workload, clients
 
 #: The rates that are tried, as multiples of the scenario's own.
-FACTORS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
+FACTORS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,16 @@ def _faster(workload: Workload, factor: float) -> dict[str, Any] | None:
 
 
 def rate_of(scenario: Scenario) -> float:
-    """Requests per second that the clients send of themselves, over the time in which they do."""
-    arrivals = np.array([r.arrival for r in clients(scenario.workload, None).requests])
+    """Requests per second, as given or else from the first to the last.
+
+    Without those that wait for an answer.
+    """
+    workload = scenario.workload
+    for asked in (workload.request_rate, getattr(workload.arrivals, "request_rate", None)):
+        if asked is not None:
+            return float(asked)
+    sent = clients(workload, None)
+    arrivals = np.array([r.arrival for r in sent.requests if r.id not in sent.after])
     span = float(arrivals.max() - arrivals.min()) if len(arrivals) > 1 else 0.0
     return (len(arrivals) - 1) / span if span > 0 else math.inf
 
@@ -87,7 +95,7 @@ def cliff(
         scenario = base if factor == 1.0 else at_rate(base, factor)
         assert scenario is not None
         for condition in conditions:
-            job = job_of(tried(scenario, condition), case.folder, case.limits)
+            job = job_of(case.tried(scenario, condition), case.folder, case.limits)
             jobs[factor, condition] = job
     failed = bench.run({job.digest: job for job in jobs.values()}, advance)
     if failed:

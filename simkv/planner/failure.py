@@ -11,4 +11,5 @@ from simkv.scenario import Scenario
 
 def with_failure(scenario: Scenario, calm: Mapping[str, Any]) -> Scenario:
     """The scenario with one replica failing at the worst time of a run without: ``calm``."""
-    raise InputError("--survive: this version of simkv has no fleets that fail")
+    what = f"{scenario.name} ({calm['requests']} requests)"
+    raise InputError(f"--survive: {what}: this version of simkv has no fleets that fail")

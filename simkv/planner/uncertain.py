@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simkv.profile import Profile
+from simkv.fidelity import Side, StepKind, scales
+from simkv.profile import Profile, StepError
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,28 @@ def most_violated(repeats: int, confidence: float = 0.95) -> float:
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 
 
-def error_of(profile: Profile) -> tuple[float, str] | None:
-    """The relative error of a profile's steps and what it is; None if the profile states none.
+@dataclass(frozen=True)
+class Error:
+    """The error of a profile: factors on its steps by kind, one way and the other, and a word on
+    where they come from. No factors if no error is known."""
 
-    It is the largest P95 of the absolute error on steps that were not fitted to, over the kinds of
-    steps: that all steps are off by as much, and to the same side, is the worst that is likely.
+    factors: dict[Side, dict[StepKind, float]]
+    note: str
+
+
+def error_of(profile: Profile, given: float | None) -> Error:
+    """What the profile says of its own error, or the relative error that the user has ``given``.
+
+    As in ``simkv.fidelity``: 95 of 100 steps lie within it, and all are off the same way.
     """
-    held_out = {kind: error for kind, error in profile.fit.held_out.items() if error.points}
-    if not held_out:
-        return None
-    kind = max(held_out, key=lambda name: (held_out[name].p95, name))
-    error = held_out[kind]
-    return error.p95, f"P95 of {error.points:,} {kind} steps that were not fitted to"
+    sides: tuple[Side, ...] = ("cheaper", "dearer")
+    if given is not None:
+        one = StepError(points=0, median=given, p95=given, bias=0.0)
+        factors = {side: scales({"all": one}, side) for side in sides} if given else {}
+        return Error(factors, f"an error of {100 * given:g} % of each step, as given")
+    errors = profile.fit.held_out
+    if not errors:
+        return Error({}, f"profile {profile.name} ({profile.basis}) knows no error of its own")
+    known = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in errors.items())
+    factors = {side: scales(errors, side) for side in sides}
+    return Error(factors, f"the error of profile {profile.name}: P95 of steps {known}")

@@ -92,11 +92,19 @@ def digest_of(scenario: Scenario, folder: Path, limits: tuple[tuple[str, float],
         "scenario": scenario.model_dump(exclude=WORDS | {"engine"}),
         "engine": asdict(scenario.engine),
         "profile": load_profile(scenario.profile, folder).model_dump(),
+        "replicas": _replica_profiles(scenario, folder),
         "trace": _trace(scenario.workload),
         **({"goodput": limits} if limits else {}),
     }
     text = json.dumps(whole, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _replica_profiles(scenario: Scenario, folder: Path) -> list[Any]:
+    """The profiles of replicas that have their own."""
+    groups = scenario.fleet.groups if scenario.fleet else []
+    names = [group.profile for group in groups if group.profile]
+    return [load_profile(name, folder).model_dump() for name in names]
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,12 @@ def table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.DataFrame:
         }
         for run in sweep.runs
     ]
-    # As objects, so that whole numbers stay whole where others are missing.
-    frame = pd.DataFrame(rows, dtype=object)
+    return typed(rows)
+
+
+def typed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a table in which whole numbers stay whole, where others are missing too."""
+    frame = pd.DataFrame(list(rows), dtype=object)
     return pd.DataFrame({name: _typed(frame[name]) for name in frame})
 
 
@@ -63,12 +67,12 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
     return column.astype("bool") if kinds == {bool} and not column.isna().any() else column
 
 
-def write_table(frame: pd.DataFrame, folder: Path) -> list[Path]:
+def write_table(frame: pd.DataFrame, folder: Path, name: str = "table") -> list[Path]:
     """Write ``table.csv``, and ``table.parquet`` if pyarrow is there; returns what was written."""
-    paths = [folder / "table.csv"]
+    paths = [folder / f"{name}.csv"]
     replace_file(paths[0], frame.to_csv(index=False, lineterminator="\n").encode())
     if find_spec("pyarrow"):
-        paths.append(folder / "table.parquet")
+        paths.append(folder / f"{name}.parquet")
         plain = pd.DataFrame({name: _of_one_kind(frame[name]) for name in frame})
         replace_file(paths[1], plain.to_parquet(index=False, engine="pyarrow"))
     return paths
