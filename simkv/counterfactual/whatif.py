@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log
 from typing import Literal
 
 from simkv.counterfactual.changes import Change, changes
@@ -21,6 +22,8 @@ from simkv.scenario import Scenario
 Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurts"]
 #: A latency that is at least this share shorter or longer makes a difference.
 SHARE = 0.05
+#: The same for the longest stall and for preemptions.
+STALL = 0.2
 #: Figures of which more is better; of all others less is.
 MORE_IS_BETTER = (
     "finished",
@@ -149,10 +152,10 @@ def _judge(base: Figures, figures: Figures, ratio: float, by: str | None) -> Jud
     by_latency = _compare(ratio, 1.0)
     if by_latency != "changes little" or base["finished"] < base["requests"]:
         return by_latency  # where some fail, fewer preemptions may only mean an earlier death
-    by_stall = _compare(figures["longest_stall_s"], base["longest_stall_s"], share=0.2)
+    by_stall = _compare(figures["longest_stall_s"], base["longest_stall_s"], share=STALL)
     if by_stall != "changes little":
         return by_stall
-    return _compare(figures["preemptions"], base["preemptions"], share=0.2)
+    return _compare(figures["preemptions"], base["preemptions"], share=STALL)
 
 
 def _compare(
@@ -177,7 +180,10 @@ def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
 
 
 def _by_latency(effects: list[Effect]) -> list[Effect]:
-    """Of those that come near the shortest E2E the plainest change first, then all others."""
+    """Of those that come near the shortest E2E the plainest change first, then all others.
+
+    Of equally plain ones that with the shorter stall (by classes of 20 %), then fewer preemptions.
+    """
     shortest = min(effect.figures["e2e_ms.mean"] for effect in effects)
 
     def rank(effect: Effect) -> tuple[object, ...]:
@@ -187,9 +193,9 @@ def _by_latency(effects: list[Effect]) -> list[Effect]:
             return (
                 0,
                 _plainness(effect)[0],
-                round(latency),
-                stall,
+                round(log(max(stall, 1e-9), 1.0 + STALL)),
                 preemptions,
+                round(latency),
                 str(effect.change),
             )
         return (1, latency, *_plainness(effect))
