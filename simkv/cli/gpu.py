@@ -117,7 +117,7 @@ def validate(
     judged = load_profile(profile.name, profile.parent)
     repeated = read_runs(again) if again else {}
     found = {
-        variant: validation(run, judged, repeated.get(variant))
+        variant: validation(run, judged, [repeated[variant]] if variant in repeated else [])
         for variant, run in read_runs(folder).items()
     }
     for variant, result in found.items():

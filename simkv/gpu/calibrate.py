@@ -25,7 +25,8 @@ from simkv.gpu.campaign import (
 )
 from simkv.gpu.executor import Pass
 from simkv.gpu.fit import Host, Measured, by_part, drift, fit_profile
-from simkv.gpu.serve import Server, Setup, machine
+from simkv.gpu.machine import machine
+from simkv.gpu.serve import Server, Setup
 from simkv.gpu.shapes import ModelShape
 from simkv.profile import Profile
 from simkv.scenario import Scenario

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 from simkv.executors import Load
+from simkv.fidelity import kind_of
 from simkv.gpu.campaign import Sample
 from simkv.gpu.validate import step_error
 from simkv.profile import Feature, Fit, Piece, Profile, StepCost, StepError, Term
@@ -129,15 +130,9 @@ def errors(cost: Callable[[Load], float], steps: Sequence[Measured]) -> dict[str
     kinds: dict[str, list[float]] = {}
     for step in steps:
         error = cost(step.load) / step.seconds - 1.0
-        for kind in (_kind(step.load), "all"):
+        for kind in (kind_of(step.load), "all"):
             kinds.setdefault(kind, []).append(error)
     return {kind: step_error(found) for kind, found in sorted(kinds.items())}
-
-
-def _kind(load: Load) -> str:
-    if not load.prefill_seqs:
-        return "decode"
-    return "mixed" if load.decode_seqs else "prefill"
 
 
 def _rms(cost: Callable[[Load], float], steps: Sequence[Measured]) -> float | None:

@@ -7,10 +7,11 @@ the loop, in a scheduler, or in what was recorded.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import simpy
 
@@ -87,13 +88,17 @@ def verdict_of_run(scenario: Scenario, passes: Iterable[Timed], recorder: Record
 @dataclass(frozen=True)
 class Recorded:
     """A run on disk, one variant: its steps as (load, seconds), the record that its replay gives,
-    which is that of the run itself if the ``verdict`` is that all decisions are the same."""
+    which is that of the run itself if the ``verdict`` is that all decisions are the same.
+
+    ``about`` is the folder's ``summary.json``: setup, machine and ceilings among it.
+    """
 
     scenario: Scenario
     steps: list[tuple[Load, float]]
     preempting: list[bool]
     record: Record
     verdict: Verdict
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 def read_runs(folder: Path) -> dict[str, Recorded]:
@@ -101,9 +106,11 @@ def read_runs(folder: Path) -> dict[str, Recorded]:
     try:
         with (folder / "passes.csv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
+        about = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return {
             name: _recorded(
                 scenario,
+                about,
                 [row for row in rows if row["variant"] == name],
                 read_trace(folder / f"decisions-{name}.jsonl.gz").steps,
             )
@@ -113,7 +120,9 @@ def read_runs(folder: Path) -> dict[str, Recorded]:
         raise InputError(f"{folder}: not a folder of `simkv gpu serve`: {error}") from error
 
 
-def _recorded(scenario: Scenario, rows: list[dict[str, str]], lines: list[Line]) -> Recorded:
+def _recorded(
+    scenario: Scenario, about: dict[str, Any], rows: list[dict[str, str]], lines: list[Line]
+) -> Recorded:
     lengths = [(row["kind"], float(row["seconds"])) for row in rows]
     record, again, _ = replay(scenario, *_split(lengths))
     steps = [row for row in rows if row["kind"] != "idle"]
@@ -123,6 +132,7 @@ def _recorded(scenario: Scenario, rows: list[dict[str, str]], lines: list[Line])
         [int(row["preempted"]) > 0 for row in steps],
         record,
         compare(lines, again.until_all_ended()[0]),
+        about,
     )
 
 

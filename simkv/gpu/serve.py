@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from simkv.conform.recorder import Recorder, decision_hashes, write_trace
 from simkv.engine import Engine, serve
 from simkv.errors import InputError
 from simkv.gpu.executor import Pass, TorchExecutor, WallClock
+from simkv.gpu.machine import ceilings, machine
 from simkv.gpu.pool import Layout
 from simkv.gpu.runner import Runner, RunnerConfig
 from simkv.gpu.shapes import ModelShape
@@ -200,6 +199,7 @@ def write_served(folder: Path, runs: dict[str, Served], setup: Setup) -> None:
             "version": __version__,
             "setup": asdict(setup),
             "machine": machine(setup.device),
+            "ceilings": ceilings(setup.device)._asdict(),
             "variants": {name: _summary(run) for name, run in runs.items()},
         }
         (new / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -233,40 +233,3 @@ def pass_rows(variant: str, run: Served) -> list[dict[str, Any]]:
             row["size"] = "x".join(map(str, timing.size))
         rows.append(row)
     return rows
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What the run was made on: device, driver, versions, date."""
-    found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-    }
-    if torch.device(device).type == "cuda":
-        import triton
-
-        properties = torch.cuda.get_device_properties(device)
-        found |= {
-            "device": properties.name,
-            "memory_gib": round(properties.total_memory / (1 << 30), 1),
-            "multiprocessors": properties.multi_processor_count,
-            "cuda": torch.version.cuda,
-            "triton": triton.__version__,
-            "nvidia_smi": nvidia_smi(),
-        }
-    return found
-
-
-def nvidia_smi() -> str:
-    """Driver, clocks, power and temperature in one line; empty if the tool does not answer."""
-    import subprocess
-
-    fields = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()

@@ -4,13 +4,13 @@ L0  the simulation, fed the run's own step times, makes the same decisions
 L1  the profile's step times against the measured ones, on the run's own decisions
 L2  a simulation that runs freely with the profile, against the run
 
-Two plain cost models stand beside the profile, fitted to the very run that they are judged by: the
-best constant step, and the best straight line over the tokens of a step.
+Plain cost models stand beside the profile (see baselines.py), and the same scenario served again:
+an error below the difference between two real runs is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,16 @@ import numpy as np
 import simpy
 
 from simkv.engine import Engine, serve
-from simkv.executors import Load
+from simkv.executors import Executor, Load
 from simkv.executors.simulated import SimulatedExecutor
+from simkv.fidelity import Erring, Side, StepKind, kind_of, scales
+from simkv.gpu.baselines import baselines, roofline
 from simkv.gpu.replay import Recorded, Verdict
+from simkv.gpu.shapes import ModelShape
 from simkv.metrics import figure, summary
-from simkv.profile import Fit, Profile, StepCost, StepError, Term
+from simkv.profile import Profile, StepCost, StepError
 from simkv.record import Record
+from simkv.scenario import Scenario
 from simkv.schedulers import build
 from simkv.workload import clients
 
@@ -44,12 +48,30 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the run, what each cost model makes of it, and of the run served again."""
+    """A figure of the run, what each cost model makes of it, and of the run served ``again``.
+
+    ``interval`` is what the profile's own error makes of the simulated one.
+    """
 
     name: str
     real: float
     simulated: dict[str, float]
-    again: float | None
+    again: list[float]
+    interval: tuple[float, float] | None
+
+    @property
+    def held(self) -> bool | None:
+        """Whether the run lies in the interval that the profile's error gives, if it gives one."""
+        if self.interval is None:
+            return None
+        return self.interval[0] <= self.real <= self.interval[1]
+
+    @property
+    def noise(self) -> float | None:
+        """The largest relative difference between the run and the same served again."""
+        found = [relative(value, self.real) for value in self.again]
+        known = [abs(x) for x in found if x is not None]
+        return max(known) if known else None
 
     def error(self, model: str) -> float | None:
         """Relative error of a model; None where the run has 0 and the model has not."""
@@ -70,28 +92,62 @@ class Validation:
     same_victims: dict[str, float]
 
 
-def validation(run: Recorded, profile: Profile, again: Recorded | None = None) -> Validation:
-    """Judge ``profile`` by a run; ``again`` is the same served once more."""
-    profiles = {"profile": profile, **baselines(run, profile)}
-    records = {name: simulate(run, p) for name, p in profiles.items()}
+def validation(run: Recorded, profile: Profile, again: Sequence[Recorded] = ()) -> Validation:
+    """Judge ``profile`` by a run; ``again`` are the same served once more, or more often."""
+    profiles = {"profile": profile, **baselines(run.steps, profile), **_roofline(run)}
+    records = {name: simulate(run.scenario, p) for name, p in profiles.items()}
     real = figures_of(run.record)
-    repeated = figures_of(again.record) if again else {}
+    repeated = [figures_of(other.record) for other in again]
     simulated = {name: figures_of(record) for name, record in records.items()}
+    ends = _ends(run.scenario, profile, simulated["profile"])
     return Validation(
         run.verdict,
         {name: step_errors(run, StepCost(p)) for name, p in profiles.items()},
         [
-            Figure(f, real[f], {name: s[f] for name, s in simulated.items()}, repeated.get(f))
+            Figure(
+                f,
+                real[f],
+                {name: s[f] for name, s in simulated.items()},
+                [other[f] for other in repeated],
+                ends.get(f),
+            )
             for f in FIGURES
         ],
         {name: _overlap(_victims(run.record), _victims(r)) for name, r in records.items()},
     )
 
 
-def simulate(run: Recorded, profile: Profile) -> Record:
-    """The run's scenario, simulated with ``profile``."""
-    scenario = run.scenario
-    executor = SimulatedExecutor(profile)
+def _roofline(run: Recorded) -> dict[str, Profile]:
+    """The roofline of the device that the run was made on, if its ceilings were written down."""
+    if "ceilings" not in run.about:
+        return {}
+    found, setup = run.about["ceilings"], run.about["setup"]
+    shape = ModelShape(**setup["shape"])
+    itemsize = 2 if setup["device"].startswith("cuda") else 4
+    return {"roofline": roofline(shape, itemsize, found["bytes_per_s"], found["flops_per_s"])}
+
+
+def _ends(
+    scenario: Scenario, profile: Profile, nominal: dict[str, float]
+) -> dict[str, tuple[float, float]]:
+    """Each figure's interval by the profile's error on held-out steps; nothing if it knows none."""
+    errors = profile.fit.held_out
+    if not errors:
+        return {}
+    sides: tuple[Side, ...] = ("cheaper", "dearer")
+    runs = [nominal] + [
+        figures_of(simulate(scenario, profile, scales(errors, side))) for side in sides
+    ]
+    return {name: (min(r[name] for r in runs), max(r[name] for r in runs)) for name in FIGURES}
+
+
+def simulate(
+    scenario: Scenario, profile: Profile, scale: Mapping[StepKind, float] | None = None
+) -> Record:
+    """The scenario, simulated with ``profile``, its steps dearer by ``scale`` if that is given."""
+    executor: Executor = SimulatedExecutor(profile)
+    if scale:
+        executor = Erring(executor, scale)
     engine = Engine(simpy.Environment(), build(scenario.engine), executor, scenario.engine_ready)
     return serve(engine, clients(scenario.workload, scenario.timeout), scenario.horizon)
 
@@ -108,11 +164,8 @@ def step_errors(run: Recorded, cost: Callable[[Load], float]) -> dict[str, StepE
     """Relative errors of predicted step times by kind of step, of preempting steps, and of all."""
     kinds: dict[str, list[float]] = {}
     for (load, seconds), preempting in zip(run.steps, run.preempting, strict=True):
-        kind = "decode"
-        if load.prefill_seqs:
-            kind = "mixed" if load.decode_seqs else "prefill"
         error = cost(load) / seconds - 1.0
-        for name in (kind, "all", *(["preempting"] if preempting else [])):
+        for name in (kind_of(load), "all", *(["preempting"] if preempting else [])):
             kinds.setdefault(name, []).append(error)
     return {kind: step_error(found) for kind, found in sorted(kinds.items())}
 
@@ -126,32 +179,6 @@ def step_error(errors: list[float]) -> StepError:
         p95=float(np.percentile(size, 95)),
         bias=float(np.mean(errors)),
     )
-
-
-def baselines(run: Recorded, profile: Profile) -> dict[str, Profile]:
-    """Plain cost models with the least relative error on this very run."""
-    seconds = np.array([s for _, s in run.steps])
-    tokens = np.array([load.prefill_tokens + load.decode_seqs for load, _ in run.steps])
-    ones = np.ones(len(seconds))
-    constant = float((1 / seconds).sum() / (1 / seconds**2).sum())
-    rows = np.stack((ones, tokens), axis=1) / seconds[:, None]
-    (base, slope), *_ = np.linalg.lstsq(rows, ones, rcond=None)
-    fit = Fit(points=len(seconds), note="a baseline, fitted to the run that it is judged by")
-    forms = {
-        "constant step": [_line("constant", "steps", constant)],
-        "tokens only": [
-            _line("constant", "steps", max(float(base), 1e-9)),
-            _line("tokens", "tokens", max(float(slope), 0.0)),
-        ],
-    }
-    return {
-        name: profile.model_copy(update={"name": name, "terms": terms, "fit": fit, "range": {}})
-        for name, terms in forms.items()
-    }
-
-
-def _line(name: str, feature: str, seconds: float) -> Term:
-    return Term.model_validate({"name": name, "feature": feature, "seconds": seconds})
 
 
 def relative(found: float, real: float) -> float | None:
@@ -178,20 +205,20 @@ def report(variant: str, found: Validation) -> Iterator[str]:
     yield "  L1  error of step times (median, P95, bias)"
     for model, kinds in found.steps.items():
         for kind, error in kinds.items():
-            shares = " ".join(_share(x) for x in (error.median, error.p95, error.bias))
+            shares = " ".join(f"{share(x):>10}" for x in (error.median, error.p95, error.bias))
             yield f"      {model:<14}{kind:<11}{shares}  of {error.points} steps"
     models = list(found.same_victims)
-    noise = any(f.again is not None for f in found.figures)
-    titles = [*models, *(["served again"] if noise else [])]
-    yield f"  L2  {'':<22}{'run':>12} " + "".join(f"{title:>15}" for title in titles)
+    titles = [*models, "noise", "interval"]
+    yield f"  L2  {'':<22}{'run':>12} " + "".join(f"{title:>14}" for title in titles)
     for f in found.figures:
-        errors = [f.error(model) for model in models]
-        if f.again is not None:
-            errors.append(relative(f.again, f.real))
-        yield f"      {f.name:<22}{f.real:>12.3f} " + "".join(f"{_share(e):>15}" for e in errors)
-    overlaps = "".join(f"{100 * found.same_victims[model]:>13.0f} %" for model in models)
+        errors = [*(f.error(model) for model in models), f.noise]
+        held = {None: "-", True: "holds", False: "does not"}[f.held]
+        shares = "".join(f"{share(e):>14}" for e in errors)
+        yield f"      {f.name:<22}{f.real:>12.3f} {shares}{held:>14}"
+    overlaps = "".join(f"{100 * found.same_victims[model]:>12.0f} %" for model in models)
     yield f"      {'same victims':<22}{'':>12} {overlaps}"
 
 
-def _share(error: float | None) -> str:
+def share(error: float | None) -> str:
+    """A relative error as a percentage with its sign."""
     return "-" if error is None else f"{100 * error:+.1f} %"

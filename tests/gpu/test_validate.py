@@ -14,8 +14,7 @@ from simkv.gpu.replay import Recorded, Verdict, read_runs
 from simkv.gpu.serve import Server, Setup, write_served
 from simkv.gpu.shapes import MODELS
 from simkv.gpu.validate import FIGURES, simulate, validation
-from simkv.profile import Profile, StepCost
-from simkv.record import Record
+from simkv.profile import Profile, StepCost, StepError
 from tests.gpu.test_serve import plain_scenario
 
 PROFILE = Profile.model_validate(
@@ -41,8 +40,7 @@ PROFILE = Profile.model_validate(
 def imagined(profile: Profile) -> Recorded:
     """A run of a device that costs exactly what ``profile`` says."""
     scenario = plain_scenario("vllm", "0.33.0")
-    empty = Recorded(scenario, [], [], Record(0), Verdict(0))
-    record = simulate(empty, profile)
+    record = simulate(scenario, profile)
     log = record.steps
     # The step log has no contexts; loads of the same cost will do.
     seconds = [end - start for start, end in zip(log.start, log.end, strict=True)]
@@ -88,10 +86,24 @@ def test_plain_models_are_beside_it_and_worse():
 def test_the_same_run_again_is_the_noise():
     run = imagined(PROFILE)
     slower = imagined(replace_constant(PROFILE, 1.1e-3))
-    found = validation(run, PROFILE, slower)
-    assert all(f.again is not None for f in found.figures)
+    found = validation(run, PROFILE, [run, slower])
     makespan = next(f for f in found.figures if f.name == "makespan_s")
-    assert makespan.again > makespan.real
+    assert makespan.again[0] == makespan.real < makespan.again[1]
+    assert makespan.noise == makespan.again[1] / makespan.real - 1.0
+    assert all(f.noise is None for f in validation(run, PROFILE).figures)
+
+
+def test_the_interval_holds_a_device_that_is_off_by_less_and_not_one_that_is_off_by_more():
+    error = {"points": 50, "median": 0.01, "p95": 0.05, "bias": 0.0}
+    fit = PROFILE.fit.model_copy(update={"held_out": {"all": StepError(**error)}})
+    judged = PROFILE.model_copy(update={"fit": fit})
+    for factor, holds in ((1.0, True), (1.03, True), (1.2, False)):
+        terms = [t.model_copy(update={"seconds": t.seconds * factor}) for t in PROFILE.terms]
+        run = imagined(PROFILE.model_copy(update={"terms": terms}))
+        held = {f.name: f.held for f in validation(run, judged).figures}
+        assert held["makespan_s"] is holds
+        assert held["tpot_ms.median"] is holds
+    assert {f.held for f in validation(run, PROFILE).figures} == {None}
 
 
 def test_a_real_run_is_judged(tmp_path):
@@ -104,7 +116,9 @@ def test_a_real_run_is_judged(tmp_path):
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     assert "all the same" in result.output
-    assert json.loads((tmp_path / "v.json").read_text())["run"]["verdict"]["step"] is None
+    written = json.loads((tmp_path / "v.json").read_text())["run"]
+    assert written["verdict"]["step"] is None
+    assert set(written["steps"]) == {"profile", "constant step", "tokens only", "roofline"}
     recorded = read_runs(tmp_path / "out")["run"]
     assert recorded.record.steps == runs["run"].record.steps  # so its figures are those of the run
     assert len(recorded.steps) == len(recorded.record.steps)
