@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from simkv import __version__
-from simkv.cli import conform, counterfactual, explain, gpu, plan, report, run, sweep, trace, zoo
+from simkv.cli import (
+    conform,
+    counterfactual,
+    explain,
+    gpu,
+    plan,
+    report,
+    run,
+    sweep,
+    trace,
+    validate,
+    zoo,
+)
 from simkv.errors import InputError
 
 app = typer.Typer(
@@ -30,6 +42,7 @@ app.command()(conform.schema)
 app.add_typer(trace.app, name="trace")
 app.add_typer(gpu.app, name="gpu")
 app.command()(gpu.calibrate)
+app.add_typer(validate.app, name="validate")
 
 INTERRUPTED = 130
 

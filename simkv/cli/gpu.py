@@ -53,7 +53,7 @@ def serve(
     from simkv.scenario import load
     from simkv.zoo import find
 
-    setup = _setup(device, model, layout, graphs, warm_up, threads, seed)
+    setup = device_setup(device, model, layout, graphs, warm_up, threads, seed)
     path = find(scenario)
     variants = load(path, set_ or [])
     for name in variant or []:
@@ -145,10 +145,10 @@ def calibrate(
     threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
 ) -> None:
     """Measure what steps cost on this device, fit a cost profile, and tell how wrong it is."""
-    setup = _setup(device, model, layout, True, warm_up, threads, 0)
+    setup = device_setup(device, model, layout, True, warm_up, threads, 0)
     if find_spec("scipy") is None:
         raise InputError("scipy is not installed; install simkv with the extra: simkv[gpu]")
-    budget_s = _seconds(budget)
+    budget_s = seconds_of(budget)
     from rich.console import Console
     from rich.progress import Progress
 
@@ -176,7 +176,7 @@ def calibrate(
     print(f"Written to {out}: {', '.join(sorted(p.name for p in out.iterdir()))}")
 
 
-def _seconds(text: str) -> float:
+def seconds_of(text: str) -> float:
     """A span of time such as 90s, 8m or 1h, in seconds. Raises InputError."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     try:
@@ -188,7 +188,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _setup(
+def device_setup(
     device: str,
     model: str,
     layout: str,

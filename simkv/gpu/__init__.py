@@ -18,8 +18,11 @@ Read in this order; each file is about one thing.
     campaign.py   `simkv calibrate`: what the parts of a step cost, measured point by point
     fit.py        from the measurements to a cost profile and its error
     calibrate.py  both, and what the host adds
+    machine.py    what a run was made on, and the device's two ceilings
     validate.py   a profile judged by a real run, at three levels
-    cli.py        the commands
+    baselines.py  plain cost models beside it
+    suite.py      `simkv validate gpu`: the scenarios that judge a profile, sized by it
+    suite_files.py, suite_run.py, suite_report.py, suite_plots.py   planned, served, judged, drawn
 
 Nothing outside this package imports torch, and nothing here is imported by `import simkv`.
 """

@@ -2,7 +2,7 @@
 
 A step is taken apart by leaving parts of the real model out, all layers running: ``rest`` is the
 step without attention, ``decode`` and ``prefill`` are the attention of these rows alone. Whole
-steps (``step``) like those of serving are measured too, and held out of every fit.
+steps (``step``) like those of serving are measured too; half of them is held out of every fit.
 
 Points come in order of use, each twice, in an independently shuffled order within small batches;
 a sentinel before every batch shows drift. Every measurement is appended to a CSV file at once, and

@@ -1,6 +1,7 @@
 """From the measurements of a campaign to a cost profile, and its error on steps it never saw.
 
-    step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps) + host
+    step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
+         + what a whole step costs beyond its parts + host
 
 ``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles.
 Attention is a straight line over what it reads: tokens of context and rows for decodes, pairs of
@@ -116,13 +117,34 @@ def fit_profile(
         terms=terms,
         idle_pass_s=host.idle_s,
         range=_range(fitted + parts.get("step", [])),
-        fit=Fit(points=len(fitted), note="classes measured apart; whole steps held out"),
+        fit=Fit(
+            points=len(fitted),
+            note="classes measured apart; what whole steps cost beyond their sum is from half of "
+            "the whole steps, the error from the other half",
+        ),
         source=source,
     )
-    held_out = errors(StepCost(_on_device(profile)), parts.get("step", []))
-    rms = _rms(StepCost(_on_device(profile)), parts.get("step", []))
+    seen, unseen = halves(parts.get("step", []))
+    profile = profile.model_copy(update={"terms": [*terms, *_residual(profile, seen)]})
+    held_out = errors(StepCost(_on_device(profile)), unseen)
+    rms = _rms(StepCost(_on_device(profile)), unseen)
     fit = profile.fit.model_copy(update={"held_out": held_out, "rms_s": rms})
     return profile.model_copy(update={"fit": fit})
+
+
+def halves(steps: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+    """Every other step of each kind, and the rest."""
+    ordered = sorted(steps, key=lambda step: (kind_of(step.load), step.sample.key))
+    return ordered[::2], ordered[1::2]
+
+
+def _residual(profile: Profile, steps: Sequence[Measured]) -> list[Term]:
+    """What whole steps cost beyond the sum of their parts: a constant, if they cost more."""
+    if not steps:
+        return []
+    cost = StepCost(_on_device(profile))
+    beyond = median(step.seconds - cost(step.load) for step in steps)
+    return [_term("whole steps beyond their parts", "steps", "any", seconds=max(beyond, 0.0))]
 
 
 def errors(cost: Callable[[Load], float], steps: Sequence[Measured]) -> dict[str, StepError]:

@@ -12,8 +12,8 @@ that the one before it sampled.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -48,6 +48,18 @@ class RunnerConfig:
     graph_tokens: int = 2816
     layout: Layout = "block"
     seed: int = 0
+
+
+def covering(configs: Iterable[RunnerConfig]) -> RunnerConfig:
+    """A config that is large enough for each of ``configs``, which differ in sizes only."""
+    found, *others = configs
+    for other in others:
+        if found.block_size != other.block_size:
+            raise ValueError(f"blocks of {found.block_size} and of {other.block_size} tokens")
+        sizes = ("num_blocks", "seats", "max_len", "max_decodes")
+        largest = {name: max(getattr(found, name), getattr(other, name)) for name in sizes}
+        found = replace(found, **largest)
+    return found
 
 
 class Timing(NamedTuple):
@@ -120,10 +132,14 @@ class Runner:
         self.model = Model(shape, weights, self.pool, seats=config.seats, max_len=config.max_len)
         sizes = graph_sizes(config.max_decodes, config.graph_tokens)
         self.graphs = StepGraphs(self.model, sizes if config.graph_tokens else [])
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all requests; weights, cache and graphs stay."""
         self._seats: dict[int, int] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._reach: dict[int, int] = {}
-        self._watch = TableWatch(config.block_size, self.model.tables.shape[1])
+        self._watch = TableWatch(self.config.block_size, self.model.tables.shape[1])
 
     def admit(self, prompt: Prompt) -> None:
         """Put a new request's prompt on the device. Raises RuntimeError if no seat is left."""

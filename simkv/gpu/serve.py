@@ -19,7 +19,7 @@ from simkv.errors import InputError
 from simkv.gpu.executor import Pass, TorchExecutor, WallClock
 from simkv.gpu.machine import ceilings, machine
 from simkv.gpu.pool import Layout
-from simkv.gpu.runner import Runner, RunnerConfig
+from simkv.gpu.runner import Runner, RunnerConfig, covering
 from simkv.gpu.shapes import ModelShape
 from simkv.gpu.tables import build_with_tables
 from simkv.metrics import request_rows, summary
@@ -74,34 +74,26 @@ class Served:
 class Server:
     """Everything that serves one scenario; ``serve`` does it, once.
 
-    Raises InputError if the model and the cache do not fit the device.
+    A ``runner`` that is large enough can serve one scenario after another; without one it is made.
+    Raises InputError if the model and the cache do not fit the device, or the runner is too small.
     """
 
-    def __init__(self, scenario: Scenario, setup: Setup) -> None:
-        if scenario.pipeline:
-            raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
+    def __init__(self, scenario: Scenario, setup: Setup, runner: Runner | None = None) -> None:
+        config = runner_config(scenario, setup)
+        if runner is None:
+            check_fits(setup, config)
+            runner = Runner(setup.shape, config, setup.device)
+        elif covering([config, runner.config]) != runner.config:
+            raise InputError(f"{scenario.name}: needs {config}, the runner has {runner.config}")
+        runner.reset()
         self.scenario = scenario
         self.setup = setup
         self.clients = clients(scenario.workload, scenario.timeout)
         self.requests = sorted(self.clients.requests, key=lambda request: request.arrival)
-        scheduler, tables, block_size = build_with_tables(scenario.engine)
-        engine: Any = scenario.engine
-        most_seqs = getattr(engine, "max_num_seqs", None) or engine.max_running_requests
-        longest = max(r.prompt_tokens + r.output_tokens for r in self.requests)
-        config = RunnerConfig(
-            num_blocks=scheduler.num_blocks,
-            block_size=block_size,
-            seats=len(self.requests),
-            max_len=longest + OVERSHOOT,
-            max_decodes=min(most_seqs, len(self.requests), MOST_DECODES),
-            graph_tokens=setup.graph_tokens,
-            layout=setup.layout,
-            seed=setup.seed,
-        )
-        check_fits(setup, config)
-        self.runner = Runner(setup.shape, config, setup.device)
+        scheduler, tables, _ = build_with_tables(scenario.engine)
+        self.runner = runner
         self.clock = WallClock()
-        self.executor = TorchExecutor(self.runner, tables, self.clock)
+        self.executor = TorchExecutor(runner, tables, self.clock)
         self.recorder = Recorder(scheduler, scenario.engine)
 
     def serve(self, advance: Callable[[], None] | None = None) -> Served:
@@ -137,6 +129,26 @@ class Server:
             self.recorder,
             figures(record, self.executor.passes),
         )
+
+
+def runner_config(scenario: Scenario, setup: Setup) -> RunnerConfig:
+    """What a runner needs to serve a scenario. Raises InputError for one that cannot be served."""
+    if scenario.pipeline:
+        raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
+    requests = clients(scenario.workload, scenario.timeout).requests
+    engine: Any = scenario.engine
+    scheduler, _, block_size = build_with_tables(engine)
+    most_seqs = getattr(engine, "max_num_seqs", None) or engine.max_running_requests
+    return RunnerConfig(
+        num_blocks=scheduler.num_blocks,
+        block_size=block_size,
+        seats=len(requests),
+        max_len=max(r.prompt_tokens + r.output_tokens for r in requests) + OVERSHOOT,
+        max_decodes=min(most_seqs, len(requests), MOST_DECODES),
+        graph_tokens=setup.graph_tokens,
+        layout=setup.layout,
+        seed=setup.seed,
+    )
 
 
 def figures(record: Record, passes: list[Pass]) -> dict[str, Any]:

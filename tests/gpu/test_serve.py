@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from simkv.conform import check
 from simkv.conform.recorder import write_trace
+from simkv.errors import InputError
 from simkv.gpu.replay import compare, replay
-from simkv.gpu.runner import Runner
-from simkv.gpu.serve import Served, Server, Setup
+from simkv.gpu.runner import Runner, covering
+from simkv.gpu.serve import Served, Server, Setup, runner_config
 from simkv.gpu.shapes import MODELS
 from simkv.record import Outcome, Record
 from simkv.scenario import Scenario
@@ -157,3 +159,19 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
         assert run.summary["premature_tokens"] == 0 or engine == "sglang"
         if not run.summary["unbacked_tokens"] and not run.summary["premature_tokens"]:
             check_tokens(run, server.runner)
+
+
+def test_one_runner_serves_one_scenario_after_another():
+    """Nothing of the first run shows in the second: neither tokens nor decisions."""
+    scenarios = [plain_scenario("vllm", "0.33.0"), plain_scenario("mistralrs", "pr2034")]
+    largest = covering([runner_config(scenario, SETUP) for scenario in scenarios[:1] * 2])
+    runner = Runner(SETUP.shape, replace(largest, seats=20, num_blocks=64), SETUP.device)
+    for scenario in (*scenarios, scenarios[0]):
+        block_size = {"block_size": 16}
+        engine = replace(scenario.engine, **block_size)
+        run = Server(scenario.model_copy(update={"engine": engine}), SETUP, runner).serve()
+        assert run.summary["finished"] == 16
+        check_l0(run)
+        check_tokens(run, runner)
+    with pytest.raises(InputError, match="the runner has"):
+        Server(scenarios[0], SETUP, Runner(SETUP.shape, replace(largest, num_blocks=2), "cpu"))

@@ -1,0 +1,35 @@
+"""``simkv validate``: a simulation judged by what really happened.
+
+simkv validate gpu OUT --profile P    serve a set of scenarios on a device, and compare
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from simkv.cli.validate_gpu import validate_gpu
+
+#: The command that is meant where none is named.
+DEFAULT = "case"
+
+
+class DefaultCommand(TyperGroup):
+    """A group in which ``simkv validate X`` is ``simkv validate case X`` if X is no command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = args and (args[0] in self.commands or args[0] in ("--help", "-h"))
+        if args and not known and DEFAULT in self.commands:
+            args.insert(0, DEFAULT)
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
+app.command("gpu")(validate_gpu)
+
+
+@app.callback()
+def validate() -> None:
+    """Compare simulations with what was measured."""

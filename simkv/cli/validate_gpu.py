@@ -1,0 +1,90 @@
+"""``simkv validate gpu``: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+
+from simkv.errors import InputError
+
+#: Share of the time for planning and serving; the rest is for comparing.
+SERVING = 0.85
+
+
+def validate_gpu(
+    out: Annotated[Path, typer.Argument(help="Folder of the results; goes on if it has begun.")],
+    profile: Annotated[Path, typer.Option(help="The cost profile to be judged (JSON).")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu (for tests).")] = "cuda",
+    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    budget: Annotated[str, typer.Option(help="Time for all of it, such as 9m or 90s.")] = "9m",
+    small: Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")] = False,
+    repeats: Annotated[int, typer.Option(help="Times that each case is served at most.")] = 2,
+    only_plan: Annotated[
+        bool, typer.Option("--only-plan", help="Write the plan and its predictions; serve nothing.")
+    ] = False,
+    layout: Annotated[str, typer.Option(help="Layout of the KV pool: block or layer.")] = "block",
+    warm_up: Annotated[float | None, typer.Option(help="Seconds of steps before.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the workloads.")] = 0,
+) -> None:
+    """Serve a set of scenarios for real and judge a profile by them, at three levels.
+
+    L0: fed the measured times, the simulation makes the same decisions. L1: predicted against
+    measured step times. L2: a free simulation against the run, beside plain cost models and the
+    noise of serving it again. The plan and its predictions are written before anything is served;
+    if OUT has a plan already, that is used. Exit 1 if a decision differs.
+    """
+    begin = perf_counter()
+    from simkv.cli.gpu import device_setup, seconds_of
+    from simkv.gpu import suite
+    from simkv.gpu.suite_files import read_plan, write_plan
+    from simkv.gpu.suite_report import judge, write
+    from simkv.profile import load_profile
+
+    budget_s = seconds_of(budget)
+    judged_profile = load_profile(profile.name, profile.parent)
+    if repeats < 1:
+        raise InputError(f"--repeats {repeats}: expected 1 or more")
+    setup = None if only_plan else device_setup(device, model, layout, True, warm_up, threads, 0)
+    cases = read_plan(out, judged_profile)
+    if cases is None:
+        scale = suite.SMALL if small else suite.FULL
+        # Of all cases, some served twice, and the start.
+        cases = suite.plan(judged_profile, scale, budget_s / 16, seed)
+        write_plan(out, cases, judged_profile)
+    for case in cases:
+        size, preemptions = case.scenario.workload.size, case.predicted["preemptions"]
+        print(
+            f"{case.name}: {size} requests, predicted {case.predicted_s:.2f} s, "
+            f"{preemptions} preemptions"
+        )
+    if setup is None:
+        print(f"Written to {out / 'plan'}")
+        return
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from simkv.gpu.suite_run import serve_cases
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("requests", total=None)
+        skipped = serve_cases(
+            cases,
+            setup,
+            out,
+            lambda: SERVING * budget_s - (perf_counter() - begin),
+            repeats=repeats,
+            say=lambda line: print(line, flush=True),
+            advance=lambda: bar.advance(task),
+        )
+    found = judge(cases, judged_profile, out)
+    files = write(out, found, judged_profile, skipped)
+    print((out / "validation.md").read_text(encoding="utf-8"))
+    print(f"Written to {out}: {', '.join(path.name for path in files)}, runs/")
+    if any(one.found.verdict.step is not None for one in found):
+        raise typer.Exit(1)
