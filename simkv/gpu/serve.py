@@ -135,6 +135,8 @@ def runner_config(scenario: Scenario, setup: Setup) -> RunnerConfig:
     """What a runner needs to serve a scenario. Raises InputError for one that cannot be served."""
     if scenario.pipeline:
         raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
+    if scenario.fleet is not None:
+        raise InputError("fleet: one engine runs on one device; leave it out to serve for real")
     requests = clients(scenario.workload, scenario.timeout).requests
     engine: Any = scenario.engine
     scheduler, _, block_size = build_with_tables(engine)
