@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import simpy
 
@@ -21,6 +21,9 @@ from simkv.request import Request
 from simkv.schedulers.base import Batch, Completion, Livelock, Scheduler
 
 Process = Generator[simpy.Event, Any, None]
+
+#: How an iteration goes on: with the next at once, after an idle pass, or when something comes.
+Turn = Literal["on", "idle", "sleep"]
 
 #: A leap is not planned further ahead than this many steps.
 FARTHEST = 512
@@ -90,6 +93,7 @@ class Engine:
         self._outside = False
         self._wake: simpy.Event | None = None
         self._leap: Leap | None = None
+        self._watch = _CycleWatch(scheduler.fingerprint)
         self._in_flight: deque[InFlight] = deque()
         self._group_row = self._completed_row = -1
         # Tokens of each request that no step has been asked for yet, and the rows of the step log
@@ -111,7 +115,6 @@ class Engine:
     def run(self) -> Process:
         """The engine's iterations, as a SimPy process."""
         in_flight = self._in_flight
-        watch = _CycleWatch(self.scheduler.fingerprint)
         gpu_free = 0.0
         yield self._moment(self._ready)
         while True:
@@ -130,22 +133,30 @@ class Engine:
                     gpu_free = in_flight[-1].end
                 else:
                     yield self._moment(in_flight[0].end)
-            oldest = in_flight.popleft()
-            delivered = self._complete(oldest)
-            if self._outside or delivered:
-                watch.progress()
-                self._outside = False
-            if delivered:  # what came from outside may have changed nothing
-                self.record.standstill = None
-            working = bool(batch or oldest.batch) or any(f.batch for f in in_flight)
-            if not working and not self._busy():
+            turn = self._end_turn(batch, in_flight.popleft())
+            if turn == "sleep":
                 yield from self._sleep()
-            elif watch.repeats(working, self.env.now):
-                self._stand_still(watch.since)
-                yield from self._sleep()
-            elif not working:
-                self.record.idle_passes += 1
+            elif turn == "idle":
                 yield self._moment(self.env.now + self.executor.idle())
+
+    def _end_turn(self, batch: Batch, oldest: InFlight) -> Turn:
+        """The ``oldest`` batch has run, and ``batch`` was the last to be decided: what now."""
+        delivered = self._complete(oldest)
+        if self._outside or delivered:
+            self._watch.progress()
+            self._outside = False
+        if delivered:  # what came from outside may have changed nothing
+            self.record.standstill = None
+        working = bool(batch or oldest.batch) or any(f.batch for f in self._in_flight)
+        if not working and not self._busy():
+            return "sleep"
+        if self._watch.repeats(working, self.env.now):
+            self._stand_still(self._watch.since)
+            return "sleep"
+        if not working:
+            self.record.idle_passes += 1
+            return "idle"
+        return "on"
 
     def _schedule(self) -> Batch | None:
         """Let the scheduler decide; None if that is the end of the engine."""
@@ -175,12 +186,17 @@ class Engine:
             return None
         return batch
 
-    def _launch(self, batch: Batch, start: float) -> tuple[Load, InFlight]:
-        """Put a batch on the GPU at ``start``, behind those that are there."""
+    def _launch(
+        self, batch: Batch, start: float, seconds: float | None = None
+    ) -> tuple[Load, InFlight]:
+        """Put a batch on the GPU at ``start``, behind those that are there.
+
+        It takes as long as the executor says, or ``seconds`` if they are given.
+        """
         load = load_of(batch)
         if not batch:
             return load, InFlight(batch, -1, self.env.now, frozenset())
-        end = start + self.executor.run(load)
+        end = start + (self.executor.run(load) if seconds is None else seconds)
         scheduler = self.scheduler
         queues = Queues(scheduler.num_waiting, scheduler.num_running, scheduler.free_blocks)
         row = self.record.step(batch, load, start, end, queues, self.env.now)

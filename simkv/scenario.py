@@ -213,6 +213,17 @@ class Scenario(_Model):
             raise ValueError(f"engine {engine.name} has no pipeline; only fastdeploy does")
         return pacing
 
+    @field_validator("fleet")
+    @classmethod
+    def _can_step_together(
+        cls, fleet: FleetSection | None, info: ValidationInfo
+    ) -> FleetSection | None:
+        if fleet and fleet.lockstep and len(fleet.groups) > 1:
+            raise ValueError("lockstep: replicas step together only if they are all of one group")
+        if fleet and fleet.lockstep and info.data.get("pipeline"):
+            raise ValueError("lockstep: an engine with a pipeline does not step together")
+        return fleet
+
 
 class ScenarioFile(Scenario):
     """A scenario with named overrides, which run side by side.

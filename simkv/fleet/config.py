@@ -115,8 +115,10 @@ class FleetRules(Model):
     """How requests find their replica.
 
     ``refresh_interval`` (s): the router sees loads as they were at the last multiple of it; with 0
-    as they are.
+    as they are. With ``lockstep`` every step of a replica is one of all and lasts as long as the
+    slowest, as with the data-parallel ranks of a mixture-of-experts model.
     """
 
     router: AnyRouter = RoundRobin()
     refresh_interval: Seconds = 0.0
+    lockstep: bool = False

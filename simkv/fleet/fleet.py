@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import simpy
 
 from simkv.engine import Engine, Process, cut_off, give_outcomes
+from simkv.fleet.lockstep import LockStep
 from simkv.fleet.merge import whole
 from simkv.fleet.routers import Router
 from simkv.fleet.signals import Board
@@ -43,9 +44,10 @@ def name_of(stint: Stint) -> str:
 class Fleet:
     """Replicas in one world; ``submit`` and the rest as for an ``Engine``.
 
-    ``makers`` make the engines, one per replica. ``resolved`` is called whenever a request has
-    ended, and ``ended`` is told how. ``in_system_s`` adds up, over time, how many requests are in
-    the fleet: over the length of the run it is their mean number.
+    ``makers`` make the engines, one per replica; with ``lockstep`` their steps are taken together.
+    ``resolved`` is called whenever a request has ended, and ``ended`` is told how. ``in_system_s``
+    adds up, over time, how many requests are in the fleet: over the length of the run it is their
+    mean number.
     """
 
     def __init__(
@@ -55,9 +57,12 @@ class Fleet:
         router: Router,
         refresh_interval: float = 0.0,
         resolved: Callable[[], None] | None = None,
+        *,
+        lockstep: bool = False,
     ) -> None:
         self.env = env
         self.router = router
+        self.lockstep = lockstep
         self.ended: Callable[[Life], None] | None = None
         self.stints: list[Stint] = []
         self.in_system_s = 0.0
@@ -97,8 +102,9 @@ class Fleet:
 
     def run(self) -> Process:
         """Start all replicas, as a SimPy process."""
-        for stint in self.stints:
-            self.env.process(stint.engine.run())
+        engines = [stint.engine for stint in self.stints]
+        for runs in [LockStep(engines)] if self.lockstep else engines:
+            self.env.process(runs.run())
         yield self.env.process(self._board.run())
 
     def submit(self, request: Request) -> None:

@@ -75,7 +75,8 @@ def build_fleet(
     rules = scenario.fleet
     router = build_router(rules.router, sessions(sent))
     makers = [_maker(scenario, plan, changed, leaping=leaping) for plan in replicas]
-    return Fleet(simpy.Environment(), makers, router, rules.refresh_interval, resolved)
+    env, interval = simpy.Environment(), rules.refresh_interval
+    return Fleet(env, makers, router, interval, resolved, lockstep=rules.lockstep)
 
 
 def _maker(
