@@ -21,6 +21,8 @@ Feature = Literal[
     "decode_seqs",
     "decode_context",
     "tokens",
+    "swap_out_blocks",
+    "swap_in_blocks",
 ]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -144,7 +146,8 @@ class StepCost:
         self._by_batch: dict[int, float] = {}
 
     def __call__(self, load: Load) -> float:
-        if self._linear and not load.prefill_seqs:
+        plain = not (load.prefill_seqs or load.swap_out_blocks or load.swap_in_blocks)
+        if self._linear and plain:
             base, slope = self.of_decodes(load.decode_seqs)
             return base + slope * load.decode_context
         return self._sum(load)

@@ -84,6 +84,7 @@ def _config(header: Line) -> VllmConfig:
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
     variant = recorded.get("variant", "0.33.0")
+    recorded = {"num_cpu_blocks": 0, **recorded}  # not known to the engine itself
     given = {knob: recorded[knob] for knob in knobs}
     return VllmConfig(startup_check=False, variant=variant, **given)
 

@@ -14,7 +14,8 @@ class Load(NamedTuple):
     ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
     tokens of earlier KV; ``decode_seqs`` sequences compute one token each and read
     ``decode_context`` tokens of KV in all. ``prefill_pairs`` counts, over the prefills, the pairs
-    of a token and a token that it attends to.
+    of a token and a token that it attends to. Before it starts, so many blocks of KV are swapped to
+    and from host memory.
     """
 
     prefill_seqs: int
@@ -23,6 +24,8 @@ class Load(NamedTuple):
     decode_seqs: int
     decode_context: int
     prefill_pairs: int = 0
+    swap_out_blocks: int = 0
+    swap_in_blocks: int = 0
 
 
 def pairs(tokens: int, context: int) -> int:
@@ -32,6 +35,16 @@ def pairs(tokens: int, context: int) -> int:
 
 def load_of(batch: Batch) -> Load:
     """Sum up a batch. In a mixed one a row of a single token on top of KV counts as a decode."""
+    load = _computed(batch)
+    if not (batch.swapped_out or batch.swapped_in):
+        return load
+    return load._replace(
+        swap_out_blocks=sum(swap.blocks for swap in batch.swapped_out),
+        swap_in_blocks=sum(swap.blocks for swap in batch.swapped_in),
+    )
+
+
+def _computed(batch: Batch) -> Load:
     decode_seqs, decode_context = batch.decodes, batch.decode_context
     if batch.kind == "decode":
         decode_seqs += len(batch.scheduled)

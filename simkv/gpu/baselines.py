@@ -40,11 +40,18 @@ def baselines(steps: Sequence[tuple[Load, float]], profile: Profile) -> dict[str
     }
 
 
-def roofline(shape: ModelShape, itemsize: int, bytes_per_s: float, flops_per_s: float) -> Profile:
+def roofline(
+    shape: ModelShape,
+    itemsize: int,
+    bytes_per_s: float,
+    flops_per_s: float,
+    swap_block_s: float = 0.0,
+) -> Profile:
     """What a step costs at the ceilings of a device (bytes/s and FLOP/s), with no overhead.
 
     Per step the larger of reading the weights and multiplying by them; then the KV of the decodes
-    and the FLOPs of the prefills' attention. Kernels run one after another, so the parts add up.
+    and the FLOPs of the prefills' attention, and ``swap_block_s`` seconds for a block to or from
+    the host. Kernels run one after another, so the parts add up.
     """
     weights = shape.step_weights * itemsize / bytes_per_s
     multiplied = shape.step_weights - shape.vocab * shape.hidden  # the head works on rows only
@@ -63,6 +70,8 @@ def roofline(shape: ModelShape, itemsize: int, bytes_per_s: float, flops_per_s: 
             _term("weights or their FLOPs", "tokens", pieces=pieces),
             _term("KV of the decodes", "decode_context", seconds=context),
             _term("attention of the prefills", "prefill_pairs", seconds=pair),
+            _term("blocks to the host", "swap_out_blocks", seconds=swap_block_s),
+            _term("blocks from the host", "swap_in_blocks", seconds=swap_block_s),
         ],
         idle_pass_s=1e-5,
         range={},

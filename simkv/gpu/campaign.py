@@ -402,7 +402,7 @@ def _sample(
     load = Load(0, 0, 0, 0, 0) if swap else point.load
     size = f"{point.decodes[0]} blocks" if swap else "x".join(map(str, bench.size(point)))
     spread = (float(median), float(low), float(high))
-    return Sample(key, passed, point.part, *load, longest, size, *spread, len(seconds), at)
+    return Sample(key, passed, point.part, *load[:6], longest, size, *spread, len(seconds), at)
 
 
 def _append(path: Path, sample: Sample) -> None:

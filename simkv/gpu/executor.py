@@ -108,7 +108,7 @@ class TorchExecutor:
         listed = {i for i, _ in batch.scheduled}
         emits = {*batch.emits, *(row.id for row in rows if row.id not in listed)}
         start = max(float(self.clock.now), self._busy_until)
-        flight = self.runner.launch(rows, emits, self.tables)
+        flight = self.runner.launch(rows, emits, self.tables, batch.swapped_out, batch.swapped_in)
         done = self.runner.wait(flight)
         seconds = self.clock.wall() - start
         self._busy_until = start + seconds
@@ -157,6 +157,10 @@ class _Watched:
     def add(self, prompt: Prompt) -> None:
         self._executor.runner.admit(prompt)
         self._inner.add(prompt)
+
+    def abort(self, request_id: int) -> None:
+        self._inner.abort(request_id)
+        self._executor.runner.retire(request_id)
 
     def schedule(self) -> Batch:
         begin = perf_counter()

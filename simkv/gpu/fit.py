@@ -103,6 +103,8 @@ def fit_profile(
             parts["prefill"],
             ["prefill_pairs", "prefill_tokens", "prefill_seqs"],
         ),
+        *_copies("swap out", "swap_out_blocks", parts.get("swap out", [])),
+        *_copies("swap in", "swap_in_blocks", parts.get("swap in", [])),
         _term("more rows to sample", "steps", "mixed", seconds=_mixed_extra(both, prefilling)),
         _term("host, per step", "steps", "any", seconds=host.step_s),
         _term("host, per sequence that decodes", "decode_seqs", "any", seconds=host.sequence_s),
@@ -166,6 +168,16 @@ def _on_device(profile: Profile) -> Profile:
     """The profile without the host's terms, which the campaign's steps do not have."""
     terms = [term for term in profile.terms if not term.name.startswith("host")]
     return profile.model_copy(update={"terms": terms})
+
+
+def _copies(name: str, feature: Feature, points: Sequence[Measured]) -> list[Term]:
+    """A constant and a slope over the blocks that are copied; nothing where none is."""
+    if len(points) < 2:
+        return []
+    blocks = [float(p.sample.size.split()[0]) for p in points]
+    base, slope = nonnegative([[1.0, count] for count in blocks], points)
+    pieces = [Piece(up_to=0, base=0.0), Piece(base=float(base), slope=float(slope))]
+    return [_term(name, feature, "any", pieces=pieces)]
 
 
 def _stairs(points: Sequence[Measured]) -> list[Piece]:

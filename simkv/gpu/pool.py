@@ -88,6 +88,37 @@ def swap_in(pool: KVPool, blocks: Sequence[int], host: HostBlocks, places: Seque
         pool.blocks[block : block + count].copy_(source, non_blocking=True)
 
 
+class SwapSpace:
+    """Where the KV of swapped requests lies in ``num_blocks`` blocks of host memory."""
+
+    def __init__(self, pool: KVPool, num_blocks: int) -> None:
+        self._pool = pool
+        self._host = HostBlocks(pool, num_blocks)
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._places: dict[int, list[int]] = {}
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        for request_id in list(self._places):
+            self.forget(request_id)
+
+    def out(self, request_id: int, blocks: Sequence[int]) -> None:
+        """Copy a request's ``blocks`` to the host. Raises RuntimeError if there is no room."""
+        if len(blocks) > len(self._free):
+            raise RuntimeError(f"{len(blocks)} blocks to swap out, room for {len(self._free)}")
+        places = self._places[request_id] = [self._free.pop() for _ in blocks]
+        swap_out(self._pool, blocks, self._host, places)
+
+    def back(self, request_id: int, blocks: Sequence[int]) -> None:
+        """Copy a request's KV from the host to ``blocks``, as many as went out."""
+        swap_in(self._pool, blocks, self._host, self._places[request_id])
+        self.forget(request_id)
+
+    def forget(self, request_id: int) -> None:
+        """The request's KV is no longer needed on the host."""
+        self._free += reversed(self._places.pop(request_id, ()))
+
+
 def runs(left: Sequence[int], right: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Pairs of numbers as (left, right, count), where both go on by one: one copy each."""
     start = 0

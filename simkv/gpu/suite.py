@@ -100,6 +100,18 @@ def plan(profile: Profile, scale: Scale, seconds: float, seed: int = 0) -> list[
     found = [
         Case("decode-heavy", "batched decodes", decodes, {}),
         Case("memory-pressure", "preemption by recompute", pressed, {}),
+        Case(
+            "memory-pressure-swap",
+            "preemption by swap",
+            _engine(
+                pressed,
+                "memory-pressure-swap",
+                variant="0.33.0-swap",
+                num_cpu_blocks=scale.num_blocks // 4,
+            ),
+            {},
+            beside="memory-pressure",
+        ),
         Case("prefill-heavy", "chunks and mixed steps", prefills, {}),
         Case(
             "prefill-whole",

@@ -24,6 +24,7 @@ from simkv.fidelity import Erring, Side, StepKind, kind_of, scales
 from simkv.gpu.baselines import baselines, roofline
 from simkv.gpu.replay import Recorded, Verdict
 from simkv.gpu.shapes import ModelShape
+from simkv.gpu.tables import build_with_tables
 from simkv.metrics import figure, summary
 from simkv.profile import Profile, StepCost, StepError
 from simkv.record import Record
@@ -124,7 +125,10 @@ def _roofline(run: Recorded) -> dict[str, Profile]:
     found, setup = run.about["ceilings"], run.about["setup"]
     shape = ModelShape(**setup["shape"])
     itemsize = 2 if setup["device"].startswith("cuda") else 4
-    return {"roofline": roofline(shape, itemsize, found["bytes_per_s"], found["flops_per_s"])}
+    _, _, block_size = build_with_tables(run.scenario.engine)
+    block = block_size * shape.kv_bytes_per_token(itemsize) / found["host_bytes_per_s"]
+    device = (found["bytes_per_s"], found["flops_per_s"])
+    return {"roofline": roofline(shape, itemsize, *device, block)}
 
 
 def _ends(

@@ -60,6 +60,15 @@ class Held(NamedTuple):
 Need = Literal["blocks", "bucket", "patience"]
 
 
+class Swap(NamedTuple):
+    """A request's KV that goes to host memory or comes back: ``blocks`` of them, and which
+    (``table``, in order) where blocks have numbers."""
+
+    id: int
+    blocks: int
+    table: tuple[int, ...] = ()
+
+
 class Cause(NamedTuple):
     """For whose sake a request was preempted, None for that of all who stay, and why."""
 
@@ -75,7 +84,8 @@ class Batch:
     tokens whose KV each of them already has. ``emits`` are the ids that get a token when the step
     has run. ``preempted`` are the ids whose blocks were taken back, in order (an id may stand
     twice), ``ignored`` those refused, ``lost`` those that no queue holds any more though they
-    never ended. ``fatal`` says why the real engine dies on this batch, if it does.
+    never ended. ``fatal`` says why the real engine dies on this batch, if it does. Before the step
+    runs, the KV of ``swapped_out`` is copied to host memory, then that of ``swapped_in`` from it.
 
     For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
     behind it, ``aside`` are those that sit this step out though they are not in the queue, and
@@ -103,6 +113,8 @@ class Batch:
     joined: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     expand: Callable[[], list[Row]] | None = None
+    swapped_out: list[Swap] = field(default_factory=list)
+    swapped_in: list[Swap] = field(default_factory=list)
 
     def preempt(self, victim: int, by: int | None, why: Need = "blocks") -> None:
         """Note that the blocks of ``victim`` were taken back, and the cause (see ``Cause``)."""

@@ -65,6 +65,9 @@ class VllmConfig:
     ``scheduler_reserve_full_isl`` and ``async_scheduling`` left out are as the version has them:
     on, but off in 0.11.0. Knobs that a version does not have cannot be set with it.
 
+    ``num_cpu_blocks`` are those in host memory, for the variant that swaps (vLLM V0 made them from
+    ``--swap-space``).
+
     ``startup_check``: false lets ``max_model_len`` exceed the cache, as vLLM did when
     ``num_gpu_blocks_override`` was set (until its #41069 and #47272), and does where it takes the
     layers of a model for smaller than they are (its #39734).
@@ -73,7 +76,7 @@ class VllmConfig:
     """
 
     name: Literal["vllm"] = "vllm"
-    variant: Literal["0.33.0", "0.33.0-skip-blocked", "0.19.0", "0.11.0"] = "0.33.0"
+    variant: Literal["0.33.0", "0.33.0-skip-blocked", "0.33.0-swap", "0.19.0", "0.11.0"] = "0.33.0"
     block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 16
     num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
     max_num_seqs: Annotated[int, Gt(0)] = 256
@@ -90,6 +93,7 @@ class VllmConfig:
     watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
     prefill_schedule_interval: Annotated[int, Gt(0)] = 1
     async_scheduling: bool | None = None
+    num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
     startup_check: bool = True
 
     def __post_init__(self) -> None:
@@ -237,6 +241,10 @@ class Step:
 
 def build(config: VllmConfig, *, tables: bool = False) -> Scheduler:
     """The scheduler of ``config.variant``; with ``tables`` it hands out real blocks in any case."""
+    if RULES[config.variant].swaps:
+        from simkv.schedulers.vllm_swap import VllmSwapScheduler
+
+        return VllmSwapScheduler(config, tables=tables)
     return VllmScheduler(config, tables=tables)
 
 
@@ -609,12 +617,17 @@ class VllmScheduler:
         del self.running[r.id]
         del self.catching_up[r.id]
         step.batch.aside.pop(r.id, None)
+        kept = self._keep(r)
         self._release(r, step.blocks.pop(r, 0))
-        r.computed = r.placeholders = 0
+        r.computed, r.placeholders = kept, 0
         r.stale = r.in_flight
         self.waiting.put_back(r)
         step.batch.preempt(r.id, by.id)
         step.pass_over("blocks")
+
+    def _keep(self, r: RequestState) -> int:  # noqa: ARG002
+        """Tokens of a victim whose KV is not lost."""
+        return 0
 
     def _admit_waiting(self, step: Step) -> None:
         """Start waiting requests in order; the first that cannot be admitted stops the rest.
@@ -631,7 +644,7 @@ class VllmScheduler:
                 step.pass_over("rule")
                 continue
             hits = self._hits(r)
-            start = len(hits) * self.config.block_size
+            start = max(len(hits) * self.config.block_size, r.computed)
             n = r.length - start
             prefill = n > 1
             if prefill and step.hold:

@@ -40,7 +40,8 @@ class Rules:
     ``threshold_spares_lone``: ``long_prefill_token_threshold`` does not cap who is alone.
     ``spares_null_block``: start-up asks whether a sequence of ``max_model_len`` fits beside the
     null block; else a cache is accepted that such a sequence outgrows by one block.
-    ``skip_blocked``: one without blocks does not stop those that wait behind it.
+    ``skip_blocked``: one without blocks does not stop those that wait behind it. ``swaps``: the KV
+    of the preempted goes to host memory; see vllm_swap.py.
 
     Under priority: ``goes_on`` with those behind a running request that has preempted itself;
     else they sit the step out (#26765). ``finds_next`` when a victim before the current request
@@ -57,6 +58,7 @@ class Rules:
     threshold_spares_lone: bool = True
     spares_null_block: bool = True
     skip_blocked: bool = False
+    swaps: bool = False
     goes_on: bool = True
     finds_next: bool = True
     sees_the_end: bool = True
@@ -68,9 +70,11 @@ class Rules:
                 raise ValueError(f"{knob}: {fixed.why.format(version=version)}")
 
 
-_V33 = Rules()
+_NO_SWAP = {"num_cpu_blocks": Fixed(0, "vLLM {version} does not swap; leave it out")}
+_V33 = Rules(fixed=_NO_SWAP)
 _V19 = Rules(
     fixed={
+        **_NO_SWAP,
         "watermark": Fixed(0.0),
         "max_num_active_seqs": Fixed(None),
         "prefill_schedule_interval": Fixed(1),
@@ -105,6 +109,15 @@ _V11 = replace(
 RULES: Mapping[str, Rules] = {
     "0.33.0": _V33,
     "0.33.0-skip-blocked": replace(_V33, skip_blocked=True),
+    "0.33.0-swap": replace(
+        _V33,
+        swaps=True,
+        fixed={
+            "enable_prefix_caching": Fixed(
+                value=False, why="{version} has no prefix cache; set it to false"
+            )
+        },
+    ),
     "0.19.0": _V19,
     "0.11.0": _V11,
 }
@@ -117,6 +130,10 @@ VARIANTS: Mapping[str, Variant] = {
     "0.33.0-skip-blocked": Variant(
         "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; also in #35852 and #36390)",
         "0.33.0; a waiting request for which there are no blocks does not stop those behind it",
+    ),
+    "0.33.0-swap": Variant(
+        "0.33.0 with the swapping of vLLM V0 (up to 0.9, vllm/core/scheduler.py); ours, not vLLM's",
+        "0.33.0; the KV of the preempted goes to host memory and comes back, as far as it has room",
     ),
     "0.19.0": Variant(
         "vllm-project/vllm@2a69949bd (0.19.0, wheel), vllm/v1/core",

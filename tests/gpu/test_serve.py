@@ -106,6 +106,8 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
     }
     shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}
     shape |= {"output_tokens": {"distribution": "uniform", "low": 5, "high": 40}}
+    if variant == "0.33.0-swap":
+        knobs["vllm"] |= {"num_cpu_blocks": 40, "enable_prefix_caching": False}
     arrivals = {"num_prompts": 16, "request_rate": 1e6, **shape}
     return Scenario.model_validate(
         {
@@ -175,3 +177,28 @@ def test_one_runner_serves_one_scenario_after_another():
         check_tokens(run, runner)
     with pytest.raises(InputError, match="the runner has"):
         Server(scenarios[0], SETUP, Runner(SETUP.shape, replace(largest, num_blocks=2), "cpu"))
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
+def test_swapped_requests_go_on_where_they_were(overlap):
+    """Their KV was on the host in between, and nothing of it was computed again."""
+    scenario = plain_scenario("vllm", "0.33.0-swap")
+    engine = replace(scenario.engine, async_scheduling=overlap)
+    server = Server(scenario.model_copy(update={"engine": engine}), SETUP)
+    run = server.serve()
+    out = sum(p.load.swap_out_blocks for p in run.passes)
+    assert out == sum(p.load.swap_in_blocks for p in run.passes) > 10
+    assert run.summary["recomputed_tokens"] == 0
+    check_l0(run)
+    check_tokens(run, server.runner)
+
+
+def test_a_swap_to_the_wrong_place_is_seen(monkeypatch):
+    server = Server(plain_scenario("vllm", "0.33.0-swap"), SETUP)
+    space = server.runner._host_space
+    back = space.back
+    monkeypatch.setattr(space, "back", lambda i, blocks: back(i, blocks[::-1]))
+    run = server.serve()
+    check_l0(run)  # decisions do not depend on what is in the blocks
+    with pytest.raises(AssertionError):
+        check_tokens(run, server.runner)

@@ -52,7 +52,7 @@ def invoke(path, *arguments):
 def test_all_three_levels(folder):
     found = json.loads((folder / "out" / "validation.json").read_text())
     assert found["skipped"] == []
-    assert len(found["cases"]) == 9
+    assert len(found["cases"]) == 10
     for name, case in found["cases"].items():
         assert case["verdict"]["step"] is None, name
         assert case["verdict"]["decisions"] > 5
@@ -62,10 +62,11 @@ def test_all_three_levels(folder):
     assert found["cases"]["memory-pressure"]["same_victims"].keys() == set(case["steps"])
     assert {(r["case"], r["beside"]) for r in found["rankings"]} >= {
         ("prefill-whole", "prefill-heavy"),
+        ("memory-pressure-swap", "memory-pressure"),
         ("mistralrs-forty-pr2034", "mistralrs-forty-bucketed"),
     }
     page = (folder / "out" / "validation.md").read_text()
-    assert page.count("| same |") == 9
+    assert page.count("| same |") == 10
     for name in ("steps.png", "figures.png"):
         assert (folder / "out" / name).read_bytes().startswith(b"\x89PNG")
 
@@ -76,6 +77,9 @@ def test_the_runs_are_real(folder):
     summary = json.loads((folder / "out/runs/memory-pressure-1/summary.json").read_text())
     assert summary["ceilings"]["bytes_per_s"] > 0
     assert summary["variants"]["run"]["unbacked_tokens"] == 0
+    rows = list(csv.DictReader((folder / "out/runs/memory-pressure-swap-1/passes.csv").open()))
+    out, back = (sum(int(row[f"swap_{way}_blocks"]) for row in rows) for way in ("out", "in"))
+    assert out == back > 0
 
 
 def test_it_goes_on_where_it_stopped(folder):

@@ -78,6 +78,9 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "prefill_schedule_interval": draw(st.sampled_from([1, 1, 2, 3])),
         "async_scheduling": draw(st.booleans()),
     }
+    if variant == "0.33.0-swap":
+        knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
+        return knobs
     return {k: v for k, v in knobs.items() if k not in RULES[variant].fixed}
 
 
