@@ -39,24 +39,34 @@ def next_probes(
 ) -> tuple[int, ...]:
     """The candidates of ``count`` to try next; none if the search is over.
 
-    Bracket, bisect, check the neighbours. A search begins at both ends, or at a ``hint``.
+    Bracket, bisect, check the neighbours. A bracket's ends need not have been tried: before the
+    first candidate none meets the objectives, after the last one all would. With a ``hint`` it
+    begins there, and goes on in growing strides.
     """
     if not known:
-        first = {0, count - 1} if hint is None else {max(hint - 1, 0), min(hint, count - 1)}
-        return tuple(sorted(first))
+        if hint is None:
+            return _between(-1, count, width)
+        return tuple(sorted({max(hint - 1, 0), min(hint, count - 1)}))
     found = edge(known, neighbours)
     if found is None:
-        return _upwards(known, count) or _unknown(known, _spread(count), width)
+        low = max(known)
+        if low == count - 1:
+            return _unknown(known, _spread(count), width)
+        return _between(low, count, width) if hint is None else _upwards(known, count)
     low = max((i for i in known if i < found and not known[i]), default=-1)
     if found - low == 1:
         reach = _reach(known, neighbours)
         around = range(max(found - reach, 0), min(found + reach + 1, count))
         return tuple(i for i in around if i not in known)
-    if low == -1 and 0 not in known:
+    if low == -1 and hint is not None and 0 not in known:
         return _downwards(known)
-    between = [low + (found - low) * step // (width + 1) for step in range(1, width + 1)]
-    probes = {min(max(i, low + 1), found - 1) for i in between}
-    return tuple(sorted(probes))
+    return _between(low, found, width)
+
+
+def _between(low: int, high: int, width: int) -> tuple[int, ...]:
+    """Up to ``width`` places between two others, evenly."""
+    places = [low + (high - low) * step // (width + 1) for step in range(1, width + 1)]
+    return tuple(sorted({min(max(place, low + 1), high - 1) for place in places}))
 
 
 def edge(known: Known, neighbours: int = NEIGHBOURS) -> int | None:

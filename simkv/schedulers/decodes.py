@@ -91,6 +91,17 @@ class DecodeGroup(Generic[R]):
         """Members whose blocks are full in the step that comes ``ahead`` steps from now."""
         return self._borders[(self.scheduled + ahead) % self.block_size]
 
+    def quiet(self, ahead: int = 0) -> int:
+        """For how many steps from now on nobody's blocks are full, nor ``ahead`` steps later.
+
+        At most ``block_size``, after which all begins anew.
+        """
+        borders, size = self._borders, self.block_size
+        for step in range(self.scheduled, self.scheduled + size + ahead):
+            if borders[step % size]:
+                return max(step - self.scheduled - ahead, 0)
+        return size
+
     def growth(self, steps: int) -> list[int]:
         """How many members need a block in each of the next ``steps`` steps."""
         size, first = self.block_size, self.scheduled

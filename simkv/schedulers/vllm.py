@@ -389,10 +389,13 @@ class VllmScheduler:
             group.delivered += steps
             group.step(steps)
         else:
-            for _ in range(steps):
-                group.delivered += 1
-                self._grow_all()
-                group.step()
+            while steps:
+                quiet = min(group.quiet(1 if self.cache else 0), steps)
+                group.delivered += quiet or 1
+                if not quiet:
+                    self._grow_all()
+                group.step(quiet or 1)
+                steps -= quiet or 1
         return free
 
     @property
