@@ -121,6 +121,8 @@ def prepare(ask: Ask) -> list[Prepared]:
         )
         case.check()
         scenario = case.scenario(0)
+        if survive and scenario.fleet is None:
+            raise InputError(f"--survive: needs a fleet; {scenario.name} has none: fleet.replicas")
         profile = load_profile(scenario.profile, case.folder)
         error = error_of(profile, given)
         case = replace(case, factors=error.factors)

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from simkv.sweeps.point import Done, Job, simulate
+
 
 def square(number: int) -> int:
     return number * number
@@ -36,3 +38,15 @@ def kill_noted(note: Path, seconds: float = 60) -> None:
             os.kill(int(text), 9)
             return
         time.sleep(0.02)
+
+
+def simulate_once_killed(item: tuple[Path, Job]) -> Done:
+    """A run of a sweep; the first worker that takes one waits in it to be killed."""
+    note, job = item
+    try:
+        with note.open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return simulate(job)
+    time.sleep(60)
+    raise AssertionError("nobody killed this worker")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -13,8 +13,15 @@ import pytest
 
 import simkv
 from simkv.errors import InputError
+from simkv.planner.ask import Ask, prepare
+from simkv.planner.plan import make_plan
+from simkv.planner.tables import cliff_table, evaluations, to_json
+from simkv.sweeps.design import parse_axis
+from simkv.sweeps.point import Done, Job
+from simkv.sweeps.sweep import finish, plan, working
+from simkv.sweeps.table import table
 from simkv.sweeps.workers import _connect, on_ray
-from tests.sweeps.jobs import kill_noted, square, square_once_killed
+from tests.sweeps.jobs import kill_noted, simulate_once_killed, square, square_once_killed
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +61,62 @@ def test_a_sweep_is_the_same_bit_for_bit(small: Path) -> None:
     sweep = partial(simkv.sweep, small, over, repeats=2)
     pd.testing.assert_frame_equal(sweep(executor="ray"), sweep(jobs=1), check_exact=True)
     assert sweep(executor="ray").to_csv() == sweep(jobs=1).to_csv()
+
+
+@pytest.fixture
+def killing(tmp_path: Path) -> Iterator[Callable[..., Iterator[Done]]]:
+    """Runs on Ray, where the first worker to take one is killed with -9 while it is at it."""
+    note = tmp_path / "pid"
+    killer = Thread(target=kill_noted, args=(note,))
+    killer.start()
+
+    def execute(_: object, jobs: Sequence[Job]) -> Iterator[Done]:
+        return on_ray(simulate_once_killed, [(note, job) for job in jobs])
+
+    yield execute
+    killer.join()
+    assert note.exists(), "nobody was killed"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_sweep_whose_worker_is_killed_is_the_same_bit_for_bit(
+    small: Path, killing: Callable[..., Iterator[Done]]
+) -> None:
+    whole = plan(small, [parse_axis("engine.num_gpu_blocks=96..256:32")], repeats=2)
+    found = table(whole, finish(whole, killing))
+    here = simkv.sweep(small, {"engine.num_gpu_blocks": "96..256:32"}, repeats=2, jobs=1)
+    assert found.to_csv() == here.to_csv()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_plan_whose_worker_is_killed_is_the_same_bit_for_bit(
+    small: Path, killing: Callable[..., Iterator[Done]]
+) -> None:
+    ask = Ask(
+        small,
+        smallest="engine.num_gpu_blocks=80..256:16",
+        objectives=("ttft_ms.p99<=400",),
+        variants=("plain",),
+        repeats=2,
+        profile_error=0.1,
+    )
+    (prepared,) = prepare(ask)
+    with working(killing) as bench:
+        there = make_plan(prepared, bench)
+    with working(map) as bench:
+        here = make_plan(prepare(ask)[0], bench)
+    assert to_json(there) == to_json(here)
+    assert evaluations(there).to_csv() == evaluations(here).to_csv()
+    assert cliff_table(there).to_csv() == cliff_table(here).to_csv()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_plan_by_the_option_is_the_same(small: Path) -> None:
+    by = partial(
+        simkv.plan,
+        small,
+        smallest="engine.num_gpu_blocks=80..256:16",
+        objectives=["ttft_ms.p99<=400"],
+        repeats=1,
+    )
+    assert by(executor="ray").summary == by(jobs=2).summary
