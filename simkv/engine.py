@@ -84,6 +84,7 @@ class Engine:
         self.executor = executor
         self.record = Record(scheduler.num_blocks)
         self.leaping = leaping
+        self._spread: bool = getattr(executor, "wants_spread", False)
         self.leaps = 0
         self.dead = False
         self._ready = ready
@@ -193,7 +194,7 @@ class Engine:
 
         It takes as long as the executor says, or ``seconds`` if they are given.
         """
-        load = load_of(batch)
+        load = load_of(batch, spread=self._spread)
         if not batch:
             return load, InFlight(batch, -1, self.env.now, frozenset())
         end = start + (self.executor.run(load) if seconds is None else seconds)

@@ -121,6 +121,7 @@ class Erring:
     def __init__(self, inner: Executor, scale: Mapping[StepKind, float]) -> None:
         self.inner = inner
         self._scale = scale
+        self.wants_spread: bool = getattr(inner, "wants_spread", False)
 
     def run(self, load: Load) -> float:
         return self.inner.run(load) * self._scale[kind_of(load)]

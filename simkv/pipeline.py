@@ -245,7 +245,7 @@ class Pipeline(Engine):
         prefills = sum(task.kind == "prefill" for task in tasks)
         batch = batch_of(work, prefills, self._preempted)
         self._preempted = []
-        load = load_of(batch)
+        load = load_of(batch, spread=self._spread)
         seconds = self.executor.run(load)
         actors = self.scheduler
         queues = Queues(actors.num_waiting, actors.num_running, actors.free_blocks)

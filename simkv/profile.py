@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from simkv.costs.attention import AttentionCost, Table
 from simkv.errors import InputError, nearest
 from simkv.executors import Load
 
@@ -21,6 +22,10 @@ Feature = Literal[
     "decode_seqs",
     "decode_context",
     "tokens",
+    "slots",
+    "emits",
+    "decode_mean",
+    "mixed_decode_seqs",
     "swap_out_blocks",
     "swap_in_blocks",
 ]
@@ -43,7 +48,9 @@ class Term(_Model):
     """One summand of a step's cost, in seconds.
 
     It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
-    or ``steps``, which is 1), given as ``seconds`` per unit, as linear ``pieces``, or as a
+    or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``emits`` the
+    sequences that have a token sampled, ``decode_mean`` the mean context of the decodes,
+    ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as linear ``pieces``, or as a
     ``table`` of measured ``[value, seconds]`` points with straight lines between them. ``when``
     restricts it to steps that prefill anything, that decode anything, that do both (``mixed``) or
     that do nothing but decode (``pure decode``).
@@ -98,6 +105,9 @@ class Fit(_Model):
 class Profile(_Model):
     """What a step costs, on what, how that is known, and where it holds.
 
+    The time is the sum of the ``terms`` and, where there is one, of the ``attention`` table.
+    ``graph_sizes`` are the numbers of tokens for which the engine has captured CUDA graphs: a step
+    is padded to the next one (``slots``), beyond the largest none is.
     ``range`` gives, by feature, the smallest and largest value per step that the data cover.
     ``idle_pass_s`` is the time of a scheduler pass that finds nothing to run.
     """
@@ -109,6 +119,8 @@ class Profile(_Model):
     gpu: str
     basis: Literal["measured", "fitted to published figures", "assumed"]
     terms: list[Term] = Field(min_length=1)
+    attention: Table | None = None
+    graph_sizes: list[int] = []
     idle_pass_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     range: dict[Feature, tuple[float, float]]
     fit: Fit
@@ -116,19 +128,28 @@ class Profile(_Model):
 
     @model_validator(mode="after")
     def _costs_time(self) -> Profile:
-        for load in (Load(1, 1, 0, 0, 0, 1), Load(0, 0, 0, 1, 1)):
+        if self.graph_sizes != sorted(set(self.graph_sizes)):
+            raise ValueError("graph_sizes must rise strictly")
+        for load in (Load(1, 1, 0, 0, 0, 1, 1), Load(0, 0, 0, 1, 1, 0, 1)):
             if StepCost(self)(load) < 1e-9:
                 kind = "prefill" if load.prefill_seqs else "decode"
                 raise ValueError(f"terms: a {kind} step of one sequence must cost 1e-9 s or more")
         return self
 
 
-def feature_of(load: Load, feature: Feature) -> float:
-    """Value of a feature of one step."""
+def feature_of(load: Load, feature: Feature, graph_sizes: Sequence[int] = ()) -> float:
+    """Value of a feature of one step; ``slots`` depend on the sizes of the CUDA graphs."""
     if feature == "steps":
         return 1
-    if feature == "tokens":
-        return load.prefill_tokens + load.decode_seqs
+    if feature in ("tokens", "slots"):
+        tokens = load.prefill_tokens + load.decode_seqs
+        if feature == "slots" and graph_sizes and tokens <= graph_sizes[-1]:
+            return graph_sizes[bisect_left(graph_sizes, tokens)]
+        return tokens
+    if feature == "decode_mean":
+        return load.decode_context / load.decode_seqs if load.decode_seqs else 0
+    if feature == "mixed_decode_seqs":
+        return load.decode_seqs if load.prefill_seqs else 0
     value: int = getattr(load, feature)
     return value
 
@@ -138,8 +159,13 @@ class StepCost:
 
     def __init__(self, profile: Profile) -> None:
         self._terms = [(term, _form(term)) for term in profile.terms]
-        by_context = [t for t in profile.terms if t.feature == "decode_context"]
-        self._linear = all(t.seconds is not None for t in by_context)
+        self._attention = AttentionCost(profile.attention) if profile.attention else None
+        self._graph_sizes = profile.graph_sizes
+        by_context = [t for t in profile.terms if t.feature in ("decode_context", "decode_mean")]
+        self._by_batch_only = not by_context
+        self._linear = self._attention is None and all(
+            t.seconds is not None and t.feature == "decode_context" for t in by_context
+        )
         self._slope = sum(
             t.seconds or 0.0 for t in by_context if t.when not in ("prefill", "mixed")
         )
@@ -150,17 +176,26 @@ class StepCost:
         if self._linear and plain:
             base, slope = self.of_decodes(load.decode_seqs)
             return base + slope * load.decode_context
-        return self._sum(load)
+        if self._attention is None:
+            return self._sum(load)
+        if self._by_batch_only and plain:
+            return self.of_decodes(load.decode_seqs)[0] + self._attention(load)
+        return self._sum(load) + self._attention(load)
 
     def of_decodes(self, seqs: int) -> tuple[float, float]:
         """Seconds of a step that decodes ``seqs`` sequences, and per token of their context.
 
-        Only for a profile that is ``linear`` in the context.
+        Only for a profile that is ``linear`` in the context; each of them has a token sampled.
         """
         base = self._by_batch.get(seqs)
         if base is None:
-            base = self._by_batch[seqs] = self._sum(Load(0, 0, 0, seqs, 0))
+            base = self._by_batch[seqs] = self._sum(Load(0, 0, 0, seqs, 0, 0, seqs))
         return base, self._slope
+
+    @property
+    def wants_spread(self) -> bool:
+        """Whether it has to know the shortest and the longest decode of a step."""
+        return self._attention is not None and self._attention.wants_spread
 
     @property
     def linear(self) -> bool:
@@ -176,7 +211,7 @@ class StepCost:
                 continue
             if term.when == "pure decode" and load.prefill_seqs:
                 continue
-            total += form(feature_of(load, term.feature))
+            total += form(feature_of(load, term.feature, self._graph_sizes))
         return max(total, 0.0)  # far outside the range a falling line may get below
 
 

@@ -14,8 +14,10 @@ class Load(NamedTuple):
     ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
     tokens of earlier KV; ``decode_seqs`` sequences compute one token each and read
     ``decode_context`` tokens of KV in all. ``prefill_pairs`` counts, over the prefills, the pairs
-    of a token and a token that it attends to. Before it starts, so many blocks of KV are swapped to
-    and from host memory.
+    of a token and a token that it attends to. ``emits`` sequences have a token sampled.
+    ``shortest`` and ``longest`` are the KV that single decodes read; they are only filled in for
+    an executor that asks for them (``load_of``), else 0. Before the step starts, so many blocks of
+    KV are swapped to and from host memory.
     """
 
     prefill_seqs: int
@@ -24,6 +26,9 @@ class Load(NamedTuple):
     decode_seqs: int
     decode_context: int
     prefill_pairs: int = 0
+    emits: int = 0
+    shortest: int = 0
+    longest: int = 0
     swap_out_blocks: int = 0
     swap_in_blocks: int = 0
 
@@ -33,22 +38,30 @@ def pairs(tokens: int, context: int) -> int:
     return tokens * context + tokens * (tokens + 1) // 2
 
 
-def load_of(batch: Batch) -> Load:
-    """Sum up a batch. In a mixed one a row of a single token on top of KV counts as a decode."""
+def load_of(batch: Batch, *, spread: bool = False) -> Load:
+    """Sum up the newest batch; in a mixed one a row of a single token on top of KV is a decode.
+
+    With ``spread`` the shortest and the longest decode are looked for, row by row.
+    """
     load = _computed(batch)
-    if not (batch.swapped_out or batch.swapped_in):
+    if batch.swapped_out or batch.swapped_in:
+        load = load._replace(
+            swap_out_blocks=sum(swap.blocks for swap in batch.swapped_out),
+            swap_in_blocks=sum(swap.blocks for swap in batch.swapped_in),
+        )
+    if not spread or not load.decode_seqs:
         return load
-    return load._replace(
-        swap_out_blocks=sum(swap.blocks for swap in batch.swapped_out),
-        swap_in_blocks=sum(swap.blocks for swap in batch.swapped_in),
-    )
+    always = batch.kind == "decode"
+    contexts = [r.context for r in batch.rows() if always or (r.tokens == 1 and r.context)]
+    return load._replace(shortest=min(contexts), longest=max(contexts))
 
 
 def _computed(batch: Batch) -> Load:
     decode_seqs, decode_context = batch.decodes, batch.decode_context
+    emits = len(batch.emits) + decode_seqs
     if batch.kind == "decode":
         decode_seqs += len(batch.scheduled)
-        return Load(0, 0, 0, decode_seqs, decode_context + sum(batch.context))
+        return Load(0, 0, 0, decode_seqs, decode_context + sum(batch.context), 0, emits)
     prefill_seqs = prefill_tokens = prefill_context = prefill_pairs = 0
     for (_, tokens), context in zip(batch.scheduled, batch.context, strict=True):
         if tokens == 1 and context and batch.kind == "mixed":
@@ -60,11 +73,14 @@ def _computed(batch: Batch) -> Load:
             prefill_context += context
             prefill_pairs += pairs(tokens, context)
     prefill = (prefill_seqs, prefill_tokens, prefill_context)
-    return Load(*prefill, decode_seqs, decode_context, prefill_pairs)
+    return Load(*prefill, decode_seqs, decode_context, prefill_pairs, emits)
 
 
 class Executor(Protocol):
-    """Runs a batch, for real or on paper."""
+    """Runs a batch, for real or on paper.
+
+    One that has ``wants_spread`` true is told the shortest and longest decode of each step.
+    """
 
     def run(self, load: Load) -> float:
         """Seconds that a step with this load takes."""

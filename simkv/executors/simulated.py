@@ -11,7 +11,10 @@ from simkv.profile import Feature, Profile, StepCost, feature_of
 def later(load: Load, steps: int) -> Load:
     """The load of the same decodes ``steps`` steps on: each has read as many tokens more."""
     context = load.decode_context + steps * load.decode_seqs
-    return Load(0, 0, 0, load.decode_seqs, context)
+    shortest, longest = load.shortest, load.longest
+    if longest:
+        shortest, longest = shortest + steps, longest + steps
+    return Load(0, 0, 0, load.decode_seqs, context, 0, load.emits, shortest, longest)
 
 
 class SimulatedExecutor:
@@ -29,6 +32,7 @@ class SimulatedExecutor:
         self.outside: dict[Feature, float] = {}
         self.extremes: dict[Feature, tuple[float, float]] = {}
         self._cost = StepCost(profile)
+        self.wants_spread = self._cost.wants_spread
         self._range = list(profile.range.items())
 
     def run(self, load: Load) -> float:
@@ -75,9 +79,9 @@ class SimulatedExecutor:
 
         One prefill, then decodes at batch 1, taken at their mean context.
         """
-        first = self._cost(Load(1, prompt_tokens, 0, 0, 0, pairs(prompt_tokens, 0)))
+        first = self._cost(Load(1, prompt_tokens, 0, 0, 0, pairs(prompt_tokens, 0), 1))
         decodes = output_tokens - 1
-        return first + decodes * self._cost(Load(0, 0, 0, 1, prompt_tokens + decodes // 2))
+        return first + decodes * self._cost(Load(0, 0, 0, 1, prompt_tokens + decodes // 2, 0, 1))
 
     def idle(self) -> float:
         return self.profile.idle_pass_s

@@ -128,7 +128,10 @@ def _recorded(
     steps = [row for row in rows if row["kind"] != "idle"]
     return Recorded(
         scenario,
-        [(Load(*(int(row[f]) for f in Load._fields)), float(row["seconds"])) for row in steps],
+        [
+            (Load(*(int(row[f]) for f in Load._fields if f in row)), float(row["seconds"]))
+            for row in steps
+        ],
         [int(row["preempted"]) > 0 for row in steps],
         record,
         compare(lines, again.until_all_ended()[0]),

@@ -1,7 +1,9 @@
 """Requests of a recorded case, one row each, with what was measured: ``requests.csv``.
 
 ``arrival_s``, ``prompt_tokens``, ``output_tokens``; other columns are results and are not read.
-``shared_prefix_tokens``, if there, begin every prompt alike. A file ``prefix_blocks.jsonl[.gz]``
+``shared_prefix_tokens``, if there, begin every prompt alike, or with a column ``stage`` every
+prompt of a stage: guidellm draws another prefix for each (in the recorded runs the first prompt of
+each stage is computed whole). A file ``prefix_blocks.jsonl[.gz]``
 beside it names the full blocks of 16 tokens of each prompt: ``{"id": 0, "hash_ids": [0, 1]}``.
 """
 
@@ -18,6 +20,7 @@ from simkv.workload.source import (
     json_ids,
     json_records,
     json_whole,
+    one_by_one,
     open_csv,
     seconds,
     served,
@@ -26,7 +29,7 @@ from simkv.workload.source import (
 
 BLOCK = 16
 _NEEDED = {"arrival_s": seconds, "prompt_tokens": whole, "output_tokens": whole}
-_ALSO = {"id": whole, "shared_prefix_tokens": whole}
+_ALSO = {"id": whole, "shared_prefix_tokens": whole, "stage": one_by_one(str)}
 
 
 def _rows(source: Source) -> Iterator[Rows]:
@@ -41,9 +44,12 @@ def _rows(source: Source) -> Iterator[Rows]:
 
 def _pieces(source: Source, table: Table, blocks: dict[int, list[int]]) -> Pieces | None:
     if "shared_prefix_tokens" in table.columns:
-        common = source.streams.number("gcommon")
         shared = table["shared_prefix_tokens"].tolist()
-        return Pieces.of([[(NAME, common, 0, n)] if n else [] for n in shared])
+        stages = table.columns.get("stage", [""] * len(shared))
+        streams = [source.streams.number(f"gcommon {stage}".rstrip()) for stage in stages]
+        return Pieces.of(
+            [[(NAME, name, 0, n)] if n else [] for name, n in zip(streams, shared, strict=True)]
+        )
     if not blocks or "id" not in table.columns:
         return None
     return Pieces.of(

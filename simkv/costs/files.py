@@ -1,0 +1,81 @@
+"""Tables and settings of measurements as they are published: CSV, Parquet, YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from simkv.errors import InputError, nearest
+
+Kind = Literal["number", "whole", "text"]
+
+
+def find_table(folder: Path, stem: str) -> Path:
+    """``stem.csv`` or ``stem.csv.gz`` in ``folder``. Raises InputError if there is neither."""
+    names = [f"{stem}.csv", f"{stem}.csv.gz"]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"{folder}: there is no {names[0]} or {names[1]}")
+
+
+def read_table(path: Path, columns: Mapping[str, Kind]) -> pd.DataFrame:
+    """The wanted columns of a CSV (also gzip'd) or Parquet file, checked.
+
+    Numbers are finite and not negative. Raises InputError with file, line and column otherwise.
+    """
+    try:
+        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: cannot be read as a table: {_first_line(error)}") from error
+    except ImportError as error:
+        raise InputError(f"{path}: needs pyarrow: pip install 'simkv[parquet]'") from error
+    for name in columns:
+        if name not in frame:
+            known = [str(column) for column in frame.columns]
+            raise InputError(
+                f"{path}: there is no column {name!r}{nearest(name, known)}; the file has "
+                f"{', '.join(known)}"
+            )
+    return frame[list(columns)].assign(
+        **{name: _checked(path, frame[name], kind) for name, kind in columns.items()}
+    )
+
+
+def _checked(path: Path, column: pd.Series[Any], kind: Kind) -> pd.Series[Any]:
+    if kind == "text":
+        return column.astype(str)
+    values = pd.to_numeric(column, errors="coerce").astype(float)
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if kind == "whole":
+        wrong |= values != values.round()
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        what = "a whole number from 0" if kind == "whole" else "a number from 0"
+        raise InputError(
+            f"{path}:{row + 2}: {column.name}: should be {what}; found {column.iloc[row]!r}"
+        )
+    return values.astype(int) if kind == "whole" else values
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A YAML file of settings. Raises InputError if it is none."""
+    try:
+        found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (YAMLError, ValueError) as error:
+        raise InputError(f"{path}: not valid YAML: {_first_line(error)}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: should be a mapping of settings")
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,30 @@
+"""Straight lines between measured points."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+
+def bracket(points: Sequence[float], x: float) -> tuple[int, int, float]:
+    """Indices of the points around ``x``, and how far ``x`` is from the first to the second (0..1).
+
+    Below the first point it is the first point; above the last the last line goes on, so the share
+    is larger than 1. ``points`` rise strictly.
+    """
+    if len(points) == 1 or x <= points[0]:
+        return 0, 0, 0.0
+    right = min(bisect_right(points, x), len(points) - 1)
+    left = right - 1
+    return left, right, (x - points[left]) / (points[right] - points[left])
+
+
+def between(left: float, right: float, share: float) -> float:
+    """The value ``share`` of the way from ``left`` to ``right``."""
+    return left + share * (right - left)
+
+
+def at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """The value at ``x`` of the lines through the points; flat below the first."""
+    left, right, share = bracket(xs, x)
+    return between(ys[left], ys[right], share)

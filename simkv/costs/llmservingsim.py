@@ -1,0 +1,186 @@
+"""Profiles from the kernel tables that LLMServingSim's profiler writes.
+
+A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip'd) holds times in us of one layer's
+kernels: by the tokens of a step (``dense``), by the sequences that sample (``per_sequence``), of
+attention by four axes (see ``costs.attention``), and what unequal lengths of decodes add (``skew_fit``).
+A step is the sum over all layers (github.com/casys-kaist/LLMServingSim, commit 5daddb2, serving/
+core/trace_generator.py). The correction for skew counts where the bundle says that it is enabled.
+
+Only kernels are in it: no host time, no gaps between kernels, no all-reduce of tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from simkv.costs.attention import Row, Skew, Slice, Table
+from simkv.costs.error import left_out
+from simkv.costs.files import find_table, read_settings, read_table
+from simkv.errors import InputError
+from simkv.profile import Feature, Fit, Profile, StepCost, Term
+
+#: Kernels that run once in a step, and how often in a layer the others do.
+ONCE = ("embedding", "final_layernorm")
+PER_LAYER = {
+    "layernorm": 2,
+    "qkv_proj": 1,
+    "qk_norm": 1,
+    "rotary_emb": 1,
+    "o_proj": 1,
+    "gate_up_proj": 1,
+    "act_fn": 1,
+    "down_proj": 1,
+}
+SAMPLING = ("lm_head", "sampler")
+_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+
+
+def bundle_profile(
+    folder: Path, layers: int, tp: int = 1, graph_sizes: list[int] | None = None
+) -> Profile:
+    """The profile of a model of so many ``layers`` from a bundle's tables for ``tp`` GPUs.
+
+    ``graph_sizes`` are the engine's CUDA graph sizes (``costs.graphs``), None for no padding.
+    Raises InputError if the bundle cannot be used.
+    """
+    meta = read_settings(folder / "meta.yaml")
+    tables = folder / f"tp{tp}"
+    if not tables.is_dir():
+        known = sorted(p.name for p in folder.glob("tp*"))
+        raise InputError(f"{folder}: there is no {tables.name}; found {', '.join(known) or 'none'}")
+    terms = [*_dense(tables, layers), *_sampling(tables)]
+    table = Table(slices=_slices(tables, layers), skew=_skew(folder, meta, tp))
+    name = f"{meta.get('model', folder.name)} on {meta.get('gpu', 'unknown GPU')}"
+    draft = Profile(
+        name=f"llmservingsim {name}, tp{tp}",
+        engine=f"vLLM {meta.get('vllm_version', '(version unknown)')}",
+        model=str(meta.get("model", "unknown")),
+        gpu=str(meta.get("gpu", "unknown")),
+        basis="measured",
+        terms=terms,
+        attention=table,
+        graph_sizes=graph_sizes or [],
+        idle_pass_s=1e-4,
+        range=_range(table),
+        fit=Fit(points=0),
+        source=[
+            "kernel tables of LLMServingSim's profiler (github.com/casys-kaist/LLMServingSim, MIT)",
+            f"bundle {folder.name}, measured {meta.get('profiled_at', 'at an unknown time')}",
+            "kernels only: no host time, no gaps between kernels"
+            + (", no all-reduce" if tp > 1 else ""),
+            "idle_pass_s is assumed",
+        ],
+    )
+    points = sum(len(row.seconds) for part in table.slices for row in part.rows)
+    fit = Fit(
+        points=points,
+        note="errors of points of the attention table left out and read off the line between "
+        "their neighbours, as shares of the whole step; they say nothing about host time",
+        held_out=left_out(table, StepCost(draft.model_copy(update={"attention": None}))),
+    )
+    return draft.model_copy(update={"fit": fit})
+
+
+def _dense(tables: Path, layers: int) -> list[Term]:
+    path = find_table(tables, "dense")
+    frame = read_table(path, {"layer": "text", "tokens": "whole", "time_us": "number"})
+    counts = {**dict.fromkeys(ONCE, 1), **{k: n * layers for k, n in PER_LAYER.items()}}
+    return _terms(path, frame, "tokens", "slots", counts)
+
+
+def _sampling(tables: Path) -> list[Term]:
+    path = find_table(tables, "per_sequence")
+    frame = read_table(path, {"layer": "text", "sequences": "whole", "time_us": "number"})
+    return _terms(path, frame, "sequences", "emits", dict.fromkeys(SAMPLING, 1))
+
+
+def _terms(
+    path: Path, frame: pd.DataFrame, column: str, feature: Feature, counts: Mapping[str, int]
+) -> list[Term]:
+    """One term for each kernel, which runs ``counts`` times in a step."""
+    terms = []
+    for layer, rows in frame.groupby("layer"):
+        if layer not in counts:
+            raise InputError(
+                f"{path}: layer {layer!r} is not known; expected some of {', '.join(counts)}"
+            )
+        rows = rows.drop_duplicates(column, keep="last").sort_values(column)
+        seconds = rows["time_us"] * 1e-6 * counts[str(layer)]
+        points = list(zip(rows[column].astype(float), seconds.round(12), strict=True))
+        terms.append(Term(name=f"{layer} x{counts[str(layer)]}", feature=feature, table=points))
+    return terms
+
+
+def _slices(tables: Path, layers: int) -> list[Slice]:
+    path = find_table(tables, "attention")
+    frame = read_table(path, {**dict.fromkeys(_AXES, "whole"), "time_us": "number"})
+    frame = frame.drop_duplicates(list(_AXES), keep="last").sort_values(list(_AXES))
+    slices = []
+    for (tokens, seqs), part in frame.groupby(["prefill_chunk", "n_decode"]):
+        rows = [
+            Row(
+                prefill_context=int(before),
+                decode_context=row["kv_decode"].tolist(),
+                seconds=(row["time_us"] * 1e-6 * layers).round(12).tolist(),
+            )
+            for before, row in part.groupby("kv_prefill")
+        ]
+        slices.append(Slice(prefill_tokens=int(tokens), decode_seqs=int(seqs), rows=rows))
+    return slices
+
+
+def _skew(folder: Path, meta: Mapping[str, Any], tp: int) -> Skew | None:
+    """The bundle's correction for decodes of unequal length, if it is enabled."""
+    fit = meta.get("skew_fit") or {}
+    if not fit.get("enabled"):
+        return None
+    try:
+        axes, entry = fit["bucket_axes"], fit["per_tp"][tp]
+        labels = [axes[f"{axis}_labels"] for axis in ("n", "skew_rate", "kv_big", "kp")]
+        ends = [axes[f"{axis}_bins"][1:] for axis in ("n", "skew_rate", "kv_big", "kp")]
+        default = float(entry["alpha_default"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{folder / 'meta.yaml'}: skew_fit: {error} is missing or wrong"
+        ) from error
+    path = find_table(folder / f"tp{tp}", "skew_fit")
+    names = ("n_label", "skew_rate_label", "kv_big_label", "kp_label")
+    frame = pd.read_csv(path)
+    read_table(path, {"pc": "whole", **dict.fromkeys(names, "text")})
+    shares = []
+    for line, row in enumerate(frame.to_dict("records"), start=2):
+        try:
+            numbers = [known.index(row[name]) for known, name in zip(labels, names, strict=True)]
+            shares.append((int(row["pc"]), *numbers, float(row["alpha"])))
+        except (ValueError, KeyError) as error:
+            raise InputError(f"{path}:{line}: {error}") from error
+    return Skew(
+        default=default,
+        decode_seqs=ends[0],
+        rate=ends[1],
+        longest=ends[2],
+        prefill_context=ends[3],
+        shares=shares,
+    )
+
+
+def _range(table: Table) -> dict[Feature, tuple[float, float]]:
+    parts = table.slices
+    tokens = [part.prefill_tokens for part in parts if part.prefill_tokens]
+    alone = [part.decode_seqs for part in parts if not part.prefill_tokens]
+    beside = [part.decode_seqs for part in parts if part.prefill_tokens and part.decode_seqs]
+    contexts = [x for part in parts for row in part.rows for x in row.decode_context if x]
+    before = max(row.prefill_context for part in parts for row in part.rows)
+    found: dict[Feature, tuple[float, float]] = {
+        "prefill_tokens": (min(tokens), max(tokens)),
+        "prefill_context": (0, before),
+        "decode_seqs": (min(alone), max(alone)),
+        "decode_mean": (min(contexts), max(contexts)),
+    }
+    if beside:
+        found["mixed_decode_seqs"] = (min(beside), max(beside))
+    return found
