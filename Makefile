@@ -9,7 +9,7 @@ TESTED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 BIN := $(VENV)/bin
 DEMO := scenarios/mistralrs-forty.yaml
 
-.PHONY: demo test bench reports format clean
+.PHONY: demo test bench reports validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero $(DEMO)
@@ -23,6 +23,10 @@ test: $(TESTED)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
+
+# The recorded runs are not part of the repository: CASES names the folder that holds them.
+validation: $(VENV)/.installed
+	$(BIN)/simkv validate $(CASES) --docs docs/validation.md
 
 reports: $(VENV)/.installed
 	$(BIN)/simkv report --gallery reports

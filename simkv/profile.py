@@ -50,10 +50,10 @@ class Term(_Model):
     It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
     or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``emits`` the
     sequences that have a token sampled, ``decode_mean`` the mean context of the decodes,
-    ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as linear ``pieces``, or as a
-    ``table`` of measured ``[value, seconds]`` points with straight lines between them. ``when``
-    restricts it to steps that prefill anything, that decode anything, that do both (``mixed``) or
-    that do nothing but decode (``pure decode``).
+    ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as linear
+    ``pieces``, or as a ``table`` of measured ``[value, seconds]`` points with straight lines
+    between them. ``when`` restricts it to steps that prefill anything, that decode anything, that
+    do both (``mixed``) or that do nothing but decode (``pure decode``).
     """
 
     name: str
@@ -109,7 +109,9 @@ class Profile(_Model):
     ``graph_sizes`` are the numbers of tokens for which the engine has captured CUDA graphs: a step
     is padded to the next one (``slots``), beyond the largest none is.
     ``range`` gives, by feature, the smallest and largest value per step that the data cover.
-    ``idle_pass_s`` is the time of a scheduler pass that finds nothing to run.
+    ``idle_pass_s`` is the time of a scheduler pass that finds nothing to run. ``front_s`` is what
+    passes before the engine core has a request that was sent (API server, tokens, queues);
+    ``simkv validate`` adds it, the clients of a scenario speak to the core directly.
     """
 
     format: Literal[1] = 1
@@ -122,6 +124,7 @@ class Profile(_Model):
     attention: Table | None = None
     graph_sizes: list[int] = []
     idle_pass_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    front_s: Seconds = 0.0
     range: dict[Feature, tuple[float, float]]
     fit: Fit
     source: list[str]

@@ -32,6 +32,18 @@ def requests_bar(total: int | None) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
+@contextmanager
+def steps_bar(total: int, what: str) -> Iterator[Callable[[], None]]:
+    """A bar over ``total`` pieces of work on a terminal, nothing in a pipe."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
 def check_file(option: str, file: Path) -> None:
     """Raise InputError if ``file`` cannot be written."""
     if file.is_dir() or not file.parent.is_dir():

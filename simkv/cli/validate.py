@@ -1,5 +1,6 @@
 """``simkv validate``: a simulation judged by what really happened.
 
+simkv validate CASE...                recorded runs of real engines, simulated and compared
 simkv validate gpu OUT --profile P    serve a set of scenarios on a device, and compare
 """
 
@@ -10,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from simkv.cli.validate_case import validate_case
 from simkv.cli.validate_gpu import validate_gpu
 
 #: The command that is meant where none is named.
@@ -27,6 +29,7 @@ class DefaultCommand(TyperGroup):
 
 
 app = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
+app.command("case")(validate_case)
 app.command("gpu")(validate_gpu)
 
 

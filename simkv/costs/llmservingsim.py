@@ -2,9 +2,10 @@
 
 A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip'd) holds times in us of one layer's
 kernels: by the tokens of a step (``dense``), by the sequences that sample (``per_sequence``), of
-attention by four axes (see ``costs.attention``), and what unequal lengths of decodes add (``skew_fit``).
-A step is the sum over all layers (github.com/casys-kaist/LLMServingSim, commit 5daddb2, serving/
-core/trace_generator.py). The correction for skew counts where the bundle says that it is enabled.
+attention by four axes (see ``costs.attention``), and what unequal lengths of decodes add
+(``skew_fit``). A step is the sum over all layers (github.com/casys-kaist/LLMServingSim, commit
+5daddb2, serving/core/trace_generator.py). As there, the correction for skew counts where the
+bundle says that it is enabled, and a bucket that was not profiled takes the bundle's default.
 
 Only kernels are in it: no host time, no gaps between kernels, no all-reduce of tensor parallelism.
 """
@@ -111,7 +112,10 @@ def _terms(
         rows = rows.drop_duplicates(column, keep="last").sort_values(column)
         seconds = rows["time_us"] * 1e-6 * counts[str(layer)]
         points = list(zip(rows[column].astype(float), seconds.round(12), strict=True))
-        terms.append(Term(name=f"{layer} x{counts[str(layer)]}", feature=feature, table=points))
+        count = counts[str(layer)]
+        terms.append(
+            Term.model_validate({"name": f"{layer} x{count}", "feature": feature, "table": points})
+        )
     return terms
 
 
@@ -120,16 +124,17 @@ def _slices(tables: Path, layers: int) -> list[Slice]:
     frame = read_table(path, {**dict.fromkeys(_AXES, "whole"), "time_us": "number"})
     frame = frame.drop_duplicates(list(_AXES), keep="last").sort_values(list(_AXES))
     slices = []
-    for (tokens, seqs), part in frame.groupby(["prefill_chunk", "n_decode"]):
+    for _, part in frame.groupby(["prefill_chunk", "n_decode"]):
         rows = [
             Row(
-                prefill_context=int(before),
+                prefill_context=int(row["kv_prefill"].iloc[0]),
                 decode_context=row["kv_decode"].tolist(),
                 seconds=(row["time_us"] * 1e-6 * layers).round(12).tolist(),
             )
-            for before, row in part.groupby("kv_prefill")
+            for _, row in part.groupby("kv_prefill")
         ]
-        slices.append(Slice(prefill_tokens=int(tokens), decode_seqs=int(seqs), rows=rows))
+        tokens, seqs = int(part["prefill_chunk"].iloc[0]), int(part["n_decode"].iloc[0])
+        slices.append(Slice(prefill_tokens=tokens, decode_seqs=seqs, rows=rows))
     return slices
 
 

@@ -38,6 +38,31 @@ COSTS = {
     "source": ["made up"],
 }
 LINEAR = {"name": "context", "feature": "decode_context", "seconds": 0.0007}
+#: Attention looked up by the mean, and between it and the longest of unequal decodes.
+ATTENTION = {
+    "slices": [
+        {
+            "prefill_tokens": tokens,
+            "decode_seqs": seqs,
+            "rows": [
+                {
+                    "prefill_context": 0,
+                    "decode_context": [1, 8, 40],
+                    "seconds": [0.001 * (tokens + seqs * x**1.5) for x in (1, 8, 40)],
+                }
+            ],
+        }
+        for tokens, seqs in ((0, 1), (0, 4), (2, 0), (8, 0), (2, 1), (8, 4))
+    ],
+    "skew": {
+        "default": 0.3,
+        "decode_seqs": [2, 99],
+        "rate": [0.5, 1],
+        "longest": [9, 999],
+        "prefill_context": [0, 99],
+        "shares": [[0, 1, 0, 1, 0, 0.7], [0, 0, 1, 1, 0, 0.1]],
+    },
+}
 CURVED = {"name": "context", "feature": "decode_context", "table": [[0, 0], [40, 0.05], [90, 0.06]]}
 
 
@@ -93,8 +118,11 @@ def assert_same(a: Any, b: Any, where: str) -> None:
 def test_a_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = data.draw(scenarios(engine, variant))
     scenario = stretched(scenario, data.draw(st.sampled_from([1, 4, 9])))
-    context = data.draw(st.sampled_from([LINEAR, CURVED]))
-    profile = Profile.model_validate(COSTS | {"terms": [*COSTS["terms"], context]})
+    context = data.draw(st.sampled_from([LINEAR, CURVED, None]))
+    costs = COSTS | {"attention": ATTENTION, "graph_sizes": [1, 2, 4, 8]}
+    if context is not None:
+        costs = COSTS | {"terms": [*COSTS["terms"], context]}
+    profile = Profile.model_validate(costs)
     leaping, _ = record(scenario, profile, leaping=True)
     stepping, none = record(scenario, profile, leaping=False)
     assert none == 0

@@ -271,9 +271,12 @@ def test_requests_of_a_recorded_case(tmp_path: Path) -> None:
     (tmp_path / "blis").mkdir()
     write(
         tmp_path / "blis" / "requests.csv",
-        "id,stage,arrival_s,prompt_tokens,output_tokens,shared_prefix_tokens\n0,sync,0,40,2,32\n",
+        "id,stage,arrival_s,prompt_tokens,output_tokens,shared_prefix_tokens\n"
+        "0,sync,0,40,2,32\n1,sync,1,40,2,32\n2,constant-1,2,40,2,32\n",
     )
-    assert read_trace(tmp_path / "blis").requests()[0].segments[0] == Segment("gcommon", 0, 32)
+    begins = [r.segments[0] for r in read_trace(tmp_path / "blis").requests()]
+    sync, other = Segment("gcommon sync", 0, 32), Segment("gcommon constant-1", 0, 32)
+    assert begins == [sync, sync, other]  # each stage has a prefix of its own
 
 
 BLIS_COLUMNS = (

@@ -1,0 +1,81 @@
+"""``simkv validate CASE``: recorded runs of real engines, simulated and compared."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simkv.cli.common import steps_bar
+from simkv.errors import InputError
+
+
+def validate_case(
+    cases: Annotated[
+        list[Path],
+        typer.Argument(metavar="CASE…", help="Folders of recorded runs, or one that holds some."),
+    ],
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Cost profile (JSON) for all cases; else each case's own calibration."),
+    ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option(help="Also simulate with what was not recorded changed.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the figures as CSV files.")
+    ] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the report: Markdown, pictures."),
+    ] = None,
+) -> None:
+    """Simulate recorded runs and print measured, predicted and the error.
+
+    The costs come from the case's calibration data: kernel tables for its model and GPU near it,
+    else its own requests that were alone, which then are not compared. Nothing is tuned.
+    """
+    from rich.console import Console
+
+    from simkv.validation.calibration import calibrate
+    from simkv.validation.case import find_cases, read_case
+    from simkv.validation.replay import engine_of, replay
+    from simkv.validation.score import score
+    from simkv.validation.sensitivity import otherwise
+    from simkv.validation.show import print_all, print_case
+
+    for option, folder in (("--out", out), ("--docs", docs.parent if docs else None)):
+        if folder and folder.exists() and not folder.is_dir():
+            raise InputError(f"{option} {folder}: is a file; expected a folder")
+    found = [read_case(folder) for named in cases for folder in find_cases(named)]
+    names = [case.name for case in found]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{twice}: two cases have this name; give each once")
+    scores, changed = [], {}
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    with steps_bar(len(found), "cases") as advance:
+        for case in found:
+            costs = calibrate(case, profile)
+            config, notes = engine_of(case)
+            scores.append(score(case, replay(case, costs, config, notes), costs.name))
+            changed[case.name] = otherwise(case, costs) if sensitivity or docs else []
+            advance()
+    for scored in scores:
+        print_case(console, scored, changed[scored.case.name] if sensitivity else [])
+    if len(scores) > 1:
+        print_all(console, scores)
+    if out:
+        from simkv.validation.files import write_scores
+
+        out.mkdir(parents=True, exist_ok=True)
+        written = write_scores(out, scores, changed)
+        console.print(f"\nWritten to {out}: {', '.join(written)}", markup=False)
+    if docs:
+        from simkv.validation.docs import write_docs
+
+        docs.parent.mkdir(parents=True, exist_ok=True)
+        names = write_docs(docs, scores, changed)
+        console.print(f"\nWritten to {docs.parent}: {', '.join(names)}", markup=False)

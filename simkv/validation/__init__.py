@@ -1,0 +1,5 @@
+"""Recorded runs of real engines, simulated again and compared figure by figure.
+
+``case`` reads a recorded run, ``calibration`` finds the costs that belong to it, ``replay``
+simulates it, ``score`` compares, ``sensitivity`` varies what was not recorded.
+"""

@@ -1,0 +1,93 @@
+"""The costs that belong to a recorded run, by one rule for all.
+
+1. A profile that is given.
+2. A bundle of LLMServingSim's kernel tables for the case's model and GPU: one that ``case.json``
+   names under ``calibration``, or one in a folder ``calibration`` beside the case.
+3. The case's own requests that were alone (stage ``sync``), which are not scored then.
+
+Nothing else of the record is looked at, so what calibrates never validates.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from simkv.costs.files import read_settings
+from simkv.costs.graphs import graph_sizes
+from simkv.costs.llmservingsim import bundle_profile
+from simkv.costs.sync import Shape, read_alone, sync_profile
+from simkv.errors import InputError
+from simkv.models import Gpu, find_gpu
+from simkv.profile import Profile, load_profile
+from simkv.validation.case import Case
+
+
+def calibrate(case: Case, given: Path | None = None) -> Profile:
+    """The cost profile of a case. Raises InputError if there is nothing to make one of."""
+    if given is not None:
+        return load_profile(given.name, given.parent)
+    setup, dims = case.facts.engine, case.facts.model_dims
+    bundle = find_bundle(case)
+    if bundle is not None:
+        sizes = graph_sizes(setup.max_num_seqs)
+        return bundle_profile(bundle, dims.layers, setup.tensor_parallel, sizes)
+    if not case.has_alone:
+        raise InputError(
+            f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}: case.json names no "
+            f"kernel tables, no folder 'calibration' near it has any, and no request is of stage "
+            f"'sync'; give a profile with --profile"
+        )
+    shape = Shape(
+        dims.kv_bytes_per_token // setup.tensor_parallel,
+        4 * dims.layers * dims.q_heads * dims.head_dim // setup.tensor_parallel,
+        setup.max_num_batched_tokens,
+        setup.block_size,
+    )
+    return sync_profile(
+        read_alone(case.folder / "requests.csv", block_size=setup.block_size),
+        shape,
+        known_gpu(setup.gpu),
+        name=f"{case.name}, fitted to its requests that were alone",
+        engine=f"{setup.engine} {setup.version}",
+        model=case.facts.model,
+        on=setup.gpu,
+    )
+
+
+def known_gpu(name: str) -> Gpu | None:
+    """The GPU of that name, if there are data on it."""
+    try:
+        return find_gpu(name)
+    except InputError:
+        return None
+
+
+def find_bundle(case: Case) -> Path | None:
+    """The folder of LLMServingSim's tables for a case's model and GPU, if there is one."""
+    roots = [case.folder, *case.folder.resolve().parents[:2]]
+    named = [root / name for root in roots for name in case.facts.calibration]
+    beside = [path for root in roots for path in sorted((root / "calibration").glob("*"))]
+    for folder in (*named, *beside):
+        if (folder / "meta.yaml").is_file() and _belongs(folder, case):
+            return folder
+    return None
+
+
+def _belongs(folder: Path, case: Case) -> bool:
+    meta = read_settings(folder / "meta.yaml")
+    model = str(meta.get("model", "")).casefold() == case.facts.model.casefold()
+    tables = (folder / f"tp{case.facts.engine.tensor_parallel}").is_dir()
+    return model and tables and _same_gpu(str(meta.get("gpu", "")), case.facts.engine.gpu)
+
+
+def _same_gpu(one: str, other: str) -> bool:
+    """Whether two ways to name a GPU mean the same: one of our data, or the same figures in it."""
+    first, second = known_gpu(one), known_gpu(other)
+    if first is not None and second is not None:
+        return first.name == second.name
+    return _figures(one) <= _figures(other)
+
+
+def _figures(name: str) -> set[str]:
+    return {word for word in re.findall(r"[a-z0-9]+", name.casefold()) if re.search(r"\d", word)}

@@ -1,0 +1,204 @@
+"""Simulate a recorded run from its requests' arrivals and lengths and its engine's configuration.
+
+A knob that was not recorded has the version's default, and the result says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import simpy
+from pydantic import ValidationError
+
+from simkv.clients import Clients
+from simkv.engine import Engine, serve
+from simkv.errors import InputError
+from simkv.executors.simulated import SimulatedExecutor
+from simkv.metrics import e2e, tpot, ttft
+from simkv.models import find_gpu, find_model
+from simkv.models.blocks import kv_blocks
+from simkv.profile import Profile
+from simkv.record import Life, Outcome, Record
+from simkv.request import Request
+from simkv.schedulers import build
+from simkv.schedulers.base import blocks_for
+from simkv.schedulers.vllm import VllmConfig
+from simkv.schedulers.vllm_rules import RULES
+from simkv.validation.case import Case
+from simkv.workload.trace import read_trace
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A simulated run: times (ms) per request, in the record's order, and how it went.
+
+    ``outside`` is the share of the busy time outside the profile's range.
+    """
+
+    requests: pd.DataFrame
+    makespan_s: float
+    preemptions: int
+    steps: int
+    outside: float
+    config: VllmConfig
+    notes: list[str]
+
+
+def replay(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) -> Replayed:
+    """Simulate ``case`` on an engine of this ``config``; ``notes`` go with the result.
+
+    Raises InputError if the engine would refuse its requests.
+    """
+    executor = SimulatedExecutor(profile)
+    engine = Engine(simpy.Environment(), build(config), executor)
+    sent = [replace(r, arrival=r.arrival + profile.front_s) for r in _requests(case)]
+    record = serve(engine, Clients(sent), None)
+    lives = [record.lives[request.id] for request in sent]
+    _check(case, lives)
+    shift = 0.0 if case.from_queue else profile.front_s
+    ends = [life.last_token or 0.0 for life in lives]
+    first = min(request.arrival for request in sent) - profile.front_s
+    return Replayed(
+        pd.DataFrame([_row(life, record, case.from_queue, shift) for life in lives]),
+        max(ends) - first,
+        sum(len(life.preempted_at) for life in lives),
+        len(record.steps),
+        executor.outside_s / executor.busy if executor.busy else 0.0,
+        config,
+        [*notes, *_outside(executor)],
+    )
+
+
+def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
+    """The engine of a case, with fields ``changed``, and what had to be assumed for it.
+
+    Raises InputError for an engine that is not vLLM, and for what its rules refuse.
+    """
+    setup = case.facts.engine
+    if setup.engine.casefold() != "vllm":
+        raise InputError(
+            f"{case.folder / 'case.json'}: engine.engine: {setup.engine!r} cannot be replayed; "
+            f"expected vLLM"
+        )
+    variant, notes = _variant(setup.version)
+    blocks, said = _blocks(case)
+    notes += said
+    longest = int((case.requests["prompt_tokens"] + case.requests["output_tokens"]).max())
+    length = setup.max_model_len
+    if length is None or length < longest:
+        notes.append(
+            f"max_model_len {'was not recorded' if length is None else 'is below what was served'}:"
+            f" {longest} is taken, the longest request"
+        )
+        length = longest
+    fields: dict[str, Any] = {
+        "variant": variant,
+        "block_size": setup.block_size,
+        "num_gpu_blocks": blocks,
+        "max_num_seqs": setup.max_num_seqs,
+        "max_num_batched_tokens": setup.max_num_batched_tokens,
+        "max_model_len": length,
+        "enable_prefix_caching": setup.enable_prefix_caching is not False,
+    }
+    known = RULES[variant].fixed
+    for name in ("async_scheduling", "scheduler_reserve_full_isl"):
+        value = getattr(setup, name)
+        if value is not None:
+            fields[name] = value
+        elif name not in known:
+            default = getattr(RULES[variant], name)
+            notes.append(f"{name} was not recorded: {default}, the default of {variant}")
+    try:
+        return VllmConfig(**{**fields, **changed}), notes
+    except (ValueError, ValidationError) as error:
+        raise InputError(f"{case.folder / 'case.json'}: engine: {error}") from error
+
+
+def _variant(version: str) -> tuple[Any, list[str]]:
+    """The newest known version that is not newer than ``version``, the oldest if all are."""
+    known = sorted((v for v in RULES if v.replace(".", "").isdigit()), key=_numbers)
+    if version in known:
+        return version, []
+    older = [v for v in known if _numbers(v) <= _numbers(version)]
+    taken = older[-1] if older else known[0]
+    return taken, [f"vLLM {version} is not modelled: the rules of {taken} are taken"]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.lstrip("v").split(".")
+    return tuple(int(part) if part.isdigit() else 0 for part in parts[:3])
+
+
+def _blocks(case: Case) -> tuple[int, list[str]]:
+    """The recorded number of blocks, or vLLM's own reckoning where model and GPU are known."""
+    setup = case.facts.engine
+    if setup.num_gpu_blocks is not None:
+        return setup.num_gpu_blocks, []
+    try:
+        fit = kv_blocks(
+            find_model(case.facts.model),
+            find_gpu(setup.gpu),
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            max_num_seqs=setup.max_num_seqs,
+            block_size=setup.block_size,
+            gpu_memory_utilization=setup.gpu_memory_utilization,
+            tensor_parallel=setup.tensor_parallel,
+        )
+        blocks, how = fit.num_gpu_blocks, "estimated from GPU, weights and utilisation"
+    except InputError:
+        blocks, how = 0, ""
+    if blocks < 2:
+        tokens = case.requests["prompt_tokens"] + case.requests["output_tokens"]
+        blocks = 1 + sum(blocks_for(int(n), setup.block_size) for n in tokens)
+        how = "enough for all requests at once, as model or GPU are not known"
+    return blocks, [f"num_gpu_blocks was not recorded: {blocks}, {how}"]
+
+
+def _requests(case: Case) -> list[Request]:
+    """The requests as sent, in the order of the record."""
+    found = read_trace(case.folder / "requests.csv").requests()
+    lengths = case.requests["prompt_tokens"].tolist()
+    if [request.prompt_tokens for request in found] != lengths:
+        raise InputError(
+            f"{case.folder / 'requests.csv'}: {len(lengths)} rows, of which {len(found)} can be "
+            f"served; every row should have an arrival, a prompt and an output"
+        )
+    return found
+
+
+def _check(case: Case, lives: list[Life]) -> None:
+    """Every recorded request was served, so every simulated one must be."""
+    for life in lives:
+        if life.outcome is not Outcome.FINISHED:
+            raise InputError(
+                f"{case.folder}: request {life.request.id}, which was served in the record, is "
+                f"{life.outcome} in the simulation: {life.reason or 'it never ended'}"
+            )
+
+
+def _row(life: Life, record: Record, from_queue: bool, shift: float) -> dict[str, Any]:
+    seen = life.request.arrival if life.seen is None else life.seen
+    wait = seen - life.request.arrival if from_queue else -shift
+    each, steps = tpot(life), record.steps
+    return {
+        "id": life.request.id,
+        "ttft_ms": 1e3 * ((ttft(life) or 0.0) - wait),
+        "tpot_ms": None if each is None else 1e3 * each,
+        "e2e_ms": 1e3 * ((e2e(life) or 0.0) - wait),
+        "queue_ms": 1e3 * (steps.decided[life.segments[0].first] - seen),
+        "preemptions": len(life.preempted_at),
+    }
+
+
+def _outside(executor: SimulatedExecutor) -> list[str]:
+    if not executor.outside_s:
+        return []
+    share = 100 * executor.outside_s / executor.busy
+    parts = []
+    for feature in sorted(executor.outside):
+        least, most = executor.extremes[feature]
+        low, high = executor.profile.range[feature]
+        parts.append(f"{feature} {least:g} to {most:g}, data from {low:g} to {high:g}")
+    return [f"{share:.1f} % of the busy time outside the profile's range: {'; '.join(parts)}"]

@@ -1,0 +1,78 @@
+"""Prices fitted to requests that were alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simkv.costs.sync import Shape, fit_prices, read_alone, sync_profile
+from simkv.errors import InputError
+from simkv.executors import Load, pairs
+from simkv.models import find_gpu
+from simkv.profile import StepCost
+
+SHAPE = Shape(131072, 524288, 2048)
+STEP, DECODE, TOKEN, PAIR, KV = 5e-3, 9e-3, 2e-5, 3e-9, 5e-8
+HEADER = "id,stage,prompt_tokens,output_tokens,queue_ms,prefill_ms,ttft_ms,e2e_ms\n"
+
+
+def row(number: int, stage: str, prompt: int, output: int) -> str:
+    chunks = -(-prompt // SHAPE.max_num_batched_tokens)
+    prefill = 1e3 * (chunks * STEP + prompt * TOKEN + pairs(prompt, 0) * PAIR)
+    steps = output - 1
+    decode = 1e3 * steps * (DECODE + TOKEN + KV * (prompt + steps / 2))
+    ttft = prefill + 2.5
+    return f"{number},{stage},{prompt},{output},0.5,{prefill},{ttft},{ttft + decode}\n"
+
+
+def table(folder: Path, count: int = 20) -> Path:
+    prompts = [200 + 389 * (7 * i % count) for i in range(count)]
+    rows = [row(i, "sync", prompt, 20 + 13 * i) for i, prompt in enumerate(prompts)]
+    rows[0] = f"0,sync,{prompts[0]},20,0.5,999999,999999,9999999\n"  # the first one is cold
+    rows += ["99,throughput,100,9,0,1,1,5\n"]
+    path = folder / "requests.csv"
+    path.write_text(HEADER + "".join(rows))
+    return path
+
+
+def test_the_prices_that_made_the_rows_are_found(tmp_path: Path) -> None:
+    alone = read_alone(table(tmp_path))
+    assert len(alone) == 19
+    found = fit_prices(alone, SHAPE, None)
+    expected = (STEP, DECODE, TOKEN, PAIR, KV)
+    fields = ("prefill_step", "decode_step", "token", "pair", "context")
+    for name, price in zip(fields, expected, strict=True):
+        assert getattr(found, name) == pytest.approx(price, rel=1e-3), name
+
+
+def test_the_profile_charges_a_token_alike_wherever_it_is_computed(tmp_path: Path) -> None:
+    about = {"name": "x", "engine": "vLLM", "model": "m", "on": "g"}
+    profile = sync_profile(read_alone(table(tmp_path)), SHAPE, None, **about)
+    cost = StepCost(profile)
+    one, two = (cost(Load(0, 0, 0, n, 1000)) for n in (1, 2))
+    assert two - one == pytest.approx(TOKEN, rel=1e-3)
+    mixed = cost(Load(1, 100, 0, 2, 1000, pairs(100, 0)))
+    alone = cost(Load(1, 100, 0, 0, 0, pairs(100, 0)))
+    assert mixed - alone == pytest.approx(2 * TOKEN + 1000 * KV, rel=1e-3)
+    assert profile.front_s == pytest.approx(2e-3)
+    assert profile.range["decode_seqs"] == (1, 1)
+    assert profile.fit.held_out["decode"].p95 < 1e-6
+    assert profile.fit.held_out["prefill"].p95 < 1e-6
+
+
+def test_what_is_likely_on_a_known_gpu_decides_where_the_rows_cannot(tmp_path: Path) -> None:
+    gpu = find_gpu("H100")
+    rows = [row(i, "sync", 1000, 50) for i in range(12)]  # nothing but one length
+    path = tmp_path / "requests.csv"
+    path.write_text(HEADER + "".join(rows))
+    found = fit_prices(read_alone(path), SHAPE, gpu)
+    assert found.context == pytest.approx(131072 / (0.87 * 3.35e12), rel=0.01)
+    assert found.pair == pytest.approx(524288 / (0.45 * 9.89e14), rel=0.01)
+
+
+def test_too_few_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"5 requests in stage 'sync' besides the first"):
+        read_alone(table(tmp_path, 6))
+    with pytest.raises(InputError, match=r"0 requests in stage 'quiet'"):
+        read_alone(table(tmp_path), "quiet")
