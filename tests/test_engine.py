@@ -313,7 +313,7 @@ def test_every_request_is_reported_once_when_it_ends() -> None:
 def test_the_executor_is_told_what_a_step_does() -> None:
     executor = Seconds()
     simulate(Fifo(), [ask(0, prompt=4, out=2), ask(1, prompt=6, out=3)], executor=executor)
-    assert [tuple(load) for load in executor.loads] == [
+    assert [load[:6] for load in executor.loads] == [
         (2, 10, 0, 0, 0, 10 + 21),  # pairs of a query and a key: 1 + 2 + … + 4, and to 6
         (0, 0, 0, 2, 4 + 6, 0),
         (0, 0, 0, 1, 7, 0),
