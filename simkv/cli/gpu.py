@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from simkv.cli.common import check_file
 from simkv.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -129,6 +130,38 @@ def validate(
         out.write_text(text + "\n", encoding="utf-8")
     if any(result.verdict.step is not None for result in found.values()):
         raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="cuda, or cpu (for tests).")] = "cuda",
+    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    small: Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")] = False,
+    repeats: Annotated[int, typer.Option(help="Runs of each point; their median counts.")] = 20,
+    fa3: Annotated[
+        Path | None,
+        typer.Option(help="_vllm_fa3_C.abi3.so out of a wheel of vLLM, to stand beside ours."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows as JSON to this file.")] = None,
+    warm_up: Annotated[float | None, typer.Option(help="Seconds of steps before.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+) -> None:
+    """Show how near attention and whole steps come to the device's ceilings, in both layouts."""
+    setup = device_setup(device, model, "block", True, warm_up, threads, 0)
+    if out:
+        check_file("--out", out)
+    from simkv.gpu.anchor import Anchor
+    from simkv.gpu.bench import SIZES, SMALL_SIZES
+    from simkv.gpu.bench import bench as measured
+
+    rows = []
+    sizes = SMALL_SIZES if small else SIZES
+    anchor = Anchor(fa3) if fa3 else None
+    for row in measured(setup.shape, sizes, setup.device, repeats=repeats, anchor=anchor):
+        print(row, flush=True)
+        rows.append(row._asdict())
+        if out:
+            out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 @app.command()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -41,22 +42,36 @@ def calibrate(
     repeats: int = 20,
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[Profile, list[Sample]]:
-    """Measure within ``budget_s`` seconds, or what is left of an earlier campaign, and fit.
+    """Measure within ``budget_s`` seconds, the start of the model included, and fit.
 
-    Leaves in ``folder`` the raw measurements (``samples.csv``), what they were made on
-    (``campaign.json``) and the profile (``profile.json``). Raises InputError if the folder holds a
+    Goes on with an earlier campaign. After the budget comes only a short run that shows what the
+    host adds. Leaves in ``folder`` the raw measurements (``samples.csv``), what they were made on
+    (``campaign.json``), on a GPU its clocks, power and temperature before every batch of points
+    (``clocks.csv``), and the profile (``profile.json``). Raises InputError if the folder holds a
     campaign of something else, or too little was measured for a fit.
     """
+    begin = perf_counter()
     about = machine(setup.device)
     folder.mkdir(parents=True, exist_ok=True)
     check_same(
         folder / "campaign.json",
-        {**about, "version": __version__, "shape": asdict(setup.shape), "limits": asdict(limits)},
+        {
+            **about,
+            "version": __version__,
+            "shape": asdict(setup.shape),
+            "limits": asdict(limits),
+            "layout": setup.layout,
+        },
     )
-    bench = Bench(setup.shape, limits, setup.device)
+    bench = Bench(setup.shape, limits, setup.device, setup.layout)
     bench.runner.warm_up(setup.warm_up)
     samples = measure(
-        bench, plan(limits), folder / "samples.csv", budget_s, repeats=repeats, progress=progress
+        bench,
+        plan(limits),
+        folder / "samples.csv",
+        budget_s - (perf_counter() - begin),
+        repeats=repeats,
+        progress=progress,
     )
     del bench
     gc.collect()

@@ -28,7 +28,8 @@ from simkv.executors import Load, pairs
 from simkv.gpu.buckets import graph_sizes, step_size
 from simkv.gpu.graphs import capture
 from simkv.gpu.inputs import Fields, StepSize, fields_of, fill, packed_length
-from simkv.gpu.pool import HostBlocks, swap_in, swap_out
+from simkv.gpu.machine import SMI_FIELDS, nvidia_smi
+from simkv.gpu.pool import HostBlocks, Layout, swap_in, swap_out
 from simkv.gpu.runner import Runner, RunnerConfig
 from simkv.gpu.shapes import ModelShape
 from simkv.schedulers.base import Row, blocks_for
@@ -233,7 +234,9 @@ def _fits(point: Point, limits: Limits) -> bool:
 class Bench:
     """A model with its cache full of random numbers, and a way to time a point on it."""
 
-    def __init__(self, shape: ModelShape, limits: Limits, device: str) -> None:
+    def __init__(
+        self, shape: ModelShape, limits: Limits, device: str, layout: Layout = "block"
+    ) -> None:
         self.limits = limits
         config = RunnerConfig(
             num_blocks=limits.kv_tokens // limits.block_size,
@@ -242,6 +245,7 @@ class Bench:
             max_len=limits.context + limits.tokens + 8,
             max_decodes=limits.decodes,
             graph_tokens=0,
+            layout=layout,
         )
         self.runner = Runner(shape, config, device)
         self.model = self.runner.model
@@ -251,6 +255,7 @@ class Bench:
         vocab = (self.model.seats + 1, self.model.max_len)
         self.model.tokens.copy_(torch.randint(0, shape.vocab, vocab, dtype=torch.int32))
         self.host = HostBlocks(self.runner.pool, 64)
+        self.on_gpu = self.runner.on_gpu
         self._random = np.random.default_rng(0)
 
     def time(self, point: Point, repeats: int) -> list[float]:
@@ -272,6 +277,19 @@ class Bench:
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) / 1000.0 for begin, end in events]
 
+    def difference(self, point: Point, ops: Any, others: Any) -> float:
+        """Relative difference of attention by ``ops`` and by ``others`` in the first layer."""
+        size = self.size(point)
+        fields = self._fields(point, size)
+        q = self._queries(size)
+        keys, values = self.runner.pool.layer(0)
+        count = len(point.decodes) + sum(tokens for tokens, _ in point.prefills)
+        a, b = (
+            o.attend(q, fields, size, keys, values, self.model.tables)[:count].float()
+            for o in (ops, others)
+        )
+        return float((a - b).norm() / a.norm())
+
     def size(self, point: Point) -> StepSize:
         """What a step like this is padded to."""
         tokens = len(point.decodes) + sum(t for t, _ in point.prefills)
@@ -291,14 +309,14 @@ class Bench:
             return lambda: self.model.step(fields, size)
         if point.part == "rest":
             return lambda: self._without_attention(fields, size)
-        q = torch.randn(
-            size.tokens,
-            self.model.shape.heads,
-            self.model.shape.head_dim,
-            device=self.runner.device,
-            dtype=self.runner.pool.data.dtype,
-        )
+        q = self._queries(size)
         return lambda: self._attention_only(q, fields, size)
+
+    def _queries(self, size: StepSize) -> torch.Tensor:
+        shape, pool = self.model.shape, self.runner.pool.data
+        return torch.randn(
+            size.tokens, shape.heads, shape.head_dim, device=pool.device, dtype=pool.dtype
+        )
 
     def _fields(self, point: Point, size: StepSize) -> Fields:
         """Inputs of a point, its rows in random blocks."""
@@ -386,6 +404,8 @@ def measure(
                     continue
                 if perf_counter() - begin > budget_s:
                     return read_samples(path)
+                if not index and bench.on_gpu:
+                    _note_clocks(path.with_name("clocks.csv"), earlier + perf_counter() - begin)
                 seconds = bench.time(point, repeats)
                 at = earlier + perf_counter() - begin
                 _append(path, _sample(bench, point, key, turn, seconds, at))
@@ -412,6 +432,15 @@ def _append(path: Path, sample: Sample) -> None:
         if new:
             writer.writerow(Sample._fields)
         writer.writerow(sample)
+
+
+def _note_clocks(path: Path, at_s: float) -> None:
+    """Append what the device says of itself: it can throttle in the middle of a campaign."""
+    new = not path.exists()
+    with path.open("a", encoding="utf-8") as file:
+        if new:
+            file.write(f"at_s,{SMI_FIELDS}\n")
+        file.write(f"{at_s:.3f},{nvidia_smi().replace(', ', ',')}\n")
 
 
 def _mend(path: Path) -> None:
@@ -443,7 +472,7 @@ def check_same(path: Path, about: dict[str, Any]) -> None:
         path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         return
     there = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("shape", "limits", "device", "torch", "version"):
+    for name in ("shape", "limits", "device", "torch", "version", "layout"):
         if there.get(name) != about[name]:
             raise InputError(
                 f"{path}: {name} was {there.get(name)}, now {about[name]}; use another --out"

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+#: What is asked of a GPU about itself.
+SMI_FIELDS = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+
 
 class Ceilings(NamedTuple):
     """Bytes per second of a large copy (read and written), FLOP/s of a large matrix product, and
@@ -49,8 +52,7 @@ def machine(device: str) -> dict[str, Any]:
 
 def nvidia_smi() -> str:
     """Driver, clocks, power and temperature in one line; empty if the tool does not answer."""
-    fields = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -40,6 +40,7 @@ class FakeBench:
     """Measures nothing: every point takes what ``truth`` says of its load."""
 
     limits = SMALL
+    on_gpu = False
 
     def __init__(self, truth=lambda point: 1.0):
         self.truth = truth
