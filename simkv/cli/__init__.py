@@ -9,11 +9,13 @@ import typer
 
 from simkv import __version__
 from simkv.cli import (
+    blocks,
     conform,
     counterfactual,
     explain,
     gpu,
     plan,
+    profile,
     report,
     run,
     sweep,
@@ -43,6 +45,8 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(gpu.app, name="gpu")
 app.command()(gpu.calibrate)
 app.add_typer(validate.app, name="validate")
+app.add_typer(profile.app, name="profile")
+app.command()(blocks.blocks)
 
 INTERRUPTED = 130
 

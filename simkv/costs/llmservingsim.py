@@ -7,7 +7,8 @@ attention by four axes (see ``costs.attention``), and what unequal lengths of de
 5daddb2, serving/core/trace_generator.py). As there, the correction for skew counts where the
 bundle says that it is enabled, and a bucket that was not profiled takes the bundle's default.
 
-Only kernels are in it: no host time, no gaps between kernels, no all-reduce of tensor parallelism.
+Only kernels are in it: no host time, no gaps between kernels. With tensor parallelism two
+all-reduces per layer are added, where one was measured on the GPU (``models/gpus.json``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from simkv.costs.attention import Row, Skew, Slice, Table
 from simkv.costs.error import left_out
 from simkv.costs.files import find_table, read_settings, read_table
 from simkv.errors import InputError
+from simkv.models import find_gpu
 from simkv.profile import Feature, Fit, Profile, StepCost, Term
 
 #: Kernels that run once in a step, and how often in a layer the others do.
@@ -41,19 +43,25 @@ _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
 def bundle_profile(
-    folder: Path, layers: int, tp: int = 1, graph_sizes: list[int] | None = None
+    folder: Path,
+    layers: int,
+    tp: int = 1,
+    graph_sizes: list[int] | None = None,
+    hidden: int | None = None,
 ) -> Profile:
     """The profile of a model of so many ``layers`` from a bundle's tables for ``tp`` GPUs.
 
-    ``graph_sizes`` are the engine's CUDA graph sizes (``costs.graphs``), None for no padding.
-    Raises InputError if the bundle cannot be used.
+    ``graph_sizes`` are the engine's CUDA graph sizes (``costs.graphs``), None for no padding;
+    ``hidden`` is the model's hidden size, which the all-reduces of several GPUs need. Raises
+    InputError if the bundle cannot be used.
     """
     meta = read_settings(folder / "meta.yaml")
     tables = folder / f"tp{tp}"
     if not tables.is_dir():
         known = sorted(p.name for p in folder.glob("tp*"))
         raise InputError(f"{folder}: there is no {tables.name}; found {', '.join(known) or 'none'}")
-    terms = [*_dense(tables, layers), *_sampling(tables)]
+    reduces = _all_reduces(str(meta.get("gpu", "")), layers, tp, hidden)
+    terms = [*_dense(tables, layers), *_sampling(tables), *reduces]
     table = Table(slices=_slices(tables, layers), skew=_skew(folder, meta, tp))
     name = f"{meta.get('model', folder.name)} on {meta.get('gpu', 'unknown GPU')}"
     draft = Profile(
@@ -72,7 +80,8 @@ def bundle_profile(
             "kernel tables of LLMServingSim's profiler (github.com/casys-kaist/LLMServingSim, MIT)",
             f"bundle {folder.name}, measured {meta.get('profiled_at', 'at an unknown time')}",
             "kernels only: no host time, no gaps between kernels"
-            + (", no all-reduce" if tp > 1 else ""),
+            + (", no all-reduce" if tp > 1 and not reduces else ""),
+            *([f"all-reduce of {tp} GPUs from models/gpus.json"] if reduces else []),
             "idle_pass_s is assumed",
         ],
     )
@@ -91,6 +100,19 @@ def _dense(tables: Path, layers: int) -> list[Term]:
     frame = read_table(path, {"layer": "text", "tokens": "whole", "time_us": "number"})
     counts = {**dict.fromkeys(ONCE, 1), **{k: n * layers for k, n in PER_LAYER.items()}}
     return _terms(path, frame, "tokens", "slots", counts)
+
+
+def _all_reduces(gpu: str, layers: int, tp: int, hidden: int | None) -> list[Term]:
+    """Two all-reduces of the hidden states per layer, if they were measured."""
+    try:
+        measured = find_gpu(gpu).all_reduce.get(tp)
+    except InputError:
+        measured = None
+    if not measured or not hidden:
+        return []
+    points = [(size / (2 * hidden), 2 * layers * seconds) for size, seconds in measured]
+    name = f"all_reduce x{2 * layers}"
+    return [Term.model_validate({"name": name, "feature": "slots", "table": points})]
 
 
 def _sampling(tables: Path) -> list[Term]:

@@ -73,11 +73,15 @@ class Model(_Data):
 
 
 class Gpu(_Data):
-    """A card: ``memory_bytes`` as CUDA reports them, ``bandwidth`` (bytes/s), 16-bit ``flops``."""
+    """A card: ``memory_bytes`` as CUDA reports them, ``bandwidth`` (bytes/s), 16-bit ``flops``.
+
+    ``all_reduce`` has, by the number of cards, measured ``[bytes, seconds]`` of an all-reduce.
+    """
 
     memory_bytes: Positive
     bandwidth: Annotated[float, Field(gt=0)]
     flops: Annotated[float, Field(gt=0)]
+    all_reduce: dict[int, list[tuple[int, float]]] = {}
     source: str
 
 

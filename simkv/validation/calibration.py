@@ -31,7 +31,7 @@ def calibrate(case: Case, given: Path | None = None) -> Profile:
     bundle = find_bundle(case)
     if bundle is not None:
         sizes = graph_sizes(setup.max_num_seqs)
-        return bundle_profile(bundle, dims.layers, setup.tensor_parallel, sizes)
+        return bundle_profile(bundle, dims.layers, setup.tensor_parallel, sizes, dims.hidden)
     if not case.has_alone:
         raise InputError(
             f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}: case.json names no "

@@ -1,0 +1,126 @@
+"""``simkv profile``: cost profiles from what others measured.
+
+simkv profile build llmservingsim FOLDER --model NAME --out mine.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simkv.cli.common import check_file
+
+if TYPE_CHECKING:
+    from simkv.profile import Profile
+
+app = typer.Typer(no_args_is_help=True, help="Cost profiles: what a step costs on which GPU.")
+build = typer.Typer(no_args_is_help=True, help="Make a profile from published measurements.")
+app.add_typer(build, name="build")
+
+Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write the profile (JSON).")]
+Model = Annotated[str, typer.Option(help="The model's name, as on the model hub.")]
+Tp = Annotated[int, typer.Option(min=1, help="GPUs that share the model (tensor parallel).")]
+Seqs = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="vLLM's max_num_seqs: pads steps to its CUDA graphs."),
+]
+
+
+@build.command()
+def llmservingsim(
+    bundle: Annotated[Path, typer.Argument(help="Folder with meta.yaml and tp<N>/*.csv[.gz].")],
+    model: Model,
+    out: Out,
+    tp: Tp = 1,
+    max_num_seqs: Seqs = None,
+) -> None:
+    """From a bundle of LLMServingSim's kernel tables."""
+    from simkv.costs.graphs import graph_sizes
+    from simkv.costs.llmservingsim import bundle_profile
+    from simkv.models import find_model
+
+    check_file("--out", out)
+    found = find_model(model)
+    sizes = graph_sizes(max_num_seqs) if max_num_seqs else None
+    _write(out, bundle_profile(bundle, found.layers, tp, sizes, found.hidden))
+
+
+@build.command()
+def aiconfigurator(
+    folder: Annotated[Path, typer.Argument(help="Folder with the *_perf.parquet tables.")],
+    model: Model,
+    out: Out,
+    tp: Tp = 1,
+) -> None:
+    """From the operator tables of NVIDIA's aiconfigurator."""
+    from simkv.costs.aiconfigurator import aiconfigurator_profile
+    from simkv.models import find_model
+
+    check_file("--out", out)
+    _write(out, aiconfigurator_profile(folder, find_model(model), tp))
+
+
+@build.command()
+def vidur(
+    mlp: Annotated[Path, typer.Argument(help="Table of all operators but attention (CSV[.gz]).")],
+    attention: Annotated[Path, typer.Argument(help="Table of attention (CSV[.gz]).")],
+    model: Model,
+    gpu: Annotated[str, typer.Option(help="The GPU that was measured; the tables do not say.")],
+    out: Out,
+    tp: Tp = 1,
+) -> None:
+    """From the operator tables of Vidur's profiler."""
+    from simkv.costs.vidur import vidur_profile
+    from simkv.models import find_model
+
+    check_file("--out", out)
+    _write(out, vidur_profile(mlp, attention, find_model(model), gpu, tp))
+
+
+@build.command()
+def sync(
+    requests: Annotated[Path, typer.Argument(help="A row per request (CSV), times in ms.")],
+    model: Model,
+    gpu: Annotated[str, typer.Option(help="The GPU; a known one helps where rows do not.")],
+    out: Out,
+    tp: Tp = 1,
+    stage: Annotated[str, typer.Option(help="Rows to fit to, where there are stages.")] = "sync",
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Of the engine.")] = 2048,
+    block_size: Annotated[int, typer.Option(min=1, help="Of the engine, in tokens.")] = 16,
+) -> None:
+    """From requests that were alone on the engine, the first of the file left out."""
+    from simkv.costs.sync import Shape, read_alone, sync_profile
+    from simkv.models import find_model
+    from simkv.validation.calibration import known_gpu
+
+    check_file("--out", out)
+    found = find_model(model)
+    shape = Shape(
+        found.kv_bytes_per_token // tp,
+        found.flops_per_pair // tp,
+        max_num_batched_tokens,
+        block_size,
+    )
+    alone = read_alone(requests, stage, block_size)
+    name = f"{found.name} on {gpu}, fitted to {requests.name}"
+    about = {"name": name, "engine": "as measured", "model": found.name, "on": gpu}
+    _write(out, sync_profile(alone, shape, known_gpu(gpu), **about))
+
+
+def _write(out: Path, profile: Profile) -> None:
+    """Write a profile, as a whole or not at all, and say how good it is."""
+    new = out.with_name(f".{out.name}.new")
+    new.write_text(profile.model_dump_json(exclude_none=True) + "\n", encoding="utf-8")
+    new.replace(out)
+    print(f"{out}: {profile.name}")
+    for feature, (low, high) in profile.range.items():
+        print(f"  {feature}: measured from {low:g} to {high:g}")
+    for kind, error in profile.fit.held_out.items():
+        print(
+            f"  {kind} steps left out: median error {100 * error.median:.2f} %, 95 of 100 within "
+            f"{100 * error.p95:.2f} % ({error.points} points)"
+        )
+    for line in profile.source:
+        print(f"  {line}")
