@@ -6,17 +6,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simkv.api import compare, plan, run, sweep
+    from simkv.api import compare, pareto, plan, plot, run, sweep
     from simkv.scenario import load
     from simkv.simulate import run_file, run_scenario
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compare", "load", "plan", "run", "run_file", "run_scenario", "sweep"]
+__all__ = [
+    "__version__",
+    "compare",
+    "load",
+    "pareto",
+    "plan",
+    "plot",
+    "run",
+    "run_file",
+    "run_scenario",
+    "sweep",
+]
 
 _HOME = {
     "compare": "api",
     "load": "scenario",
+    "pareto": "api",
     "plan": "api",
+    "plot": "api",
     "run": "api",
     "run_file": "simulate",
     "run_scenario": "simulate",

@@ -33,7 +33,7 @@ from simkv.sweeps import workers
 from simkv.sweeps.design import assignment, axis_of, parse_sample
 from simkv.sweeps.sweep import finish, working
 from simkv.sweeps.sweep import plan as plan_sweep
-from simkv.sweeps.table import figures_of, table
+from simkv.sweeps.table import figures_of, knobs_of, table
 from simkv.zoo import find
 
 #: A scenario file, the name of a packaged one, the contents of a file, or a loaded scenario.
@@ -141,6 +141,39 @@ def sweep(
     whole = plan_sweep(find(Path(scenario)), axes, given, drawn, seed, repeats)
     with workers.opened(executor, jobs, address) as execute:
         return table(whole, finish(whole, execute, None if store is None else Path(store), advance))
+
+
+def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") -> Path:
+    """Draw a figure against a knob from the table of a sweep, into a PNG; returns its path.
+
+    Raises InputError if there is no such figure or knob.
+    """
+    from simkv.sweeps.plots import check_figures, parse_plot, write_plot
+
+    knobs = knobs_of(table)
+    wanted = parse_plot(f"{figure}:{knob}", knobs)
+    check_figures(table, [figure], "plot")
+    return write_plot(table, knobs, wanted, _folder(folder))
+
+
+def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) -> pd.DataFrame:
+    """The points of a sweep's table that nothing beats in all goals.
+
+    ``goals`` as in ``"output_throughput:max,ttft_ms.p99:min"``. With a ``folder`` they are drawn
+    there too. Raises InputError if there is no such figure.
+    """
+    from simkv.sweeps.plots import check_figures, front_of, parse_pareto, write_pareto
+
+    wanted = parse_pareto(goals)
+    check_figures(table, [goal.figure for goal in wanted.goals], "pareto")
+    if folder is None:
+        return front_of(table, knobs_of(table), wanted)[1]
+    return write_pareto(table, knobs_of(table), wanted, _folder(folder))[1]
+
+
+def _folder(folder: str | Path) -> Path:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder)
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,22 @@ def test_sweep_in_processes_is_sweep_in_this_one(tmp_path: Path) -> None:
     assert seen[-1] == (10, 10)
 
 
+def test_plots_and_fronts_of_a_table(tmp_path: Path) -> None:
+    table = simkv.sweep(REPORT, {"engine.num_gpu_blocks": "700..1100:100"}, jobs=1)
+    drawn = simkv.plot(table, "e2e_ms.mean", "engine.num_gpu_blocks", tmp_path / "new")
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    goals = "output_throughput:max,preemptions:min"
+    front = simkv.pareto(table, goals)
+    assert front.equals(simkv.pareto(table, goals, tmp_path))
+    assert len(list(tmp_path.glob("pareto-*.png"))) == 1
+    best = table["output_throughput"].max()
+    assert front["output_throughput"].max() == best
+    assert 0 < len(front) < len(table)
+    for wrong in ("fleet.imbalance", "steeps"):
+        with pytest.raises(InputError):
+            simkv.plot(table, wrong, "engine.num_gpu_blocks", tmp_path)
+
+
 def test_the_example_runs(root: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(root / "examples" / "sweep.py")],

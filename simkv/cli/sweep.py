@@ -78,7 +78,7 @@ def sweep(
     """
     from simkv.sweeps import workers
     from simkv.sweeps.design import VARIANTS, parse_axis, parse_sample
-    from simkv.sweeps.plots import parse_pareto, parse_plot
+    from simkv.sweeps.plots import OF_FLEETS, parse_pareto, parse_plot
     from simkv.sweeps.sweep import SweepFailed, finish, plan
     from simkv.sweeps.table import table
     from simkv.zoo import find
@@ -94,6 +94,10 @@ def sweep(
     drawn = None if sample is None else parse_sample(sample)
     scenario = find(scenario)
     whole = plan(scenario, axes, set_ or [], drawn, seed, repeats)
+    drawn_figures = [p.figure for p in plots] + [g.figure for p in paretos for g in p.goals]
+    for figure in drawn_figures:
+        if figure in OF_FLEETS and any(run.job.scenario.fleet is None for run in whole.runs):
+            raise InputError(f"{figure}: only fleets have it, and not all points have a fleet")
     folder = out or Path("runs") / f"{whole.name}-sweep"
     check_own_folder(folder, STORE, "sweep")
     for knob in whole.idle_knobs:

@@ -118,6 +118,7 @@ def prepare(ask: Ask) -> list[Prepared]:
             tuple(objectives),
             limits,
             {},
+            survive,
         )
         case.check()
         scenario = case.scenario(0)

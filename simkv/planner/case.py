@@ -42,6 +42,7 @@ class Case:
 
     ``candidates`` are the values in the order of the search: later ones should do better.
     ``limits`` (ms) are those of goodput, ``factors`` on steps are those of the profile's error.
+    With ``survive`` runs tell when a failure would be worst.
     """
 
     document: Document
@@ -52,6 +53,7 @@ class Case:
     objectives: tuple[Objective, ...]
     limits: Mapping[str, float]
     factors: Mapping[Side, Mapping[StepKind, float]]
+    survive: bool = False
     _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
 
     def scenario(self, candidate: int) -> Scenario:
@@ -81,8 +83,8 @@ class Case:
         scenario = self.tried(self.scenario(candidate), condition)
         if condition.failing:
             assert calm is not None
-            scenario = with_failure(scenario, calm)
-        return job_of(scenario, self.folder, self.limits)
+            scenario = with_failure(scenario, calm["peak"])
+        return job_of(scenario, self.folder, self.limits, self.survive)
 
     def tried(self, scenario: Scenario, condition: Condition) -> Scenario:
         """The scenario with the seed of a condition, and its steps as dear."""

@@ -95,7 +95,7 @@ def cliff(
         scenario = base if factor == 1.0 else at_rate(base, factor)
         assert scenario is not None
         for condition in conditions:
-            job = job_of(case.tried(scenario, condition), case.folder, case.limits)
+            job = job_of(case.tried(scenario, condition), case.folder, case.limits, case.survive)
             jobs[factor, condition] = job
     failed = bench.run({job.digest: job for job in jobs.values()}, advance)
     if failed:

@@ -9,7 +9,7 @@ from simkv.errors import InputError
 from simkv.scenario import Scenario
 
 
-def with_failure(scenario: Scenario, calm: Mapping[str, Any]) -> Scenario:
-    """The scenario with one replica failing at the worst time of a run without: ``calm``."""
-    what = f"{scenario.name} ({calm['requests']} requests)"
+def with_failure(scenario: Scenario, peak: Mapping[str, Any]) -> Scenario:
+    """The scenario with one replica failing for good at the ``peak`` of a run without."""
+    what = f"replica {peak['replica']} of {scenario.name}"
     raise InputError(f"--survive: {what}: this version of simkv has no fleets that fail")

@@ -79,7 +79,9 @@ def _condition(condition: Condition) -> dict[str, Any]:
 
 
 def _figures(summary: Summary, values: dict[str, float | None] | Any) -> dict[str, Any]:
-    plain = {name: value for name, value in summary.items() if name not in ("fidelity", "notes")}
+    plain = {
+        name: value for name, value in summary.items() if name not in ("fidelity", "notes", "peak")
+    }
     derived = {name: values[name] for name in DERIVED if name in values}
     return {**figures_of(plain), **derived}
 

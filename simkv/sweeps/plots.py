@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from simkv.sweeps.design import assignment
 #: Colours of lines; beyond so many they are all grey, for nobody could tell them apart.
 COLOURS = (BLUE, RED, "#009E73", PURPLE, SKY, "#E69F00", "#117733", "#CC6677", YELLOW, DARK)
 MARKERS = "osD^vP"
+#: Figures that only runs with a fleet have.
+OF_FLEETS = ("fleet.mean_in_system", "fleet.imbalance")
 #: From such a ratio of the greatest value to the least an axis is logarithmic.
 DECADES = 30.0
 
@@ -109,11 +111,20 @@ def parse_pareto(text: str) -> Pareto:
 
 
 def _known(figure: str, where: str) -> None:
-    if figure not in FIGURES:
+    known = (*FIGURES, *OF_FLEETS)
+    if figure not in known:
         raise InputError(
-            f"{where}: {figure!r} is not a figure of summary.json{nearest(figure, FIGURES)}; "
-            f"expected one of {', '.join(FIGURES)}"
+            f"{where}: {figure!r} is not a figure of summary.json{nearest(figure, known)}; "
+            f"expected one of {', '.join(known)}"
         )
+
+
+def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> None:
+    """Raise InputError if a table of runs has not got one of the figures."""
+    for figure in figures:
+        if figure not in frame:
+            what = "only fleets have it" if figure in OF_FLEETS else "this table has no such figure"
+            raise InputError(f"{where}: {figure}: {what}")
 
 
 def means(frame: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str]) -> pd.DataFrame:
@@ -253,6 +264,16 @@ def _draw_line(
         axes.plot(x[which], y[which], marker, color=colour, mfc=fill, ms=5.5, zorder=4)
 
 
+def front_of(
+    frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The points of a table, averaged over repeats, and those that nothing beats, in order."""
+    names = [goal.figure for goal in pareto.goals]
+    points = means(frame, knobs, names)
+    front = points[pareto_front(points, pareto.goals)]
+    return points, front.sort_values(names, kind="stable").reset_index(drop=True)
+
+
 def write_pareto(
     frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto, folder: Path
 ) -> tuple[Path, pd.DataFrame]:
@@ -261,9 +282,8 @@ def write_pareto(
     The table is sorted by the first goal, and its rows are numbered as in the picture.
     """
     names = [goal.figure for goal in pareto.goals]
-    points = means(frame, knobs, names)
+    points, front = front_of(frame, knobs, pareto)
     on_front = pareto_front(points, pareto.goals)
-    front = points[on_front].sort_values(names, kind="stable").reset_index(drop=True)
     with house_style():
         figure = Figure(figsize=(WIDTH, 6.2))
         axes = figure.add_subplot()

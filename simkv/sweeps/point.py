@@ -19,6 +19,7 @@ import numpy as np
 from simkv import __version__
 from simkv.errors import InputError
 from simkv.goodput import goodput
+from simkv.peak import peak
 from simkv.profile import load_profile
 from simkv.scenario import Scenario
 from simkv.simulate import run_scenario
@@ -30,17 +31,23 @@ WORDS = {"name", "report", "summary", "provenance", "published", "expect"}
 _BESIDE = ("report", "sweeps", "planner", "gpu", "conform", "counterfactual")
 
 
+#: Limits of goodput in ms, by name and in that order.
+Limits = tuple[tuple[str, float], ...]
+
+
 @dataclass(frozen=True)
 class Job:
     """A scenario to run; its files lie beside ``folder``.
 
-    With limits (ms, by ``ttft``, ``tpot`` or ``e2el``) its figures tell the ``goodput`` too.
+    Its figures tell the goodput too if there are ``limits`` (ms, by ``ttft``, ``tpot`` or
+    ``e2el``), and if ``peak`` when the most requests were in flight.
     """
 
     digest: str
     scenario: Scenario
     folder: Path
-    goodput: tuple[tuple[str, float], ...] = ()
+    limits: Limits = ()
+    peak: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,15 @@ class Done:
     error: str = ""
 
 
-def job_of(scenario: Scenario, folder: Path, limits: Mapping[str, float] | None = None) -> Job:
+def job_of(
+    scenario: Scenario,
+    folder: Path,
+    limits: Mapping[str, float] | None = None,
+    peak: bool = False,
+) -> Job:
     """The job of running ``scenario``; raises InputError if its files cannot be used."""
     good = tuple(sorted((limits or {}).items()))
-    return Job(digest_of(scenario, folder, good), scenario, folder, good)
+    return Job(digest_of(scenario, folder, good, peak), scenario, folder, good, peak)
 
 
 def simulate(job: Job) -> Done:
@@ -65,26 +77,27 @@ def simulate(job: Job) -> Done:
     the job, for then the result would be another one's.
     """
     try:
-        if digest_of(job.scenario, job.folder, job.goodput) != job.digest:
+        if digest_of(job.scenario, job.folder, job.limits, job.peak) != job.digest:
             raise InputError(
                 "this worker has another simkv, cost profile or trace than the sweep had; "
                 "was one of them changed meanwhile?"
             )
         result = run_scenario(job.scenario, job.folder, intervals=False)
-        good = goodput(result.record, dict(job.goodput)) if job.goodput else {}
-        return Done(job.digest, {**result.summary, **good})
+        good = goodput(result.record, dict(job.limits)) if job.limits else {}
+        when = {"peak": peak(result)} if job.peak else {}
+        return Done(job.digest, {**result.summary, **good, **when})
     except InputError as error:
         return Done(job.digest, None, str(error))
     except Exception:
         return Done(job.digest, None, traceback.format_exc())
 
 
-def digest_of(scenario: Scenario, folder: Path, limits: tuple[tuple[str, float], ...] = ()) -> str:
+def digest_of(scenario: Scenario, folder: Path, limits: Limits = (), peak: bool = False) -> str:
     """A name for all that decides how a scenario comes out.
 
     It covers every field that takes part in the run, with defaults filled in; the contents of its
-    profile and trace; the ``limits`` of its goodput; and the version and code of simkv. Raises
-    InputError if the profile or the trace cannot be used.
+    profile and trace; what else its figures tell (see Job); and the version and code of simkv.
+    Raises InputError if the profile or the trace cannot be used.
     """
     whole = {
         "version": __version__,
@@ -95,6 +108,7 @@ def digest_of(scenario: Scenario, folder: Path, limits: tuple[tuple[str, float],
         "replicas": _replica_profiles(scenario, folder),
         "trace": _trace(scenario.workload),
         **({"goodput": limits} if limits else {}),
+        **({"peak": True} if peak else {}),
     }
     text = json.dumps(whole, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

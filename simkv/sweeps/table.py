@@ -40,6 +40,12 @@ def typed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame({name: _typed(frame[name]) for name in frame})
 
 
+def knobs_of(frame: pd.DataFrame) -> list[str]:
+    """The knobs of a sweep, by its table."""
+    names = [str(name) for name in frame]
+    return names[names.index("point") + 1 : names.index("variant")]
+
+
 def figures_of(summary: Summary) -> dict[str, Any]:
     """The figures of a variant by names with dots; a list of words as lines of one text."""
     flat: dict[str, Any] = {}

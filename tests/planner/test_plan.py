@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +307,13 @@ def test_the_section_of_a_file(small: Path) -> None:
         small.write_text(lines.replace(former, wrong))
         with pytest.raises(InputError, match=what):
             simkv.plan(small, jobs=1)
+
+
+def test_the_example_runs(root: Path, tmp_path: Path) -> None:
+    example = str(root / "examples" / "plan.py")
+    done = subprocess.run(
+        [sys.executable, example], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Needs fleet.replicas = " in done.stdout
+    assert "plan.json" in done.stdout
