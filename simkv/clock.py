@@ -25,6 +25,7 @@ class Moment(simpy.Event):
         self.rank = rank
         self._ok = True
         self._value = None
+        self.callbacks.append(_note)
         when = max(time, env.now)
         heappush(env._queue, (when, EventPriority(2 + rank), next(env._eid), self))
 
@@ -33,3 +34,15 @@ class Moment(simpy.Event):
         other = Moment(self.env, time, self.rank)
         other.callbacks, self.callbacks = self.callbacks, []
         return other
+
+
+def _note(moment: simpy.Event) -> None:
+    """What happens from now on, at this time, comes after ``moment``."""
+    assert isinstance(moment, Moment)
+    moment.env.__dict__["moment"] = (moment.env.now, moment.rank)
+
+
+def passed(env: simpy.Environment) -> int:
+    """The rank of the last moment of the present time that has come, or one below all ranks."""
+    time, rank = env.__dict__.get("moment", (-1.0, 0))
+    return int(rank) if time == env.now else Moment.BEFORE - 1

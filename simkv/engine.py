@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import simpy
 
 from simkv.clients import Clients
-from simkv.clock import Moment
+from simkv.clock import Moment, passed
 from simkv.executors import Executor, Load, load_of
 from simkv.record import Life, Outcome, Queues, Record, Standstill
 from simkv.request import Request
@@ -87,9 +87,12 @@ class Engine:
         self._spread: bool = getattr(executor, "wants_spread", False)
         self.leaps = 0
         self.dead = False
+        self.halted = False
         self._ready = ready
         self._resolved = resolved
         self.ended: Callable[[Life], None] | None = None
+        #: Called when the engine has died.
+        self.died: Callable[[], None] | None = None
         self._inbox: list[Request | int] = []
         self._outside = False
         self._wake: simpy.Event | None = None
@@ -114,7 +117,14 @@ class Engine:
         self._stir()
 
     def run(self) -> Process:
-        """The engine's iterations, as a SimPy process."""
+        """The engine's work until it is over or halted, as a SimPy process."""
+        for event in self._iterate():
+            yield event
+            if self.halted:
+                return
+
+    def _iterate(self) -> Process:
+        """The engine's iterations."""
         in_flight = self._in_flight
         gpu_free = 0.0
         yield self._moment(self._ready)
@@ -179,9 +189,9 @@ class Engine:
         self.record.decided(batch, self.env.now)
         self.record.set_aside(batch.aside, self.env.now)
         for i in batch.ignored:
-            self._resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
+            self.resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
         for i in batch.lost:
-            self._resolve(self.record.lives[i], Outcome.LOST, "it is in no queue any more")
+            self.resolve(self.record.lives[i], Outcome.LOST, "it is in no queue any more")
         if batch.fatal:
             self._die("engine died", batch.fatal, [i for i, _ in batch.scheduled])
             return None
@@ -240,7 +250,7 @@ class Engine:
             if lives[i].outcome is Outcome.REJECTED:  # some engines take up what they gave up
                 lives[i].outcome, lives[i].ended_at, lives[i].reason = None, None, ""
         for i in completion.finished:
-            self._resolve(lives[i], Outcome.FINISHED)
+            self.resolve(lives[i], Outcome.FINISHED)
         return bool(completion.delivered or batch.decodes)
 
     def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:
@@ -325,7 +335,7 @@ class Engine:
     def _catch_up(self) -> None:
         """Bring a leap under way to where stepping would be now; it goes on from there."""
         leap = self._leap
-        if leap is None or not (done := bisect_left(leap.moments, self.env.now)):
+        if leap is None or not (done := self._over(leap)):
             return
         self._land(leap, done)
         load = leap.load
@@ -333,6 +343,14 @@ class Engine:
         leap.load = load._replace(decode_context=context)
         del leap.ends[:done], leap.moments[:done]
         self._leap = leap
+
+    def halt(self) -> list[Life]:
+        """Stop for good now, in the middle of a step; returns the requests that have not ended."""
+        if self._leap is not None:
+            self._land(self._leap, self._over(self._leap))
+        self.halted = True
+        self.record.end = self.env.now
+        return [life for life in self.record.lives.values() if life.outcome is None]
 
     def conclude(self, requests: Iterable[Request], horizon: float | None) -> Record:
         """The run is over: every one of ``requests`` gets its outcome, and the record is closed."""
@@ -349,17 +367,18 @@ class Engine:
     def settle(self) -> None:
         """The run ends now: a leap under way gets as far as stepping would have got."""
         if self._leap is not None:
-            self._land(self._leap, bisect_left(self._leap.moments, self.env.now))
+            self._land(self._leap, self._over(self._leap))
         self.record.close(self._group_row)
 
     def _give_up(self, life: Life) -> None:
         """The client's patience is over."""
         if life.outcome is None:
-            self._resolve(life, Outcome.STARVED, "the client gave up")
+            self.resolve(life, Outcome.STARVED, "the client gave up")
             self._inbox.append(life.request.id)
             self._stir()
 
-    def _resolve(self, life: Life, outcome: Outcome, reason: str = "") -> None:
+    def resolve(self, life: Life, outcome: Outcome, reason: str = "") -> None:
+        """A request has ended now, unless it had before."""
         if life.outcome is None:
             life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
             if self._resolved:
@@ -376,13 +395,23 @@ class Engine:
         self.record.end = self.env.now
         if self._leap is not None:
             moments = self._leap.moments
-            index = bisect_left(moments, self.env.now)
+            index = self._over(self._leap)
             if index < len(moments) - 1:
                 del moments[index + 1 :]
                 self._leap.wake = self._leap.wake.move(moments[-1])
         elif self._wake is not None:
             self._wake.succeed()
             self._wake = None
+
+    def _over(self, leap: Leap) -> int:
+        """How many of the leap's iterations would be over by now.
+
+        One that is over just now counts if what is happening follows from an engine of higher rank.
+        """
+        moments, now = leap.moments, self.env.now
+        if passed(self.env) > self.rank:
+            return bisect_right(moments, now)
+        return bisect_left(moments, now)
 
     def _sleep(self) -> Process:
         """Wait for something from outside, and for all else that happens at that time."""
@@ -411,6 +440,8 @@ class Engine:
         self.dead = True
         held = dict(self.scheduler.blocks_held())
         self.record.standstill = Standstill(kind, self.env.now, why, sorted(set(requests)), held)
+        if self.died:
+            self.died()
 
 
 def _alike(oldest: InFlight, newest: InFlight) -> bool:

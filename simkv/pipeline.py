@@ -215,7 +215,7 @@ class Pipeline(Engine):
         for i in heard.delivered:
             self._deliver(i)
         for i in heard.finished:
-            self._resolve(self.record.lives[i], Outcome.FINISHED)
+            self.resolve(self.record.lives[i], Outcome.FINISHED)
         return heard
 
     # The record of it.

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, fields
 from functools import reduce
+from math import inf
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +33,7 @@ from pydantic_core import CoreSchema, ErrorDetails
 from simkv.document import Document, find_key, read_document
 from simkv.errors import InputError, nearest
 from simkv.expect import Expectations
-from simkv.fleet.config import Count, FleetRules
+from simkv.fleet.config import Count, FleetRules, Outage
 from simkv.metrics import FIGURES
 from simkv.pipeline import Pacing
 from simkv.planner.section import PlanSection
@@ -150,6 +151,45 @@ class FleetSection(FleetRules):
             return [ReplicaGroup(count=self.replicas)]
         return self.replicas
 
+    @property
+    def size(self) -> int:
+        """Replicas at the start."""
+        return sum(group.count for group in self.groups)
+
+    @field_validator("failures", "drains")
+    @classmethod
+    def _one_at_a_time(cls, outages: list[Outage]) -> list[Outage]:
+        until: dict[int, float] = {}
+        for outage in sorted(outages, key=lambda outage: outage.at):
+            if outage.at < until.get(outage.replica, 0.0):
+                raise ValueError(f"two at one time of replica {outage.replica}; expected one")
+            until[outage.replica] = inf if outage.back_at is None else outage.back_at
+        return outages
+
+    @model_validator(mode="after")
+    def _of_replicas_that_are_there(self) -> Self:
+        most = self.size if self.autoscale is None else self.autoscale.max_replicas
+        for name in ("failures", "drains"):
+            for outage in getattr(self, name):
+                if outage.replica >= most:
+                    raise ValueError(
+                        f"{name}: there is no replica {outage.replica}; expected one from 0 to "
+                        f"{most - 1}"
+                    )
+        if self.lockstep and (self.failures or self.drains or self.autoscale or self.start_cold):
+            raise ValueError("lockstep: replicas in lock-step are there from the start to the end")
+        if self.autoscale is None:
+            return self
+        if not isinstance(self.replicas, int):
+            raise ValueError("autoscale needs equal replicas; expected a number for replicas")
+        least = self.autoscale.min_replicas
+        if not least <= self.replicas <= most:
+            raise ValueError(
+                f"replicas: {self.replicas} must be from min_replicas {least} to max_replicas "
+                f"{most} of autoscale"
+            )
+        return self
+
 
 Factor = Annotated[float, Field(gt=0, le=1000)]
 
@@ -204,6 +244,12 @@ class Scenario(_Model):
             for group in fleet["replicas"]
         ]
         return {**data, "fleet": {**fleet, "replicas": whole}}
+
+    @model_validator(mode="after")
+    def _pipelines_go_on(self) -> Self:
+        if self.pipeline and self.fleet and (self.fleet.failures or self.fleet.autoscale):
+            raise ValueError("fleet: replicas with a pipeline cannot fail or be scaled")
+        return self
 
     @field_validator("pipeline")
     @classmethod

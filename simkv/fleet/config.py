@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 #: More replicas than this are refused as typos.
 MOST_REPLICAS = 10_000
@@ -111,14 +111,73 @@ AnyRouter = Annotated[
 ]
 
 
+class Outage(Model):
+    """A replica takes no requests from ``at`` (s) until ``back_at``, or for good."""
+
+    replica: Annotated[int, Field(ge=0)]
+    at: Seconds
+    back_at: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> Self:
+        if self.back_at is not None and self.back_at <= self.at:
+            raise ValueError(f"back_at {self.back_at:g} must be later than at {self.at:g}")
+        return self
+
+
+class Autoscale(Model):
+    """The number of replicas follows the load, as Kubernetes' horizontal pod autoscaler has it.
+
+    Every ``interval`` (s) the fleet wants as many replicas as bring the ``metric`` (requests that
+    wait, run, or are in flight) down to ``target`` on each, within ``min_replicas`` and
+    ``max_replicas``; a difference of less than ``tolerance`` is let be. A new replica takes
+    requests after ``lag`` and the fleet's ``cold_start``. One too many is drained, and only when
+    the fleet has wanted fewer for ``scale_down_after`` (s).
+
+    Rule and defaults of interval, tolerance and scale-down: kubernetes/kubernetes,
+    ``pkg/controller/podautoscaler`` (15 s, 0.1 and 300 s).
+    """
+
+    metric: Literal["waiting", "running", "in_flight"] = "in_flight"
+    target: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    min_replicas: Count = 1
+    max_replicas: Count
+    interval: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 15.0
+    lag: Seconds = 0.0
+    tolerance: Weight = 0.1
+    scale_down_after: Seconds = 300.0
+
+    @model_validator(mode="after")
+    def _least_and_most(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas {self.min_replicas} must be at most max_replicas {self.max_replicas}"
+            )
+        return self
+
+
 class FleetRules(Model):
-    """How requests find their replica.
+    """How requests find their replica, and when there are how many.
 
     ``refresh_interval`` (s): the router sees loads as they were at the last multiple of it; with 0
     as they are. With ``lockstep`` every step of a replica is one of all and lasts as long as the
     slowest, as with the data-parallel ranks of a mixture-of-experts model.
+
+    A replica that fails loses its KV and all that it computes. ``on_failure`` says what becomes of
+    its requests: ``retry`` sends them to another replica, which begins anew (what their clients had
+    received is thrown away), ``lose`` gives them up. One that drains takes no new requests, and
+    goes on with those it has. While no replica is there, requests wait at the router.
+
+    ``cold_start`` (s) passes before a replica that comes back, or is added, takes requests; its
+    cache is empty. With ``start_cold`` so it is at the start of the run.
     """
 
     router: AnyRouter = RoundRobin()
     refresh_interval: Seconds = 0.0
     lockstep: bool = False
+    failures: list[Outage] = []
+    drains: list[Outage] = []
+    on_failure: Literal["retry", "lose"] = "retry"
+    cold_start: Seconds = 0.0
+    start_cold: bool = False
+    autoscale: Autoscale | None = None

@@ -66,7 +66,7 @@ def diagnose_fleet(fleet: Fleet, record: Record, block_sizes: Sequence[int]) -> 
     places = [fleet.stints.index(stint) for stint in stints]
     by_place = dict(zip(places, found, strict=True))
     ledger = {
-        i: _one([by_place[place].ledger[i] for place in fleet.ways.get(i, ())], life)
+        i: _one([by_place[place].ledger[i] for place in fleet.sent.get(i, ())], life)
         for i, life in record.lives.items()
     }
     pressure = _Pressures([part.pressure for part in found])

@@ -15,7 +15,8 @@ def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
     """What ``summary.json`` says of a fleet whose run was over at ``end`` (s).
 
     ``mean_in_system`` is how many requests were in the fleet on average. ``imbalance`` is the time
-    that the busiest replica computed over the mean of all: 1 is equal.
+    that the busiest replica computed over the mean of all: 1 is equal. ``replica_s`` adds up for
+    how long each was there, ``retries`` how often a request was sent on from one that failed.
     """
     replicas = [replica_figures(fleet, replica, end) for replica in range(fleet.size)]
     busy = [row["busy_s"] for row in replicas]
@@ -24,6 +25,8 @@ def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
         "replicas": len(replicas),
         "mean_in_system": fleet.in_system_s / end if end > 0.0 else 0.0,
         "imbalance": max(busy) / mean if mean > 0.0 else 1.0,
+        "replica_s": fsum(row["there_s"] for row in replicas),
+        "retries": fleet.retries,
         "by_replica": replicas,
     }
 
@@ -41,6 +44,7 @@ def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
         "replica": replica,
         "requests": len(lives),
         "finished": sum(life.outcome is Outcome.FINISHED for life in lives),
+        "there_s": there,
         "busy_s": busy,
         "utilisation": busy / there if there > 0.0 else 0.0,
         "output_tokens": sum(life.tokens for life in lives),

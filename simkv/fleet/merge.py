@@ -20,8 +20,8 @@ def whole(
     """The record of a fleet that was over at ``end`` (s).
 
     ``lives`` has, by request, what the client saw: one life or several that follow each other, each
-    with the index of the part that it was led in, or -1 for the router's. The standstill is that
-    of the first part that came to one.
+    with the index of the part that it was led in. The standstill is that of the first part that
+    came to one.
     """
     record = Record(sum(part.num_blocks for part in parts))
     record.steps = _joined(part.steps for part in parts)

@@ -72,8 +72,18 @@ class Router(Protocol):
         They come in ascending order of replicas.
         """
 
+    def forget(self, replica: int) -> None:
+        """The replica has lost its cache."""
 
-class RoundRobin:
+
+class _Forgets:
+    """A router that remembers nothing of the replicas' caches."""
+
+    def forget(self, replica: int) -> None:
+        """Nothing to do."""
+
+
+class RoundRobin(_Forgets):
     """The next replica in order after the last one chosen."""
 
     reads_load = reads_kv = counts_own_sends = False
@@ -87,7 +97,7 @@ class RoundRobin:
         return self._last
 
 
-class Anywhere:
+class Anywhere(_Forgets):
     """A replica drawn at random."""
 
     reads_load = reads_kv = counts_own_sends = False
@@ -99,7 +109,7 @@ class Anywhere:
         return signals[_draw(self._random, len(signals))].replica
 
 
-class ByScore:
+class ByScore(_Forgets):
     """What the routers that compare scores have in common."""
 
     def __init__(self, config: _Scored) -> None:
@@ -139,7 +149,7 @@ class LowerOfTwo(ByScore):
         return min(signals[first], signals[second], key=self.score).replica
 
 
-class Affine:
+class Affine(_Forgets):
     """What the routers that keep requests together have in common."""
 
     reads_load = reads_kv = counts_own_sends = False

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import floor
-from typing import Any
 
-import simpy
-
-from simkv.clock import Moment
 from simkv.engine import Engine
 from simkv.fleet.routers import Router, Signal
 
@@ -30,25 +25,22 @@ def load_of(engine: Engine, *, kv: bool) -> Load:
 
 
 class Board:
-    """The loads that the router reads: as they are, or as they were at the last refresh.
+    """The loads that the router reads: as they are, or as they were at the last ``refresh``.
 
-    ``engines`` gives the engines that are there, by replica. Refreshes are at the multiples of
-    ``interval`` (s), before all else that happens then. While nothing can change there are none.
+    ``engines`` gives the engines that are there, by replica. If ``interval`` (s) is not 0, somebody
+    has to refresh it at its multiples.
     """
 
     def __init__(
         self,
-        env: simpy.Environment,
         engines: Callable[[], Sequence[tuple[int, Engine]]],
         router: Router,
         interval: float,
     ) -> None:
-        self.env = env
         self.router = router
         self.interval = interval if router.reads_load or router.reads_kv else 0.0
         self._engines = engines
         self._loads: dict[int, Load] = {}
-        self._asleep: simpy.Event | None = None
 
     def signal(self, replica: int, engine: Engine, in_flight: int) -> Signal:
         """What the router knows of a replica."""
@@ -65,22 +57,8 @@ class Board:
         if self.interval and self.router.counts_own_sends:
             self._loads.setdefault(replica, Load()).waiting += 1
 
-    def stir(self) -> None:
-        """Something happens again."""
-        if self._asleep is not None:
-            self._asleep.succeed()
-            self._asleep = None
-
-    def run(self) -> Any:
-        """Refresh the loads at every multiple of the interval, as a SimPy process."""
-        while self.interval:
-            kv = self.router.reads_kv
-            self._loads = {i: load_of(engine, kv=kv) for i, engine in self._engines()}
-            idle = not any(load.waiting or load.running for load in self._loads.values())
-            if idle or not self.env._queue:
-                self._asleep = self.env.event()
-                yield self._asleep
-            number = floor(self.env.now / self.interval)
-            while number * self.interval <= self.env.now:
-                number += 1
-            yield Moment(self.env, number * self.interval, Moment.BEFORE)
+    def refresh(self) -> bool:
+        """Look at all replicas; returns whether they are idle and will stay so."""
+        kv = self.router.reads_kv
+        self._loads = {i: load_of(engine, kv=kv) for i, engine in self._engines()}
+        return not any(x.waiting or x.running or x.kv_usage for x in self._loads.values())

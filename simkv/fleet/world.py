@@ -38,9 +38,10 @@ class Plan:
 
 
 def plans(scenario: Scenario, folder: Path) -> list[Plan]:
-    """One plan per replica; profiles given as files are looked for beside ``folder``.
+    """One plan per replica that there may be.
 
-    Raises InputError if a profile cannot be used.
+    Profiles given as files are looked for beside ``folder``. Raises InputError if a profile cannot
+    be used.
     """
     assert scenario.fleet is not None
     found: list[Plan] = []
@@ -48,6 +49,8 @@ def plans(scenario: Scenario, folder: Path) -> list[Plan]:
         name = group.profile or scenario.profile
         plan = Plan(group.engine or scenario.engine, load_profile(name, folder), name)
         found += [plan] * group.count
+    if scale := scenario.fleet.autoscale:  # all are equal
+        found = found[:1] * scale.max_replicas
     return found
 
 
@@ -75,8 +78,7 @@ def build_fleet(
     rules = scenario.fleet
     router = build_router(rules.router, sessions(sent))
     makers = [_maker(scenario, plan, changed, leaping=leaping) for plan in replicas]
-    env, interval = simpy.Environment(), rules.refresh_interval
-    return Fleet(env, makers, router, interval, resolved, lockstep=rules.lockstep)
+    return Fleet(simpy.Environment(), makers, router, rules, resolved, rules.size)
 
 
 def _maker(

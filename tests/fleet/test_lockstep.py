@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from simkv.engine import Engine, serve
 from simkv.errors import InputError
 from simkv.executors.simulated import SimulatedExecutor
+from simkv.fleet.config import FleetRules
 from simkv.fleet.config import RoundRobin as RoundRobinConfig
 from simkv.fleet.fleet import Fleet
 from simkv.fleet.lockstep import LockStep
@@ -39,7 +40,7 @@ def fleet(schedulers: Sequence[Any], executors: Sequence[Any]) -> Fleet:
 
     makers = [maker(*pair) for pair in zip(schedulers, executors, strict=True)]
     router = build_router(RoundRobinConfig(), lambda prompt: prompt.id)
-    return Fleet(simpy.Environment(), makers, router, lockstep=True)
+    return Fleet(simpy.Environment(), makers, router, FleetRules(lockstep=True))
 
 
 def spans(record: Record) -> list[tuple[float, float]]:
