@@ -23,6 +23,7 @@ Feature = Literal[
     "decode_context",
     "tokens",
     "slots",
+    "group_tokens",
     "emits",
     "decode_mean",
     "mixed_decode_seqs",
@@ -48,12 +49,13 @@ class Term(_Model):
     """One summand of a step's cost, in seconds.
 
     It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
-    or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``emits`` the
-    sequences that have a token sampled, ``decode_mean`` the mean context of the decodes,
-    ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as linear
-    ``pieces``, or as a ``table`` of measured ``[value, seconds]`` points with straight lines
-    between them. ``when`` restricts it to steps that prefill anything, that decode anything, that
-    do both (``mixed``) or that do nothing but decode (``pure decode``).
+    or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``group_tokens``
+    those of all engines in lock-step, ``emits`` the sequences that have a token sampled,
+    ``decode_mean`` the mean context of the decodes, ``mixed_decode_seqs`` the decodes beside
+    prefills), given as ``seconds`` per unit, as linear ``pieces``, or as a ``table`` of measured
+    ``[value, seconds]`` points with straight lines between them. ``when`` restricts it to steps
+    that prefill anything, that decode anything, that do both (``mixed``) or that do nothing but
+    decode (``pure decode``).
     """
 
     name: str
@@ -149,6 +151,8 @@ def feature_of(load: Load, feature: Feature, graph_sizes: Sequence[int] = ()) ->
         if feature == "slots" and graph_sizes and tokens <= graph_sizes[-1]:
             return graph_sizes[bisect_left(graph_sizes, tokens)]
         return tokens
+    if feature == "group_tokens":
+        return load.group_tokens or load.prefill_tokens + load.decode_seqs
     if feature == "decode_mean":
         return load.decode_context / load.decode_seqs if load.decode_seqs else 0
     if feature == "mixed_decode_seqs":
@@ -165,7 +169,9 @@ class StepCost:
         self._attention = AttentionCost(profile.attention) if profile.attention else None
         self._graph_sizes = profile.graph_sizes
         by_context = [t for t in profile.terms if t.feature in ("decode_context", "decode_mean")]
-        self._by_batch_only = not by_context
+        self._by_batch_only = not by_context and all(
+            t.feature != "group_tokens" for t in profile.terms
+        )
         self._linear = self._attention is None and all(
             t.seconds is not None and t.feature == "decode_context" for t in by_context
         )

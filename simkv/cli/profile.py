@@ -34,17 +34,21 @@ def llmservingsim(
     model: Model,
     out: Out,
     tp: Tp = 1,
+    expert_ranks: Annotated[int, typer.Option(min=1, help="GPUs that share the experts.")] = 1,
     max_num_seqs: Seqs = None,
 ) -> None:
     """From a bundle of LLMServingSim's kernel tables."""
     from simkv.costs.graphs import graph_sizes
-    from simkv.costs.llmservingsim import bundle_profile
+    from simkv.costs.llmservingsim import Layout, bundle_profile
     from simkv.models import find_model
 
     check_file("--out", out)
     found = find_model(model)
     sizes = graph_sizes(max_num_seqs) if max_num_seqs else None
-    _write(out, bundle_profile(bundle, found.layers, tp, sizes, found.hidden))
+    layout = Layout(
+        found.layers, tp, found.hidden, found.experts, found.experts_per_token, expert_ranks
+    )
+    _write(out, bundle_profile(bundle, layout, sizes))
 
 
 @build.command()

@@ -8,12 +8,18 @@ attention by four axes (see ``costs.attention``), and what unequal lengths of de
 bundle says that it is enabled, and a bucket that was not profiled takes the bundle's default.
 
 Only kernels are in it: no host time, no gaps between kernels. With tensor parallelism two
-all-reduces per layer are added, where one was measured on the GPU (``models/gpus.json``).
+all-reduces per layer are added, with expert parallelism an all-gather and a reduce-scatter, where
+they were measured on the GPU (``models/gpus.json``).
+
+A mixture of experts (``moe.csv``, by tokens and activated experts) is taken to choose its experts
+evenly. The ranks of an expert-parallel group pool their tokens: each computes its share of the
+experts for its share of the choices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +28,7 @@ import pandas as pd
 from simkv.costs.attention import Row, Skew, Slice, Table
 from simkv.costs.error import left_out
 from simkv.costs.files import find_table, read_settings, read_table
+from simkv.costs.lines import at
 from simkv.errors import InputError
 from simkv.models import find_gpu
 from simkv.profile import Feature, Fit, Profile, StepCost, Term
@@ -39,29 +46,41 @@ PER_LAYER = {
     "down_proj": 1,
 }
 SAMPLING = ("lm_head", "sampler")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The model's shape as far as the tables leave it open, and how it is spread over GPUs.
+
+    ``hidden`` is needed for collectives, ``experts`` and ``experts_per_token`` for a mixture of
+    experts, of which each of ``expert_ranks`` GPUs has an equal part.
+    """
+
+    layers: int
+    tp: int = 1
+    hidden: int | None = None
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ranks: int = 1
+
+
 _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
-def bundle_profile(
-    folder: Path,
-    layers: int,
-    tp: int = 1,
-    graph_sizes: list[int] | None = None,
-    hidden: int | None = None,
-) -> Profile:
-    """The profile of a model of so many ``layers`` from a bundle's tables for ``tp`` GPUs.
+def bundle_profile(folder: Path, layout: Layout, graph_sizes: list[int] | None = None) -> Profile:
+    """The profile of a model of this ``layout`` from a bundle's tables.
 
-    ``graph_sizes`` are the engine's CUDA graph sizes (``costs.graphs``), None for no padding;
-    ``hidden`` is the model's hidden size, which the all-reduces of several GPUs need. Raises
-    InputError if the bundle cannot be used.
+    ``graph_sizes`` are the engine's CUDA graph sizes (``costs.graphs``), None for no padding.
+    Raises InputError if the bundle cannot be used.
     """
+    layers, tp = layout.layers, layout.tp
     meta = read_settings(folder / "meta.yaml")
     tables = folder / f"tp{tp}"
     if not tables.is_dir():
         known = sorted(p.name for p in folder.glob("tp*"))
         raise InputError(f"{folder}: there is no {tables.name}; found {', '.join(known) or 'none'}")
-    reduces = _all_reduces(str(meta.get("gpu", "")), layers, tp, hidden)
-    terms = [*_dense(tables, layers), *_sampling(tables), *reduces]
+    moved, said = _collectives(str(meta.get("gpu", "")), layout)
+    terms = [*_dense(tables, layers), *_experts(tables, layout), *_sampling(tables), *moved]
     table = Table(slices=_slices(tables, layers), skew=_skew(folder, meta, tp))
     name = f"{meta.get('model', folder.name)} on {meta.get('gpu', 'unknown GPU')}"
     draft = Profile(
@@ -79,9 +98,7 @@ def bundle_profile(
         source=[
             "kernel tables of LLMServingSim's profiler (github.com/casys-kaist/LLMServingSim, MIT)",
             f"bundle {folder.name}, measured {meta.get('profiled_at', 'at an unknown time')}",
-            "kernels only: no host time, no gaps between kernels"
-            + (", no all-reduce" if tp > 1 and not reduces else ""),
-            *([f"all-reduce of {tp} GPUs from models/gpus.json"] if reduces else []),
+            "kernels only: no host time, no gaps between kernels" + said,
             "idle_pass_s is assumed",
         ],
     )
@@ -102,17 +119,62 @@ def _dense(tables: Path, layers: int) -> list[Term]:
     return _terms(path, frame, "tokens", "slots", counts)
 
 
-def _all_reduces(gpu: str, layers: int, tp: int, hidden: int | None) -> list[Term]:
-    """Two all-reduces of the hidden states per layer, if they were measured."""
+def _collectives(gpu: str, layout: Layout) -> tuple[list[Term], str]:
+    """What the GPUs of a layout exchange in all layers, and in words whether it is in the sum."""
+    wanted: list[tuple[str, int, int]] = []
+    if layout.tp > 1:
+        wanted.append(("all_reduce", layout.tp, 2))
+    if layout.expert_ranks > 1:
+        wanted += [
+            ("all_gather", layout.expert_ranks, 1),
+            ("reduce_scatter", layout.expert_ranks, 1),
+        ]
     try:
-        measured = find_gpu(gpu).all_reduce.get(tp)
+        measured = find_gpu(gpu).collectives
     except InputError:
-        measured = None
-    if not measured or not hidden:
+        measured = {}
+    terms, missing = [], []
+    for name, ranks, per_layer in wanted:
+        points = measured.get(name, {}).get(ranks)
+        if not points or not layout.hidden:
+            missing.append(f", no {name} of {ranks} GPUs")
+            continue
+        count = per_layer * layout.layers
+        table = [(size / (2 * layout.hidden), count * seconds) for size, seconds in points]
+        terms.append(
+            Term.model_validate({"name": f"{name} x{count}", "feature": "slots", "table": table})
+        )
+    found = "; collectives from models/gpus.json" if terms else ""
+    return terms, "".join(missing) + found
+
+
+def _experts(tables: Path, layout: Layout) -> list[Term]:
+    """The mixture of experts in all layers, by the tokens that the ranks compute together."""
+    if not layout.experts:
         return []
-    points = [(size / (2 * hidden), 2 * layers * seconds) for size, seconds in measured]
-    name = f"all_reduce x{2 * layers}"
-    return [Term.model_validate({"name": name, "feature": "slots", "table": points})]
+    path = find_table(tables, "moe")
+    columns = ("tokens", "activated_experts")
+    frame = read_table(path, {**dict.fromkeys(columns, "whole"), "time_us": "number"})
+    rows = {
+        int(part["activated_experts"].iloc[0]): part.sort_values("tokens")
+        for _, part in frame.groupby("activated_experts")
+    }
+    counts = sorted(rows)
+    mine = layout.experts // layout.expert_ranks
+    table = []
+    for pooled in sorted({int(n) * layout.expert_ranks for n in frame["tokens"].unique()}):
+        missed = (1 - layout.experts_per_token / layout.experts) ** pooled
+        activated, tokens = mine * (1 - missed), pooled / layout.expert_ranks
+        times = [
+            at(rows[n]["tokens"].tolist(), rows[n]["time_us"].tolist(), tokens) for n in counts
+        ]
+        table.append((pooled, round(layout.layers * 1e-6 * at(counts, times, activated), 12)))
+    name = f"experts x{layout.layers}"
+    return [Term.model_validate({"name": name, "feature": "group_tokens", "table": table})]
+
+
+def _curve(rows: pd.DataFrame) -> tuple[list[float], list[float]]:
+    return rows["tokens"].tolist(), rows["time_us"].tolist()
 
 
 def _sampling(tables: Path) -> list[Term]:

@@ -67,7 +67,10 @@ class LockStep:
     def _launch(self, decided: Sequence[tuple[Engine, Batch]], start: float) -> float:
         """Put what was decided on the GPUs, all at ``start``; returns when they are free again."""
         loads = [(e, load_of(b, spread=e._spread)) for e, b in decided if b]
-        seconds = max((engine.executor.run(load) for engine, load in loads), default=0.0)
+        tokens = sum(load.prefill_tokens + load.decode_seqs for _, load in loads)
+        seconds = max(
+            (e.executor.run(load._replace(group_tokens=tokens)) for e, load in loads), default=0.0
+        )
         for engine, batch in decided:
             engine._in_flight.append(engine._launch(batch, start, seconds)[1])
         return start + seconds

@@ -75,13 +75,14 @@ class Model(_Data):
 class Gpu(_Data):
     """A card: ``memory_bytes`` as CUDA reports them, ``bandwidth`` (bytes/s), 16-bit ``flops``.
 
-    ``all_reduce`` has, by the number of cards, measured ``[bytes, seconds]`` of an all-reduce.
+    ``collectives`` have, by name and number of cards, measured ``[bytes, seconds]``: bytes that
+    go into an all-reduce, that a card gives to an all-gather, that it gets of a reduce-scatter.
     """
 
     memory_bytes: Positive
     bandwidth: Annotated[float, Field(gt=0)]
     flops: Annotated[float, Field(gt=0)]
-    all_reduce: dict[int, list[tuple[int, float]]] = {}
+    collectives: dict[str, dict[int, list[tuple[int, float]]]] = {}
     source: str
 
 

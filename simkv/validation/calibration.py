@@ -15,7 +15,7 @@ from pathlib import Path
 
 from simkv.costs.files import read_settings
 from simkv.costs.graphs import graph_sizes
-from simkv.costs.llmservingsim import bundle_profile
+from simkv.costs.llmservingsim import Layout, bundle_profile
 from simkv.costs.sync import Shape, read_alone, sync_profile
 from simkv.errors import InputError
 from simkv.models import Gpu, find_gpu
@@ -31,7 +31,16 @@ def calibrate(case: Case, given: Path | None = None) -> Profile:
     bundle = find_bundle(case)
     if bundle is not None:
         sizes = graph_sizes(setup.max_num_seqs)
-        return bundle_profile(bundle, dims.layers, setup.tensor_parallel, sizes, dims.hidden)
+        ranks = setup.tensor_parallel * setup.data_parallel if setup.expert_parallel else 1
+        layout = Layout(
+            dims.layers,
+            setup.tensor_parallel,
+            dims.hidden,
+            dims.experts or 0,
+            dims.experts_per_token or 0,
+            ranks,
+        )
+        return bundle_profile(bundle, layout, sizes)
     if not case.has_alone:
         raise InputError(
             f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}: case.json names no "

@@ -5,6 +5,7 @@ A knob that was not recorded has the version's default, and the result says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +14,12 @@ import simpy
 from pydantic import ValidationError
 
 from simkv.clients import Clients
-from simkv.engine import Engine, serve
+from simkv.engine import Engine, Server, serve
 from simkv.errors import InputError
 from simkv.executors.simulated import SimulatedExecutor
+from simkv.fleet.config import LeastLoaded
+from simkv.fleet.fleet import Fleet, Maker
+from simkv.fleet.routers import build as build_router
 from simkv.metrics import e2e, tpot, ttft
 from simkv.models import find_gpu, find_model
 from simkv.models.blocks import kv_blocks
@@ -28,6 +32,9 @@ from simkv.schedulers.vllm import VllmConfig
 from simkv.schedulers.vllm_rules import RULES
 from simkv.validation.case import Case
 from simkv.workload.trace import read_trace
+
+#: How often vLLM's balancer of data-parallel ranks hears of their queues (s).
+BALANCER_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,14 @@ def replay(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) -
 
     Raises InputError if the engine would refuse its requests.
     """
-    executor = SimulatedExecutor(profile)
-    engine = Engine(simpy.Environment(), build(config), executor)
+    executors: list[SimulatedExecutor] = []
     sent = [replace(r, arrival=r.arrival + profile.front_s) for r in _requests(case)]
-    record = serve(engine, Clients(sent), None)
+
+    def make(env: simpy.Environment, rank: int) -> Engine:
+        executors.append(SimulatedExecutor(profile))
+        return Engine(env, build(config), executors[-1], rank=rank)
+
+    record = serve(_server(case, make), Clients(sent), None)
     lives = [record.lives[request.id] for request in sent]
     _check(case, lives)
     shift = 0.0 if case.from_queue else profile.front_s
@@ -65,10 +76,23 @@ def replay(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) -
         max(ends) - first,
         sum(len(life.preempted_at) for life in lives),
         len(record.steps),
-        executor.outside_s / executor.busy if executor.busy else 0.0,
+        sum(e.outside_s for e in executors) / (sum(e.busy for e in executors) or 1.0),
         config,
-        [*notes, *_outside(executor)],
+        [*notes, *_outside(executors)],
     )
+
+
+def _server(case: Case, make: Maker) -> Server:
+    """One engine, or the data-parallel ranks behind vLLM's own balancer.
+
+    The ranks of a mixture of experts step together.
+    """
+    env, ranks = simpy.Environment(), case.facts.engine.data_parallel
+    if ranks == 1:
+        return make(env, 0)
+    router = build_router(LeastLoaded(), lambda prompt: prompt.id)
+    lockstep = bool(case.facts.model_dims.experts)
+    return Fleet(env, [make] * ranks, router, BALANCER_S, lockstep=lockstep)
 
 
 def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
@@ -192,13 +216,15 @@ def _row(life: Life, record: Record, from_queue: bool, shift: float) -> dict[str
     }
 
 
-def _outside(executor: SimulatedExecutor) -> list[str]:
-    if not executor.outside_s:
+def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
+    outside = sum(executor.outside_s for executor in executors)
+    if not outside:
         return []
-    share = 100 * executor.outside_s / executor.busy
+    share = 100 * outside / sum(executor.busy for executor in executors)
     parts = []
-    for feature in sorted(executor.outside):
-        least, most = executor.extremes[feature]
-        low, high = executor.profile.range[feature]
+    for feature in sorted({feature for executor in executors for feature in executor.outside}):
+        ends = [e.extremes[feature] for e in executors if feature in e.extremes]
+        least, most = min(low for low, _ in ends), max(high for _, high in ends)
+        low, high = executors[0].profile.range[feature]
         parts.append(f"{feature} {least:g} to {most:g}, data from {low:g} to {high:g}")
     return [f"{share:.1f} % of the busy time outside the profile's range: {'; '.join(parts)}"]

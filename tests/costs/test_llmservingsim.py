@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simkv.costs.llmservingsim import bundle_profile
+from simkv.costs.llmservingsim import Layout, bundle_profile
 from simkv.errors import InputError
 from simkv.executors import Load
 from simkv.profile import Profile, StepCost
@@ -58,7 +58,7 @@ def bundle(folder: Path, skew: bool = False, **changed: str) -> Path:
 
 
 def test_a_step_is_the_sum_over_all_layers(tmp_path: Path) -> None:
-    profile = bundle_profile(bundle(tmp_path), layers=2)
+    profile = bundle_profile(bundle(tmp_path), Layout(2))
     step = StepCost(profile)(Load(0, 0, 0, 3, 600, 0, 3))
     dense = 3 * 1 + 2 * (2 * 3 * 2 + 3 * 10)  # us: once, then two layers with two norms
     assert step == pytest.approx(1e-6 * (dense + 120 + 5 + 2 * 60))
@@ -68,8 +68,8 @@ def test_a_step_is_the_sum_over_all_layers(tmp_path: Path) -> None:
 
 
 def test_padding_to_graphs_costs_the_padded_tokens(tmp_path: Path) -> None:
-    plain = bundle_profile(bundle(tmp_path), 2)
-    padded = bundle_profile(tmp_path, 2, graph_sizes=[1, 2, 4])
+    plain = bundle_profile(bundle(tmp_path), Layout(2))
+    padded = bundle_profile(tmp_path, Layout(2), [1, 2, 4])
     three, four = (Load(0, 0, 0, n, 200 * n, 0, n) for n in (3, 4))
     extra = StepCost(padded)(three) - StepCost(plain)(three)
     assert extra == pytest.approx(1e-6 * (1 + 2 * (2 * 2 + 10)))
@@ -77,10 +77,10 @@ def test_padding_to_graphs_costs_the_padded_tokens(tmp_path: Path) -> None:
 
 
 def test_the_errors_are_those_of_points_left_out(tmp_path: Path) -> None:
-    errors = bundle_profile(bundle(tmp_path), 2).fit.held_out
+    errors = bundle_profile(bundle(tmp_path), Layout(2)).fit.held_out
     assert errors["decode"].p95 == pytest.approx(0, abs=1e-9)  # the table is a straight line
     bent = ATTENTION.replace("0,0,3,200,60.0", "0,0,3,200,90.0")
-    profile = bundle_profile(bundle(tmp_path / "bent", attention=bent), 2)
+    profile = bundle_profile(bundle(tmp_path / "bent", attention=bent), Layout(2))
     step = StepCost(profile)(Load(0, 0, 0, 3, 600, 0, 3))
     assert profile.fit.held_out["decode"].bias == pytest.approx(-60e-6 / step / 2)
 
@@ -88,18 +88,47 @@ def test_the_errors_are_those_of_points_left_out(tmp_path: Path) -> None:
 def test_skew_counts_where_the_bundle_says_so(tmp_path: Path) -> None:
     load = Load(0, 0, 0, 3, 600, 0, 3, 150, 300)
     off, on = (
-        StepCost(bundle_profile(bundle(tmp_path / str(skew), skew), 1))(load)
+        StepCost(bundle_profile(bundle(tmp_path / str(skew), skew), Layout(1)))(load)
         for skew in (False, True)
     )
     assert on - off == pytest.approx(0.5 * 30e-6)
 
 
+def test_experts_are_chosen_evenly_and_ranks_pool_their_tokens(tmp_path: Path) -> None:
+    moe = "tokens,activated_experts,time_us\n" + "".join(
+        f"{t},{a},{t + 10 * a}\n" for t in (1, 64) for a in (1, 16)
+    )
+    bundle(tmp_path, moe=moe)
+    plain = StepCost(bundle_profile(tmp_path, Layout(2)))
+    one = StepCost(bundle_profile(tmp_path, Layout(2, experts=16, experts_per_token=2)))
+    load = Load(0, 0, 0, 1, 200, 0, 1)
+    assert one(load) - plain(load) == pytest.approx(2e-6 * (1 + 10 * 2))  # one token takes two
+    two = bundle_profile(tmp_path, Layout(2, experts=16, experts_per_token=2, expert_ranks=2))
+    assert "no all_gather of 2 GPUs, no reduce_scatter" in " ".join(two.source)
+    cost = StepCost(two)
+    # A pool of two tokens: half of the experts, and of the choices, are here.
+    found = cost(load._replace(group_tokens=2)) - plain(load)
+    assert found == pytest.approx(2e-6 * (1 + 10 * 8 * (1 - (7 / 8) ** 2)))
+    assert cost(load._replace(group_tokens=128)) > cost(load._replace(group_tokens=2))
+
+
+def test_collectives_of_a_known_gpu_are_added(tmp_path: Path) -> None:
+    (bundle(tmp_path) / "tp1").rename(tmp_path / "tp2")
+    meta = META.format(skew="false").replace("Test GPU", "RTX PRO 6000 Blackwell Server")
+    (tmp_path / "meta.yaml").write_text(meta)
+    layout = Layout(2, tp=2, hidden=2048)
+    with_them = StepCost(bundle_profile(tmp_path, layout))
+    without = StepCost(bundle_profile(tmp_path, Layout(2, tp=2)))
+    load = Load(0, 0, 0, 1, 200, 0, 1)  # 4096 bytes of hidden states
+    assert with_them(load) - without(load) == pytest.approx(4 * 12.713e-6)
+
+
 def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
-    before = bundle_profile(bundle(tmp_path), 2)
+    before = bundle_profile(bundle(tmp_path), Layout(2))
     for path in (tmp_path / "tp1").glob("*.csv"):
         (path.parent / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    assert bundle_profile(tmp_path, 2) == before
+    assert bundle_profile(tmp_path, Layout(2)) == before
     assert Profile.model_validate_json(before.model_dump_json()) == before
 
 
@@ -115,11 +144,11 @@ def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
 )
 def test_bad_tables_are_named(tmp_path: Path, changed: dict[str, str], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        bundle_profile(bundle(tmp_path, **changed), 2)
+        bundle_profile(bundle(tmp_path, **changed), Layout(2))
 
 
 def test_what_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"meta.yaml: cannot be read"):
-        bundle_profile(tmp_path, 2)
+        bundle_profile(tmp_path, Layout(2))
     with pytest.raises(InputError, match=r"there is no tp2; found tp1"):
-        bundle_profile(bundle(tmp_path), 2, tp=2)
+        bundle_profile(bundle(tmp_path), Layout(2, tp=2))

@@ -197,6 +197,28 @@ def test_what_was_not_recorded_is_said_and_varied(made_up: Path) -> None:
     assert slower.predicted - slower.measured == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.parametrize("experts", [None, 8])
+def test_data_parallel_ranks_share_the_requests(made_up: Path, experts: int | None) -> None:
+    facts = json.loads((made_up / "case.json").read_text())
+    facts["engine"]["data_parallel"] = 2
+    facts["model_dims"]["experts"] = experts
+    alone = read_case(made_up)
+    (made_up / "case.json").write_text(json.dumps(facts))
+    pair = read_case(made_up)
+    one, two = (replay(case, profile(), *engine_of(case)) for case in (alone, pair))
+    late = alone.scored.to_numpy()
+    waited, shared = (r.requests["queue_ms"][late].mean() for r in (one, two))
+    assert shared < waited / 2  # eight at a time on each of two
+    assert two.requests["ttft_ms"].notna().all()
+    if experts:  # in lock-step a rank waits for the slower one
+        (made_up / "case.json").write_text(
+            json.dumps({**facts, "model_dims": {**facts["model_dims"], "experts": None}})
+        )
+        free = read_case(made_up)
+        apart = replay(free, profile(), *engine_of(free)).requests
+        assert two.requests["e2e_ms"][late].mean() > apart["e2e_ms"][late].mean()
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
