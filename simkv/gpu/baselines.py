@@ -34,8 +34,9 @@ def baselines(steps: Sequence[tuple[Load, float]], profile: Profile) -> dict[str
             _line("tokens", "tokens", max(float(slope), 0.0)),
         ],
     }
+    plain: dict[str, Any] = {"fit": fit, "range": {}, "attention": None, "graph_sizes": []}
     return {
-        name: profile.model_copy(update={"name": name, "terms": terms, "fit": fit, "range": {}})
+        name: profile.model_copy(update={"name": name, "terms": terms, **plain})
         for name, terms in forms.items()
     }
 

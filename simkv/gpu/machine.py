@@ -72,7 +72,7 @@ def ceilings(device: str) -> Ceilings:
 
     source, target = drawn(count), drawn(count)
     moved = 2 * source.nbytes / seconds(partial(target.copy_, source), device)
-    pinned = torch.empty(count // 4, dtype=dtype, pin_memory=on_gpu).normal_()
+    pinned = torch.empty(count // 16, dtype=dtype, pin_memory=on_gpu).normal_()
     into = target[: len(pinned)]
     crossed = pinned.nbytes / seconds(partial(into.copy_, pinned, non_blocking=True), device)
     a, b = drawn(side, side), drawn(side, side)

@@ -70,7 +70,7 @@ class HostBlocks:
         self.data = torch.empty(
             (num_blocks, *pool.blocks.shape[1:]),
             dtype=pool.data.dtype,
-            pin_memory=pool.data.is_cuda,
+            pin_memory=pool.data.is_cuda and num_blocks > 0,
         )
 
 

@@ -32,7 +32,7 @@ def test_roofline(model, load, milliseconds):
 
 
 def test_lines_find_a_line():
-    profile = roofline(MODELS["tiny"], 4, *H200)
+    profile = roofline(MODELS["tiny"], 4, *H200).model_copy(update={"graph_sizes": [64]})
     steps = [(Load(0, 0, 0, n, 100 * n), 2e-3 + 1e-4 * n) for n in (1, 5, 9, 30)]
     found = baselines(steps, profile)
     line = StepCost(found["tokens only"])
