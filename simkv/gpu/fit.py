@@ -118,7 +118,7 @@ def fit_profile(
         basis="measured",
         terms=terms,
         idle_pass_s=host.idle_s,
-        range=_range(fitted + parts.get("step", [])),
+        range=_range(fitted + parts.get("step", [])) | _swapped(parts),
         fit=Fit(
             points=len(fitted),
             note="classes measured apart; what whole steps cost beyond their sum is from half of "
@@ -174,8 +174,8 @@ def _copies(name: str, feature: Feature, points: Sequence[Measured]) -> list[Ter
     """A constant and a slope over the blocks that are copied; nothing where none is."""
     if len(points) < 2:
         return []
-    blocks = [float(p.sample.size.split()[0]) for p in points]
-    base, slope = nonnegative([[1.0, count] for count in blocks], points)
+    rows = [[1.0, float(p.sample.size.split()[0])] for p in points]
+    base, slope = nonnegative(rows, points)
     pieces = [Piece(up_to=0, base=0.0), Piece(base=float(base), slope=float(slope))]
     return [_term(name, feature, "any", pieces=pieces)]
 
@@ -238,3 +238,10 @@ def _range(points: Sequence[Measured]) -> dict[Feature, tuple[float, float]]:
         if values:
             found[feature] = (min(values), max(values))
     return found
+
+
+def _swapped(parts: dict[str, list[Measured]]) -> dict[Feature, tuple[float, float]]:
+    """How many blocks were copied at once, at least and at most."""
+    ways: dict[str, Feature] = {"swap out": "swap_out_blocks", "swap in": "swap_in_blocks"}
+    counts = {way: [float(p.sample.size.split()[0]) for p in parts.get(way, [])] for way in ways}
+    return {ways[way]: (min(found), max(found)) for way, found in counts.items() if found}

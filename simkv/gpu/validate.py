@@ -169,7 +169,10 @@ def step_errors(run: Recorded, cost: Callable[[Load], float]) -> dict[str, StepE
     kinds: dict[str, list[float]] = {}
     for (load, seconds), preempting in zip(run.steps, run.preempting, strict=True):
         error = cost(load) / seconds - 1.0
-        for name in (kind_of(load), "all", *(["preempting"] if preempting else [])):
+        more = ["preempting"] if preempting else []
+        if load.swap_out_blocks or load.swap_in_blocks:
+            more.append("swapping")
+        for name in (kind_of(load), "all", *more):
             kinds.setdefault(name, []).append(error)
     return {kind: step_error(found) for kind, found in sorted(kinds.items())}
 

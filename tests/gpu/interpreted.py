@@ -2,18 +2,48 @@
 
     TRITON_INTERPRET=1 python -m tests.gpu.interpreted
 
-Prints what was compared and the worst relative error, and fails if one is too large.
+Prints what was compared and the worst relative error, and fails if one is too large. With
+PLANTED='["old", "new"]' a piece of the kernels' source is replaced before, and attention alone is
+looked at.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
 import torch
 
-from simkv.gpu import cpu_ops, cuda_ops
-from simkv.gpu.inputs import StepSize
-from simkv.gpu.shapes import MODELS
-from tests.gpu import test_attention, test_model
-from tests.gpu.driver import RandomServer
+import simkv.gpu
+
+
+def plant(old: str, new: str) -> None:
+    """Put kernels with a piece of their source replaced in the place of the original."""
+    source = (Path(simkv.gpu.__file__).parent / "kernels.py").read_text()
+    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
+    path = Path(tempfile.mkdtemp()) / "kernels.py"  # Triton reads the source from its file
+    path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location("simkv.gpu.kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["simkv.gpu.kernels"] = module
+    spec.loader.exec_module(module)
+    simkv.gpu.kernels = module  # type: ignore[attr-defined]
+
+
+if planted := os.environ.get("PLANTED"):
+    plant(*json.loads(planted))
+
+from simkv.gpu import cpu_ops, cuda_ops  # noqa: E402
+from simkv.gpu.inputs import StepSize  # noqa: E402
+from simkv.gpu.shapes import MODELS  # noqa: E402
+from tests.gpu import test_attention, test_model  # noqa: E402
+from tests.gpu.driver import RandomServer  # noqa: E402
 
 #: Seed, heads, kv heads, head dim, block size, layout; and one split, where softmax has to be
 #: rescaled from tile to tile within a program.
@@ -22,12 +52,13 @@ CASES = [
     (2, 8, 2, 128, 1, "layer", None),
     (3, 4, 2, 16, 8, "block", 1),
     (5, 4, 4, 32, 5, "layer", 4),
+    (9, 4, 2, 16, 8, "block", 4),
 ]
 
 
-def attention() -> None:
+def attention(cases: list) -> None:
     chosen = cuda_ops.splits_for
-    for seed, heads, kv_heads, dim, block_size, layout, splits in CASES:
+    for seed, heads, kv_heads, dim, block_size, layout, splits in cases:
         cuda_ops.splits_for = chosen if splits is None else lambda *_, s=splits: s
         c = test_attention.case(seed, heads, kv_heads, dim, block_size, layout)
         found = cuda_ops.attend(c.q, c.fields, c.size, c.keys, c.values, c.tables)
@@ -78,6 +109,9 @@ def report(what: str, error: float) -> None:
 
 if __name__ == "__main__":
     assert cuda_ops.splits_for(StepSize(1, 1, 0), 2) > 1
-    attention()
+    if planted:
+        attention(CASES[2:])
+        sys.exit()
+    attention(CASES)
     fusions()
     model()

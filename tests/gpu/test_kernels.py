@@ -3,6 +3,7 @@ built for sm_90 just as it would be; and run in Triton's interpreter."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ from simkv.gpu.runner import Runner, RunnerConfig
 from simkv.gpu.shapes import MODELS
 from simkv.request import Prompt
 from simkv.schedulers.base import Row
+from tests.conftest import ROOT
 
 triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
 
@@ -124,17 +126,44 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
-@pytest.mark.skipif(
+cannot_interpret = pytest.mark.skipif(
     version(triton.__version__) < (3, 7, 1) and version(np.__version__) >= (2, 4),
     reason=f"triton {triton.__version__} cannot interpret with numpy {np.__version__}: "
     "numpy < 2.4 or triton >= 3.7.1 is needed",
 )
-def test_interpreted():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).resolve().parents[2]
+
+
+def interpreted(**more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **more}
     command = [sys.executable, "-m", "tests.gpu.interpreted"]
-    done = subprocess.run(
-        command, env=environment, cwd=root, capture_output=True, text=True, check=False
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
+
+
+@cannot_interpret
+def test_interpreted():
+    done = interpreted()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "model" in done.stdout
+
+
+#: What stands in the kernels, and what is planted there.
+BUGS = [
+    ("acc = acc * shrink[:, None] + ", "acc = acc + "),
+    ("total = total * shrink + ", "total = total + "),
+    ("seen = t[None, :] <= position[:, None]", "seen = t[None, :] < position[:, None] + 2"),
+    ("there = t < last", "there = t <= last"),
+    ("(n - count + token + 1) // TILE", "(n - count + token + QUERIES) // TILE"),
+    ("share = tl.exp2(weights - tl.max", "share = tl.exp(weights - tl.max"),
+]
+
+
+@cannot_interpret
+@pytest.mark.parametrize(("old", "new"), [("acc = acc * shrink", "acc = acc * shrink"), *BUGS])
+def test_bugs_planted_into_the_kernels_are_seen(old, new):
+    """A wrong number, or a read of memory that is not there; and nothing where nothing is wrong."""
+    done = interpreted(PLANTED=json.dumps([old, new]))
+    assert (done.returncode == 0) == (old == new), done.stdout + done.stderr
+    assert "attention" in done.stdout or old != new
+    assert "stands" not in done.stderr
