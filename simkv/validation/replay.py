@@ -17,7 +17,7 @@ from simkv.clients import Clients
 from simkv.engine import Engine, Server, serve
 from simkv.errors import InputError
 from simkv.executors.simulated import SimulatedExecutor
-from simkv.fleet.config import LeastLoaded
+from simkv.fleet.config import FleetRules, LeastLoaded
 from simkv.fleet.fleet import Fleet, Maker
 from simkv.fleet.routers import build as build_router
 from simkv.metrics import e2e, tpot, ttft
@@ -90,9 +90,10 @@ def _server(case: Case, make: Maker) -> Server:
     env, ranks = simpy.Environment(), case.facts.engine.data_parallel
     if ranks == 1:
         return make(env, 0)
-    router = build_router(LeastLoaded(), lambda prompt: prompt.id)
     lockstep = bool(case.facts.model_dims.experts)
-    return Fleet(env, [make] * ranks, router, BALANCER_S, lockstep=lockstep)
+    rules = FleetRules(router=LeastLoaded(), refresh_interval=BALANCER_S, lockstep=lockstep)
+    router = build_router(rules.router, lambda prompt: prompt.id)
+    return Fleet(env, [make] * ranks, router, rules)
 
 
 def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
