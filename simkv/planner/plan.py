@@ -27,7 +27,8 @@ class Held:
     """How an objective stands at the answer: its worst ``value``, and the ``slack`` to its limit.
 
     ``slack`` is per limit; ``slack_before`` is that at the next candidate before the answer, which
-    does not meet the objectives: where it is negative, the objective binds.
+    does not meet the objectives: where it is negative, the objective binds; if that is so with a
+    replica failing only, ``by_failure``.
     """
 
     objective: Objective
@@ -35,6 +36,7 @@ class Held:
     slack: float
     value_before: float | None
     slack_before: float | None
+    by_failure: bool = False
 
     @property
     def binds(self) -> bool:
@@ -141,14 +143,14 @@ def _held(objective: Objective, board: Board, answer: int | None, prepared: Prep
     here = last if answer is None else answer
     before = last if answer is None else answer - 1
     value = _worst(objective, board, here, prepared.nominal)
-    earlier = _worst(objective, board, before, prepared.nominal) if before >= 0 else None
-    return Held(
-        objective,
-        value,
-        objective.slack({objective.figure: value}),
-        earlier,
-        objective.slack({objective.figure: earlier}) if before >= 0 else None,
-    )
+    slack = objective.slack({objective.figure: value})
+    if before < 0:
+        return Held(objective, value, slack, None, None)
+    earlier = _worst(objective, board, before, prepared.nominal)
+    calm = _worst(objective, board, before, [c for c in prepared.nominal if not c.failing])
+    slack_before = objective.slack({objective.figure: earlier})
+    by_failure = slack_before < 0 <= objective.slack({objective.figure: calm})
+    return Held(objective, value, slack, earlier, slack_before, by_failure)
 
 
 def _worst(

@@ -142,4 +142,5 @@ def _held(held: Held) -> dict[str, Any]:
         "value_before": finite(held.value_before),
         "slack_before": finite(held.slack_before),
         "binds": held.binds,
+        "binds_by_failure": held.by_failure,
     }

@@ -74,7 +74,11 @@ def _binding(plan: Plan) -> list[str]:
     if plan.answer == 0:
         return ["nothing binds: already the first candidate meets them"]
     before = shown(plan.value(plan.answer - 1))
-    lines = [f"binds: {_value(held, held.value_before)} at {before}" for held in plan.binding]
+    lines = [
+        f"binds: {_value(held, held.value_before)} at {before}"
+        f"{', with one replica failing' if held.by_failure else ''}"
+        for held in plan.binding
+    ]
     for held in plan.objectives:
         room = f", {100 * held.slack:.1f} % of room" if held.objective.limit else ""
         lines.append(f"at the answer: {_value(held, held.value)}{room}")

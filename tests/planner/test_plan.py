@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 import simkv
 from simkv.errors import InputError
+from simkv.peak import peak
 from simkv.planner.board import Board
 from simkv.planner.objectives import figures, parse_objective
 from simkv.planner.uncertain import Interval
@@ -181,6 +183,45 @@ def test_the_cliff_is_the_same_requests_faster(small: Path) -> None:
     assert cliff.loc[2.0, "rate"] == 4.0
     assert cliff.loc[2.0, "e2e_ms.p99"] == double.figures.loc["e2e_ms.p99", "run"]
     assert cliff["total_input_tokens"].nunique() == 1
+
+
+def test_survive_holds_with_one_replica_failing_at_the_peak(small: Path) -> None:
+    text = small.read_text().replace("request_rate: 2.0", "request_rate: 8.0")
+    small.write_text(text + "fleet: {replicas: 1, router: least_loaded}\n")
+    bounds = [parse_objective(text) for text in ("e2e_ms.p99<=2600", "unserved<=0")]
+
+    def holds(outcome: Any) -> bool:
+        return all(bound.holds(figures(outcome.results["run"].summary)) for bound in bounds)
+
+    calm, both = [], []
+    for replicas in range(1, 8):
+        run = simkv.run(small, fleet__replicas=replicas)
+        worst = peak(run.results["run"])
+        tree = YAML(typ="safe").load(small.read_text())
+        failing = [{"replica": worst["replica"], "at": worst["at_s"]}]
+        tree["fleet"] = {"replicas": replicas, "router": "least_loaded", "failures": failing}
+        tree["profile"] = str(small.parent / "costs.json")
+        calm.append(holds(run))
+        both.append(calm[-1] and holds(simkv.run(tree)))
+    ask: dict[str, Any] = {
+        "smallest": "fleet.replicas=1..7",
+        "objectives": ["e2e_ms.p99<=2600"],
+        "repeats": 1,
+        "cliff": False,
+        "jobs": 1,
+    }
+    without, surviving = simkv.plan(small, **ask), simkv.plan(small, survive=1, **ask)
+    assert calm == sorted(calm)
+    assert both == sorted(both)
+    assert without.answer["run"] == 1 + calm.index(True)
+    assert surviving.answer["run"] == 1 + both.index(True)
+    assert surviving.answer["run"] > without.answer["run"]  # type: ignore[operator]
+    rows = surviving.evaluations.set_index(["fleet.replicas", "failing"])
+    answer = surviving.answer["run"]
+    assert rows.loc[(answer, True), "holds"]
+    assert not rows.loc[(answer - 1, True), "holds"]
+    assert rows.loc[(answer - 1, False), "holds"]
+    assert "with one replica failing" in str(surviving)
 
 
 def test_no_answer_says_what_is_missed(small: Path) -> None:
