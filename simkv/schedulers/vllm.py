@@ -62,8 +62,9 @@ class VllmConfig:
     the share of all blocks that an admission must leave free, unless nothing runs.
     ``prefill_schedule_interval`` lets prefills into every n-th step only while others decode.
 
-    ``scheduler_reserve_full_isl`` and ``async_scheduling`` left out are as the version has them:
-    on, but off in 0.11.0. Knobs that a version does not have cannot be set with it.
+    ``scheduler_reserve_full_isl``, ``async_scheduling`` and ``enable_prefix_caching`` left out are
+    as the version has them: on, but the first two off in 0.11.0. Knobs that a version does not
+    have cannot be set with it.
 
     ``num_cpu_blocks`` are those in host memory, for the variant that swaps (vLLM V0 made them from
     ``--swap-space``).
@@ -86,7 +87,7 @@ class VllmConfig:
     max_model_len: Annotated[int, Gt(1)] = 8192
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_chunked_prefill: bool = True
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None
     long_prefill_token_threshold: Annotated[int, Ge(0)] = 0
     long_prefill_token_threshold_adaptive: bool = False
     scheduler_reserve_full_isl: bool | None = None
@@ -263,7 +264,9 @@ class VllmScheduler:
         self.pipeline_depth = 2 if (rules.async_scheduling if given is None else given) else 1
         self._reserve = rules.scheduler_reserve_full_isl if reserve is None else reserve
         usable = config.num_gpu_blocks - 1
-        self.cache = BlockPool(usable) if config.enable_prefix_caching else None
+        cached = config.enable_prefix_caching
+        cached = rules.enable_prefix_caching if cached is None else cached
+        self.cache = BlockPool(usable) if cached else None
         self.tables = self.cache or (BlockPool(usable) if tables else None)
         self.pool = self.tables or BlockCounter(usable)
         self.waiting = PriorityQueue() if config.policy == "priority" else FcfsQueue()

@@ -31,8 +31,9 @@ class Fixed(NamedTuple):
 class Rules:
     """The rules that differ between versions; the defaults are those of 0.33.0.
 
-    Defaults of knobs: ``async_scheduling``, and ``scheduler_reserve_full_isl`` (the whole sequence
-    must fit at admission, #37307; before, its first chunk). ``fixed`` are the knobs that a version
+    Defaults of knobs: ``async_scheduling``, ``enable_prefix_caching`` and
+    ``scheduler_reserve_full_isl`` (the whole sequence must fit at admission, #37307; before, its
+    first chunk). ``fixed`` are the knobs that a version
     does not have, or that are not modelled for it.
 
     ``keyless_first``: freed blocks without a key of the prefix cache are taken again before all
@@ -59,6 +60,7 @@ class Rules:
     spares_null_block: bool = True
     skip_blocked: bool = False
     swaps: bool = False
+    enable_prefix_caching: bool = True
     goes_on: bool = True
     finds_next: bool = True
     sees_the_end: bool = True
@@ -112,9 +114,10 @@ RULES: Mapping[str, Rules] = {
     "0.33.0-swap": replace(
         _V33,
         swaps=True,
+        enable_prefix_caching=False,
         fixed={
             "enable_prefix_caching": Fixed(
-                value=False, why="{version} has no prefix cache; set it to false"
+                value=False, why="{version} has no prefix cache; leave it out"
             )
         },
     ),

@@ -113,6 +113,7 @@ def test_every_rule_is_mutated() -> None:
 #: version swaps.
 NOT_IN_TRACES = {
     "async_scheduling",
+    "enable_prefix_caching",
     "scheduler_reserve_full_isl",
     "fixed",
     "spares_null_block",

@@ -114,9 +114,14 @@ def test_every_block_that_goes_out_comes_back_or_is_freed() -> None:
     ("knobs", "message"),
     [
         ({"num_cpu_blocks": 3}, "vLLM 0.33.0 does not swap"),
-        ({"variant": "0.33.0-swap"}, "no prefix cache"),
+        ({"variant": "0.33.0-swap", "enable_prefix_caching": True}, "no prefix cache"),
     ],
 )
 def test_knobs_that_do_not_go_together(knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VllmConfig(**knobs)
+
+
+def test_without_a_word_about_it_there_is_no_prefix_cache() -> None:
+    scheduler = build(VllmConfig(variant="0.33.0-swap"))
+    assert scheduler.cache is None
