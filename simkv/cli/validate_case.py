@@ -21,6 +21,10 @@ def validate_case(
         Path | None,
         typer.Option(help="Cost profile (JSON) for all cases; else each case's own calibration."),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Look for LLMServingSim's kernel tables here too."),
+    ] = None,
     sensitivity: Annotated[
         bool, typer.Option(help="Also simulate with what was not recorded changed.")
     ] = False,
@@ -49,6 +53,8 @@ def validate_case(
     for option, folder in (("--out", out), ("--docs", docs.parent if docs else None)):
         if folder and folder.exists() and not folder.is_dir():
             raise InputError(f"{option} {folder}: is a file; expected a folder")
+    if calibration and not calibration.is_dir():
+        raise InputError(f"--calibration {calibration}: there is no such folder")
     found = [read_case(folder) for named in cases for folder in find_cases(named)]
     names = [case.name for case in found]
     if len(set(names)) < len(names):
@@ -58,7 +64,7 @@ def validate_case(
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     with steps_bar(len(found), "cases") as advance:
         for case in found:
-            costs = calibrate(case, profile)
+            costs = calibrate(case, profile, calibration)
             config, notes = engine_of(case)
             scores.append(score(case, replay(case, costs, config, notes), costs.name))
             changed[case.name] = otherwise(case, costs) if sensitivity or docs else []

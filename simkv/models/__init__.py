@@ -51,15 +51,23 @@ class Model(_Data):
     def parameters(self) -> int:
         """All weights, embedding and head included; biases are left out (below 0.1 %)."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        mlp = 3 * self.hidden * self.intermediate * max(self.experts, 1)
         router = self.hidden * self.experts
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * (attention + mlp + router + 2 * self.hidden) + embeddings + self.hidden
+        others = self.layers * (attention + router + 2 * self.hidden) + embeddings + self.hidden
+        return others + self.mlp_parameters
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return self.parameters * self.itemsize
+    def mlp_parameters(self) -> int:
+        """Weights of the MLPs, of all experts if there are any."""
+        return self.layers * 3 * self.hidden * self.intermediate * max(self.experts, 1)
+
+    def weight_bytes(self, tensor_parallel: int = 1, expert_ranks: int = 1) -> int:
+        """Bytes of weights on each of the GPUs that share the model, or its experts."""
+        experts = self.mlp_parameters // expert_ranks if self.experts else self.mlp_parameters
+        others = (self.parameters - self.mlp_parameters) // tensor_parallel
+        if expert_ranks == 1 or not self.experts:
+            experts //= tensor_parallel
+        return (others + experts) * self.itemsize
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -47,8 +47,12 @@ def kv_blocks(
     block_size: int = 16,
     gpu_memory_utilization: float = 0.9,
     tensor_parallel: int = 1,
+    expert_ranks: int = 1,
 ) -> Fit:
-    """The blocks of ``block_size`` tokens that vLLM would find on each of the GPUs."""
+    """The blocks of ``block_size`` tokens that vLLM would find on each of the GPUs.
+
+    ``expert_ranks`` GPUs share the experts of a mixture, if there is one.
+    """
     width, hidden = model.intermediate // tensor_parallel, model.hidden
     mlp = max_num_batched_tokens * model.itemsize * 3 * (width + hidden)
     sampler = max_num_seqs * model.vocab * SAMPLER_BYTES
@@ -56,7 +60,7 @@ def kv_blocks(
     per_token = model.kv_bytes_per_token // model.kv_heads * kv_heads
     return Fit(
         usable=int(gpu.memory_bytes * gpu_memory_utilization),
-        weights=model.weight_bytes // tensor_parallel,
+        weights=model.weight_bytes(tensor_parallel, expert_ranks),
         activations=max(mlp, sampler),
         block_bytes=block_size * per_token,
     )

@@ -2,7 +2,8 @@
 
 1. A profile that is given.
 2. A bundle of LLMServingSim's kernel tables for the case's model and GPU: one that ``case.json``
-   names under ``calibration``, or one in a folder ``calibration`` beside the case.
+   names under ``calibration``, or one in a folder ``calibration`` beside the case, or in a folder
+   that is given.
 3. The case's own requests that were alone (stage ``sync``), which are not scored then.
 
 Nothing else of the record is looked at, so what calibrates never validates.
@@ -23,29 +24,29 @@ from simkv.profile import Profile, load_profile
 from simkv.validation.case import Case
 
 
-def calibrate(case: Case, given: Path | None = None) -> Profile:
-    """The cost profile of a case. Raises InputError if there is nothing to make one of."""
+def calibrate(case: Case, given: Path | None = None, tables: Path | None = None) -> Profile:
+    """The cost profile of a case: the ``given`` one, or by the rule, bundles looked for in
+    ``tables`` too. Raises InputError if there is nothing to make one of."""
     if given is not None:
         return load_profile(given.name, given.parent)
     setup, dims = case.facts.engine, case.facts.model_dims
-    bundle = find_bundle(case)
+    bundle = find_bundle(case, tables)
     if bundle is not None:
         sizes = graph_sizes(setup.max_num_seqs)
-        ranks = setup.tensor_parallel * setup.data_parallel if setup.expert_parallel else 1
         layout = Layout(
             dims.layers,
             setup.tensor_parallel,
             dims.hidden,
             dims.experts or 0,
             dims.experts_per_token or 0,
-            ranks,
+            setup.expert_ranks,
         )
         return bundle_profile(bundle, layout, sizes)
     if not case.has_alone:
         raise InputError(
             f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}: case.json names no "
             f"kernel tables, no folder 'calibration' near it has any, and no request is of stage "
-            f"'sync'; give a profile with --profile"
+            f"'sync'; give a profile with --profile, or where tables are with --calibration"
         )
     shape = Shape(
         dims.kv_bytes_per_token // setup.tensor_parallel,
@@ -72,12 +73,13 @@ def known_gpu(name: str) -> Gpu | None:
         return None
 
 
-def find_bundle(case: Case) -> Path | None:
+def find_bundle(case: Case, tables: Path | None = None) -> Path | None:
     """The folder of LLMServingSim's tables for a case's model and GPU, if there is one."""
+    given = [] if tables is None else [tables, *sorted(tables.glob("*"))]
     roots = [case.folder, *case.folder.resolve().parents[:2]]
     named = [root / name for root in roots for name in case.facts.calibration]
     beside = [path for root in roots for path in sorted((root / "calibration").glob("*"))]
-    for folder in (*named, *beside):
+    for folder in (*given, *named, *beside):
         if (folder / "meta.yaml").is_file() and _belongs(folder, case):
             return folder
     return None

@@ -66,6 +66,11 @@ class Setup(_Facts):
     gpu_memory_utilization: float = 0.9
     dtype: str | None = None
 
+    @property
+    def expert_ranks(self) -> int:
+        """GPUs that share the experts of a mixture."""
+        return self.tensor_parallel * self.data_parallel if self.expert_parallel else 1
+
 
 class Facts(_Facts):
     """``case.json``."""

@@ -170,6 +170,7 @@ def _blocks(case: Case) -> tuple[int, list[str]]:
             block_size=setup.block_size,
             gpu_memory_utilization=setup.gpu_memory_utilization,
             tensor_parallel=setup.tensor_parallel,
+            expert_ranks=setup.expert_ranks,
         )
         blocks, how = fit.num_gpu_blocks, "estimated from GPU, weights and utilisation"
     except InputError:

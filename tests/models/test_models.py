@@ -65,6 +65,14 @@ def test_blocks_are_near_what_vllm_recorded(
     assert fit.num_gpu_blocks == pytest.approx(recorded, rel=within)
 
 
+def test_experts_are_shared_and_the_rest_is_not() -> None:
+    model = find_model("Qwen3-30B-A3B")
+    whole, half = model.weight_bytes(), model.weight_bytes(expert_ranks=2)
+    assert whole - half == model.mlp_parameters * model.itemsize // 2
+    dense = find_model("Llama-3.1-8B")
+    assert dense.weight_bytes(expert_ranks=2) == dense.weight_bytes()
+
+
 def test_weights_that_do_not_fit_leave_no_block() -> None:
     fit = kv_blocks(
         find_model("Llama-3.1-70B"), find_gpu("L4"), max_num_batched_tokens=2048, max_num_seqs=256

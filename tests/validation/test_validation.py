@@ -165,6 +165,11 @@ def test_a_bundle_near_the_case_is_its_calibration(tmp_path: Path) -> None:
     mine = bundle(tmp_path / "calibration" / "mine")
     assert find_bundle(read_case(folder)) == mine
     assert calibrate(read_case(folder)).attention is not None
+    far = tmp_path / "elsewhere"
+    (tmp_path / "calibration").rename(far)
+    assert find_bundle(read_case(folder)) is None
+    assert find_bundle(read_case(folder), far) == far / "mine"
+    far.rename(tmp_path / "calibration")
     other_gpu = {**ENGINE, "gpu": "NVIDIA H100 80GB"}
     (folder / "case.json").write_text(json.dumps({**FACTS, "engine": other_gpu}))
     (mine / "meta.yaml").write_text("model: test/model\ngpu: NVIDIA A100-SXM4-80GB\n")
