@@ -93,7 +93,9 @@ class Engine:
         self.ended: Callable[[Life], None] | None = None
         #: Called when the engine has died.
         self.died: Callable[[], None] | None = None
-        self._inbox: list[Request | int] = []
+        #: Told what KV a schedule call wants to have from elsewhere.
+        self.loads: Callable[[list[tuple[int, int]]], None] | None = None
+        self._inbox: list[Request | int | Callable[[], None]] = []
         self._outside = False
         self._wake: simpy.Event | None = None
         self._leap: Leap | None = None
@@ -114,6 +116,11 @@ class Engine:
         if request.timeout is not None:
             patience = self.env.timeout(max(request.arrival + request.timeout - self.env.now, 0.0))
             patience.callbacks.append(lambda _: self._give_up(life))
+        self._stir()
+
+    def tell(self, message: Callable[[], None]) -> None:
+        """Something from outside takes effect before the next decision."""
+        self._inbox.append(message)
         self._stir()
 
     def run(self) -> Process:
@@ -159,7 +166,7 @@ class Engine:
         if delivered:  # what came from outside may have changed nothing
             self.record.standstill = None
         working = bool(batch or oldest.batch) or any(f.batch for f in self._in_flight)
-        if not working and not self._busy():
+        if not working and (not self._busy() or getattr(self.scheduler, "awaits_kv", False)):
             return "sleep"
         if self._watch.repeats(working, self.env.now):
             self._stand_still(self._watch.since)
@@ -176,8 +183,10 @@ class Engine:
             if isinstance(message, Request):
                 self.scheduler.add(message)
                 self.record.lives[message.id].seen = self.env.now
-            else:
+            elif isinstance(message, int):
                 self.scheduler.abort(message)
+            else:
+                message()
         self._inbox.clear()
         try:
             batch = self.scheduler.schedule()
@@ -192,6 +201,8 @@ class Engine:
             self.resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
         for i in batch.lost:
             self.resolve(self.record.lives[i], Outcome.LOST, "it is in no queue any more")
+        if batch.loads and self.loads:
+            self.loads(batch.loads)
         if batch.fatal:
             self._die("engine died", batch.fatal, [i for i, _ in batch.scheduled])
             return None

@@ -14,7 +14,9 @@ class Content:
 
     def __init__(self, prompt: Prompt) -> None:
         segments = prompt.segments or (Segment(f"u{prompt.id}", 0, prompt.prompt_tokens),)
-        self._segments = _merged((*segments, Segment(f"o{prompt.id}", 0, 1 << 62)))
+        own = f"o{prompt.id}"
+        emitted = segments[-1].end if segments[-1].stream == own else 0  # on another replica
+        self._segments = _merged((*segments, Segment(own, emitted, 1 << 62)))
         lengths = (segment.end - segment.start for segment in self._segments)
         self._starts = [0, *accumulate(lengths)][:-1]
 

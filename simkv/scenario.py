@@ -10,7 +10,7 @@ from functools import reduce
 from math import inf
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -48,6 +48,9 @@ from simkv.workload import Time, Workload, fields_of_others
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+
+#: Variants of vLLM that can send and load KV here.
+TRANSFERS = ("0.33.0", "0.19.0", "0.11.0")
 
 EngineConfig = MistralrsConfig | VllmConfig | SglangConfig | FastDeployConfig
 CONFIGS: tuple[type[EngineConfig], ...] = (
@@ -123,10 +126,11 @@ class ReplicaGroup(_Model):
     """``count`` equal replicas.
 
     ``engine`` says what differs from the scenario's engine, ``profile`` what their steps cost if
-    not what the scenario says.
+    not what the scenario says. With the ``role`` of ``prefill`` or ``decode`` they do only that.
     """
 
     count: Count = 1
+    role: Literal["both", "prefill", "decode"] = "both"
     engine: Annotated[EngineConfig, _CheckedByModel()] | None = None
     profile: str | None = None
 
@@ -156,6 +160,27 @@ class FleetSection(FleetRules):
         """Replicas at the start."""
         return sum(group.count for group in self.groups)
 
+    @property
+    def disaggregated(self) -> bool:
+        """Whether some replicas prefill and others decode."""
+        return any(group.role != "both" for group in self.groups)
+
+    def _check_roles(self) -> None:
+        roles = {group.role for group in self.groups}
+        if not self.disaggregated:
+            if self.kv_transfer:
+                raise ValueError("kv_transfer: there are no replicas of roles prefill and decode")
+            return
+        if roles != {"prefill", "decode"}:
+            raise ValueError(
+                f"replicas: roles {', '.join(sorted(roles))}; expected prefill and decode, or none"
+            )
+        if not self.kv_transfer:
+            raise ValueError("kv_transfer: missing; replicas of roles prefill and decode need it")
+        for name in ("failures", "drains", "autoscale", "start_cold", "lockstep"):
+            if getattr(self, name):
+                raise ValueError(f"{name}: not with replicas of roles prefill and decode")
+
     @field_validator("failures", "drains")
     @classmethod
     def _one_at_a_time(cls, outages: list[Outage]) -> list[Outage]:
@@ -178,6 +203,7 @@ class FleetSection(FleetRules):
                     )
         if self.lockstep and (self.failures or self.drains or self.autoscale or self.start_cold):
             raise ValueError("lockstep: replicas in lock-step are there from the start to the end")
+        self._check_roles()
         if self.autoscale is None:
             return self
         if not isinstance(self.replicas, int):
@@ -200,6 +226,18 @@ class StepScale(_Model):
     decode: Factor = 1.0
     prefill: Factor = 1.0
     mixed: Factor = 1.0
+
+
+def _check_kv_connector(engines: Sequence[EngineConfig]) -> None:
+    """Raise ValueError if KV cannot go from one of these engines to another."""
+    for engine in engines:
+        if not isinstance(engine, VllmConfig) or engine.variant not in TRANSFERS:
+            raise ValueError(
+                f"fleet: roles prefill and decode are for engine vllm ({', '.join(TRANSFERS)}); "
+                f"found {engine.name} {engine.variant}"
+            )
+    if len({engine.block_size for engine in engines if isinstance(engine, VllmConfig)}) > 1:
+        raise ValueError("fleet: replicas that prefill and decode need one block_size")
 
 
 class Scenario(_Model):
@@ -249,6 +287,9 @@ class Scenario(_Model):
     def _pipelines_go_on(self) -> Self:
         if self.pipeline and self.fleet and (self.fleet.failures or self.fleet.autoscale):
             raise ValueError("fleet: replicas with a pipeline cannot fail or be scaled")
+        if self.fleet and self.fleet.disaggregated:
+            engines = [group.engine or self.engine for group in self.fleet.groups]
+            _check_kv_connector(engines)
         return self
 
     @field_validator("pipeline")

@@ -156,6 +156,20 @@ class Autoscale(Model):
         return self
 
 
+class KvTransfer(Model):
+    """How KV gets from a replica that prefills to one that decodes.
+
+    A transfer takes ``bytes_per_token`` for each token that the target has not cached, at
+    ``bandwidth`` (bytes/s), and ``latency`` (s) more. Transfers from one replica, or with
+    ``shared_link`` from all, go one after the other.
+    """
+
+    bytes_per_token: Annotated[int, Field(gt=0)]
+    bandwidth: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    latency: Seconds = 0.0
+    shared_link: bool = False
+
+
 class FleetRules(Model):
     """How requests find their replica, and when there are how many.
 
@@ -170,6 +184,10 @@ class FleetRules(Model):
 
     ``cold_start`` (s) passes before a replica that comes back, or is added, takes requests; its
     cache is empty. With ``start_cold`` so it is at the start of the run.
+
+    Where groups of replicas have the roles ``prefill`` and ``decode``, a request is prefilled on
+    one of the first, which emits its first token and keeps the KV until it has been fetched by
+    one of the second, chosen by ``decode_router``. ``kv_transfer`` says how long that takes.
     """
 
     router: AnyRouter = RoundRobin()
@@ -181,3 +199,5 @@ class FleetRules(Model):
     cold_start: Seconds = 0.0
     start_cold: bool = False
     autoscale: Autoscale | None = None
+    decode_router: AnyRouter = LeastLoaded()
+    kv_transfer: KvTransfer | None = None

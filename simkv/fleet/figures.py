@@ -7,6 +7,7 @@ from math import fsum
 from typing import Any
 
 from simkv.fleet.fleet import Fleet, Stint
+from simkv.fleet.split import SplitFleet
 from simkv.metrics import ttft
 from simkv.record import Life, Outcome
 
@@ -21,13 +22,31 @@ def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
     replicas = [replica_figures(fleet, replica, end) for replica in range(fleet.size)]
     busy = [row["busy_s"] for row in replicas]
     mean = fsum(busy) / len(busy)
+    transfers = _transfers(fleet) if isinstance(fleet, SplitFleet) else {}
     return {
         "replicas": len(replicas),
         "mean_in_system": fleet.in_system_s / end if end > 0.0 else 0.0,
         "imbalance": max(busy) / mean if mean > 0.0 else 1.0,
         "replica_s": fsum(row["there_s"] for row in replicas),
         "retries": fleet.retries,
+        **transfers,
         "by_replica": replicas,
+    }
+
+
+def _transfers(fleet: SplitFleet) -> dict[str, Any]:
+    """KV that went from one replica to another: how often, how long the requests waited for blocks
+    there, and then for the KV."""
+    done = [h for h in fleet.handovers.values() if h.asked is not None and h.there is not None]
+    waits = [h.asked - h.ready for h in done if h.asked is not None]
+    takes = [h.there - h.asked for h in done if h.asked is not None and h.there is not None]
+    assert fleet.rules.kv_transfer is not None
+    size = fleet.rules.kv_transfer.bytes_per_token
+    return {
+        "transfers": len(done),
+        "transferred_bytes": sum(handover.tokens for handover in done) * size,
+        "mean_wait_for_blocks_ms": 1000.0 * fsum(waits) / len(waits) if waits else 0.0,
+        "mean_transfer_ms": 1000.0 * fsum(takes) / len(takes) if takes else 0.0,
     }
 
 
@@ -38,7 +57,8 @@ def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
     lives = [life for stint in stints for life in stint.engine.record.lives.values()]
     busy = fsum(_busy(stint, end) for stint in stints)
     there = fsum((end if s.end is None else s.end) - s.start for s in stints)
-    hits, taken_in = _hits(lives)
+    decodes = isinstance(fleet, SplitFleet) and any(fleet.decodes(stint) for stint in stints)
+    hits, taken_in = (0, 0) if decodes else _hits(lives)
     first_tokens = [s for life in lives if (s := ttft(life)) is not None]
     return {
         "replica": replica,

@@ -247,14 +247,20 @@ class Fleet:
         if not self._serving:
             self._wait_at_door(request)
             return
-        signals = [self._board.signal(s.replica, s.engine, s.in_flight) for s in self._serving]
-        chosen = self.router.choose(request, signals)
-        stint = next(stint for stint in self._serving if stint.replica == chosen)
+        self._choose(self._serving, self.router, self._board, request).engine.submit(request)
+
+    def _choose(
+        self, stints: Sequence[Stint], router: Router, board: Board, request: Request
+    ) -> Stint:
+        """The replica that a request is sent to now; all but the sending is done."""
+        signals = [board.signal(s.replica, s.engine, s.in_flight) for s in stints]
+        chosen = router.choose(request, signals)
+        stint = next(stint for stint in stints if stint.replica == chosen)
         stint.in_flight += 1
-        self._board.sent(chosen)
+        board.sent(chosen)
         for places in (self.sent, self.ways):
             places.setdefault(request.id, []).append(stint.place)
-        stint.engine.submit(request)
+        return stint
 
     def _wait_at_door(self, request: Request) -> None:
         life = self._door.arrive(request)
@@ -324,6 +330,11 @@ class Fleet:
             if request.id not in lives:
                 cut_off(door, request)
                 lives[request.id] = [(len(self.stints), door.lives[request.id])]
+        return self._whole(records, lives, end)
+
+    def _whole(
+        self, records: list[Record], lives: dict[int, list[tuple[int, Life]]], end: float
+    ) -> Record:
         return whole(records, lives, end)
 
     def _count_rest(self, lives: Iterable[Life]) -> None:

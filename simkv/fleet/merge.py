@@ -12,16 +12,20 @@ from dataclasses import fields, replace
 from itertools import accumulate
 
 from simkv.record import Life, Record, StepLog
+from simkv.request import Request
 
 
 def whole(
-    parts: Sequence[Record], lives: Mapping[int, Sequence[tuple[int, Life]]], end: float
+    parts: Sequence[Record],
+    lives: Mapping[int, Sequence[tuple[int, Life]]],
+    end: float,
+    requests: Mapping[int, Request] | None = None,
 ) -> Record:
     """The record of a fleet that was over at ``end`` (s).
 
     ``lives`` has, by request, what the client saw: one life or several that follow each other, each
     with the index of the part that it was led in. The standstill is that of the first part that
-    came to one.
+    came to one. ``requests`` are as their clients sent them, where replicas saw them otherwise.
     """
     record = Record(sum(part.num_blocks for part in parts))
     record.steps = _joined(part.steps for part in parts)
@@ -33,7 +37,8 @@ def whole(
     record.standstill = min(stops, key=lambda stop: stop.since, default=None)
     offsets = [0, *accumulate(len(part.steps) for part in parts)]
     for i, way in lives.items():
-        record.lives[i] = _one([_shifted(life, offsets[part]) for part, life in way])
+        life = _one([_shifted(life, offsets[part]) for part, life in way])
+        record.lives[i] = replace(life, request=requests[i]) if requests else life
     return record
 
 

@@ -17,12 +17,14 @@ from simkv.executors.simulated import SimulatedExecutor
 from simkv.fleet.fleet import Fleet, Maker
 from simkv.fleet.routers import SessionOf
 from simkv.fleet.routers import build as build_router
+from simkv.fleet.split import SplitFleet
 from simkv.pipeline import Pipeline
 from simkv.profile import Profile, load_profile
 from simkv.request import Prompt
 from simkv.scenario import Scenario
 from simkv.schedulers import build
 from simkv.schedulers.fastdeploy import FastDeploy
+from simkv.schedulers.vllm_transfer import VllmTransferScheduler
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Plan:
     engine: Any
     profile: Profile
     profile_name: str
+    role: str = "both"
 
 
 def plans(scenario: Scenario, folder: Path) -> list[Plan]:
@@ -47,7 +50,7 @@ def plans(scenario: Scenario, folder: Path) -> list[Plan]:
     found: list[Plan] = []
     for group in scenario.fleet.groups:
         name = group.profile or scenario.profile
-        plan = Plan(group.engine or scenario.engine, load_profile(name, folder), name)
+        plan = Plan(group.engine or scenario.engine, load_profile(name, folder), name, group.role)
         found += [plan] * group.count
     if scale := scenario.fleet.autoscale:  # all are equal
         found = found[:1] * scale.max_replicas
@@ -78,7 +81,12 @@ def build_fleet(
     rules = scenario.fleet
     router = build_router(rules.router, sessions(sent))
     makers = [_maker(scenario, plan, changed, leaping=leaping) for plan in replicas]
-    return Fleet(simpy.Environment(), makers, router, rules, resolved, rules.size)
+    env = simpy.Environment()
+    if not rules.disaggregated:
+        return Fleet(env, makers, router, rules, resolved, rules.size)
+    to_decode = build_router(rules.decode_router, sessions(sent))
+    roles = [plan.role for plan in replicas]
+    return SplitFleet(env, makers, router, to_decode, roles, rules, resolved)
 
 
 def _maker(
@@ -89,7 +97,9 @@ def _maker(
     leaping: bool,
 ) -> Maker:
     def make(env: simpy.Environment, rank: int) -> Engine:
-        scheduler = build(plan.engine)
+        scheduler = (
+            build(plan.engine) if plan.role == "both" else VllmTransferScheduler(plan.engine)
+        )
         executor: Executor = SimulatedExecutor(plan.profile)
         if changed is not None:
             executor = changed(executor)

@@ -86,6 +86,7 @@ class Batch:
     twice), ``ignored`` those refused, ``lost`` those that no queue holds any more though they
     never ended. ``fatal`` says why the real engine dies on this batch, if it does. Before the step
     runs, the KV of ``swapped_out`` is copied to host memory, then that of ``swapped_in`` from it.
+    ``loads`` are requests that have blocks now and wait for so many tokens of KV from elsewhere.
 
     For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
     behind it, ``aside`` are those that sit this step out though they are not in the queue, and
@@ -115,6 +116,7 @@ class Batch:
     expand: Callable[[], list[Row]] | None = None
     swapped_out: list[Swap] = field(default_factory=list)
     swapped_in: list[Swap] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
 
     def preempt(self, victim: int, by: int | None, why: Need = "blocks") -> None:
         """Note that the blocks of ``victim`` were taken back, and the cause (see ``Cause``)."""

@@ -649,6 +649,11 @@ class VllmScheduler:
                 aside.append(r)
                 step.pass_over("rule")
                 continue
+            if (loads := self._load(r)) is not None:
+                if loads:
+                    continue
+                step.pass_over("blocks")
+                break
             hits = self._hits(r)
             start = max(len(hits) * self.config.block_size, r.computed)
             n = r.length - start
@@ -690,6 +695,10 @@ class VllmScheduler:
         kept_out_later = aside and self.config.prefill_schedule_interval > 1
         if kept_out_later or any(r.stale for r in aside) or self._may_be_hit_soon():
             self._waiting_settled = False
+
+    def _load(self, r: RequestState) -> bool | None:  # noqa: ARG002
+        """Whether there are blocks for the KV of ``r`` that comes from elsewhere; None if none."""
+        return None
 
     def _may_be_hit_soon(self) -> bool:
         """Whether blocks that decodes are about to fill could become hits of one to be tried."""
