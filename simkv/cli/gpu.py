@@ -14,7 +14,7 @@ from simkv.cli.common import check_file
 from simkv.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from simkv.gpu.serve import Served, Setup
+    from simkv.gpu.served import Served, Setup
 
 app = typer.Typer(no_args_is_help=True, help="Run scenarios for real: a transformer on a device.")
 
@@ -65,7 +65,8 @@ def serve(
     folder = out or Path("runs") / f"gpu-{next(iter(chosen.values())).name}"
     check_folder(folder)
 
-    from simkv.gpu.serve import Server, write_served
+    from simkv.gpu.serve import Server
+    from simkv.gpu.served import write_served
 
     runs = {}
     for name, loaded in chosen.items():
@@ -186,7 +187,7 @@ def calibrate(
     from rich.progress import Progress
 
     from simkv.gpu import calibrate as campaign
-    from simkv.gpu.campaign import SMALL, Limits
+    from simkv.gpu.points import SMALL, Limits
 
     limits = SMALL if small else Limits()
     if kv_tokens:
@@ -243,7 +244,7 @@ def device_setup(
         raise InputError(f"--layout {layout}: expected block or layer")
     import torch
 
-    from simkv.gpu.serve import Setup
+    from simkv.gpu.served import Setup
 
     try:
         kind = torch.device(device).type

@@ -19,10 +19,11 @@ import torch
 
 from simkv.executors import pairs
 from simkv.gpu.anchor import Anchor
-from simkv.gpu.campaign import Bench, Limits, Point
 from simkv.gpu.machine import ceilings
+from simkv.gpu.points import Limits, Point
 from simkv.gpu.pool import Layout
 from simkv.gpu.shapes import ModelShape
+from simkv.gpu.stand import Stand
 
 #: 64 rows with 4,096 tokens of context, and a prompt of 4,096 tokens.
 SIZES = Limits(decodes=64, tokens=4096, context=4096, kv_tokens=64 * 4112 + 8192)
@@ -58,7 +59,7 @@ def bench(
     yield Row("matrix product", top.flops_per_s / 1e12, "TFLOP/s")
     layouts: tuple[Layout, ...] = ("layer", "block")
     for layout in layouts:
-        made = Bench(shape, sizes, device, layout)
+        made = Stand(shape, sizes, device, layout)
         itemsize = made.runner.pool.data.element_size()
         for rows in (1, sizes.decodes):
             point = Point("decode", (sizes.context,) * rows)
@@ -81,7 +82,7 @@ def bench(
 
 
 def _steps(
-    made: Bench, shape: ModelShape, itemsize: int, repeats: int, bytes_per_s: float
+    made: Stand, shape: ModelShape, itemsize: int, repeats: int, bytes_per_s: float
 ) -> Iterator[Row]:
     """Whole steps with hardly any KV: how much a step costs beyond reading the weights."""
     floor = 1e3 * shape.step_weights * itemsize / bytes_per_s
@@ -91,7 +92,7 @@ def _steps(
 
 
 def _anchored(
-    made: Bench, anchor: Anchor, shape: ModelShape, itemsize: int, repeats: int
+    made: Stand, anchor: Anchor, shape: ModelShape, itemsize: int, repeats: int
 ) -> Iterator[Row]:
     """The same attention by another library: its rate, and how far its numbers are from ours."""
     sizes = made.limits

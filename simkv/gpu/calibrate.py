@@ -16,19 +16,15 @@ from scipy.optimize import nnls
 
 from simkv import __version__
 from simkv.errors import InputError
-from simkv.gpu.campaign import (
-    Bench,
-    Limits,
-    Sample,
-    check_same,
-    measure,
-    plan,
-)
+from simkv.gpu.campaign import Sample, check_same, measure
 from simkv.gpu.executor import Pass
 from simkv.gpu.fit import Host, Measured, by_part, drift, fit_profile
 from simkv.gpu.machine import machine
-from simkv.gpu.serve import Server, Setup
+from simkv.gpu.points import Limits, plan
+from simkv.gpu.serve import Server
+from simkv.gpu.served import Setup
 from simkv.gpu.shapes import ModelShape
+from simkv.gpu.stand import Stand
 from simkv.profile import Profile
 from simkv.scenario import Scenario
 
@@ -63,17 +59,17 @@ def calibrate(
             "layout": setup.layout,
         },
     )
-    bench = Bench(setup.shape, limits, setup.device, setup.layout)
-    bench.runner.warm_up(setup.warm_up)
+    stand = Stand(setup.shape, limits, setup.device, setup.layout)
+    stand.runner.warm_up(setup.warm_up)
     samples = measure(
-        bench,
+        stand,
         plan(limits),
         folder / "samples.csv",
         budget_s - (perf_counter() - begin),
         repeats=repeats,
         progress=progress,
     )
-    del bench
+    del stand
     gc.collect()
     if torch.device(setup.device).type == "cuda":
         torch.cuda.empty_cache()

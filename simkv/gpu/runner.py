@@ -11,14 +11,11 @@ that the one before it sampled.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from simkv.gpu.buckets import GRAPH_TOKENS, PREFILL_ROWS, graph_sizes, step_size
@@ -26,6 +23,7 @@ from simkv.gpu.graphs import StepGraphs, padding
 from simkv.gpu.inputs import StepSize, TableWatch, fields_of, fill, packed_length, split_rows
 from simkv.gpu.model import Model, draw_weights
 from simkv.gpu.pool import KVPool, Layout, SwapSpace
+from simkv.gpu.prompts import prompt_ids
 from simkv.gpu.shapes import ModelShape
 from simkv.request import Prompt
 from simkv.schedulers.base import Row, Swap
@@ -305,24 +303,6 @@ class Runner:
                 said = self.model.tokens[self._seats[int(source)], begin : begin + length]
                 row[at : at + len(said)].copy_(said)
             at += length
-
-
-def prompt_ids(prompt: Prompt, vocab: int) -> npt.NDArray[np.int32]:
-    """Token ids of a prompt: random, but equal where the tokens are (stream and offset)."""
-    segments = prompt.segments or ((f"u{prompt.id}", 0, prompt.prompt_tokens),)
-    pieces = [_stream_ids(stream, start, end, vocab) for stream, start, end in segments]
-    return np.concatenate(pieces)
-
-
-def _stream_ids(stream: str, start: int, end: int, vocab: int) -> npt.NDArray[np.int32]:
-    """Tokens ``start`` to ``end`` of a stream, by the mixing function of SplitMix64."""
-    seed = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
-    x = np.arange(start + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x += np.uint64(seed)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return (x % np.uint64(vocab)).astype(np.int32)
 
 
 class _HostClock:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from simkv.errors import InputError
-from simkv.gpu.suite import Case
+from simkv.gpu.sizing import Case
 from simkv.profile import Profile
 from simkv.report.files import resolved
 from simkv.scenario import load

@@ -14,8 +14,9 @@ from pathlib import Path
 from time import perf_counter
 
 from simkv.gpu.runner import Runner, covering
-from simkv.gpu.serve import Server, Setup, check_fits, runner_config, write_served
-from simkv.gpu.suite import Case
+from simkv.gpu.serve import Server, check_fits, runner_config
+from simkv.gpu.served import Setup, write_served
+from simkv.gpu.sizing import Case
 
 #: Cases that are served again first: their noise stands for that of their kind.
 REPEATED_FIRST = ("decode-heavy", "memory-pressure")

@@ -15,8 +15,9 @@ from simkv.errors import InputError
 from simkv.gpu import cpu_ops
 from simkv.gpu.anchor import Anchor
 from simkv.gpu.bench import SMALL_SIZES, bench
-from simkv.gpu.campaign import Bench, Point
+from simkv.gpu.points import Point
 from simkv.gpu.shapes import MODELS
+from simkv.gpu.stand import Stand
 
 TINY = MODELS["tiny"]
 
@@ -37,7 +38,7 @@ def test_on_a_cpu(tmp_path):
 
 def test_rates_are_counted_by_hand(monkeypatch):
     """With every point taking one second the rates are bytes and FLOPs."""
-    monkeypatch.setattr(Bench, "time", lambda self, point, repeats: [1.0])
+    monkeypatch.setattr(Stand, "time", lambda self, point, repeats: [1.0])
     rows = {row.what: row for row in bench(TINY, SMALL_SIZES, "cpu")}
     moved = 8 * 128 * 2 * 2 * 2 * 16 * 4  # rows, context, K and V, layers, heads, dim, bytes
     assert rows["decode attention, 8 x 128, layer layout"].value == pytest.approx(moved / 1e9)
@@ -82,7 +83,7 @@ def anchor():
     "point", [Point("decode", (40,) * 8), Point("prefill", (), ((100, 0),))], ids=lambda p: p.part
 )
 def test_the_anchor_is_called_right(point, anchor):
-    made = Bench(TINY, SMALL_SIZES, "cpu")
+    made = Stand(TINY, SMALL_SIZES, "cpu")
     assert made.difference(point, cpu_ops, anchor.beside(cpu_ops)) < 1e-6
     wrong = SimpleNamespace(attend=lambda *args: torch.roll(cpu_ops.attend(*args), 1, 0))
     assert made.difference(point, cpu_ops, wrong) > 0.1

@@ -14,10 +14,12 @@ from simkv.cli import app
 from simkv.errors import InputError
 from simkv.executors import Load
 from simkv.gpu import campaign
+from simkv.gpu.buckets import step_size
 from simkv.gpu.calibrate import host_of
-from simkv.gpu.campaign import SMALL, Limits, Point, Sample, measure, plan, read_samples
+from simkv.gpu.campaign import Sample, measure, read_samples
 from simkv.gpu.fit import Host, fit_profile
 from simkv.gpu.inputs import StepSize
+from simkv.gpu.points import SMALL, Limits, Point, plan, sentinel
 from simkv.profile import StepCost, load_profile
 
 HOST = Host(1e-4, 1e-6, 5e-5)
@@ -30,13 +32,13 @@ def test_plan_stays_within_its_limits_and_begins_with_everything(limits):
     assert {point.part for point in points[:12]} == {
         "rest", "decode", "prefill", "step", "swap out", "swap in",
     }  # fmt: skip
-    for point in [*points, campaign.sentinel(limits)]:
+    for point in [*points, sentinel(limits)]:
         tokens = sum(c + 1 for c in point.decodes) + sum(t + c for t, c in point.prefills)
         assert tokens <= limits.kv_tokens
         assert len(point.decodes) <= max(limits.decodes, 64)
 
 
-class FakeBench:
+class FakeStand:
     """Measures nothing: every point takes what ``truth`` says of its load."""
 
     limits = SMALL
@@ -47,7 +49,7 @@ class FakeBench:
         self.timed: list[str] = []
 
     def size(self, point: Point) -> StepSize:
-        return campaign.step_size(
+        return step_size(
             len(point.decodes),
             len(point.prefills),
             len(point.decodes) + sum(t for t, _ in point.prefills),
@@ -62,11 +64,11 @@ class FakeBench:
 def test_a_stopped_campaign_goes_on_where_it_was(tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
     points = plan(SMALL)
-    bench = FakeBench()
+    stand = FakeStand()
     clock = count()
     monkeypatch.setattr(campaign, "perf_counter", lambda: next(clock))
-    expected = measure(bench, points, whole, 1e9)
-    again = FakeBench()
+    expected = measure(stand, points, whole, 1e9)
+    again = FakeStand()
     lines = [0, 2]
     while lines[-1] > lines[-2]:
         measure(again, points, parts, 50.0)
@@ -76,7 +78,7 @@ def test_a_stopped_campaign_goes_on_where_it_was(tmp_path, monkeypatch):
     measure(again, points, parts, 1e9)
     found = read_samples(parts)
     assert [(s.key, s.passed) for s in found] == [(s.key, s.passed) for s in expected]
-    assert again.timed == bench.timed
+    assert again.timed == stand.timed
     assert len(found) > 2 * len(points)
 
 
@@ -84,7 +86,7 @@ def test_fit_finds_what_is_there(tmp_path):
     """A device that costs exactly what the form can say is predicted exactly."""
 
     def truth(point: Point) -> float:
-        load, slots = point.load, FakeBench().size(point).tokens
+        load, slots = point.load, FakeStand().size(point).tokens
         rest = 1e-3 + slots * 1e-5 + 1e-4 * (slots > 100)
         decode = 2e-4 + 3e-8 * load.decode_context + 1e-6 * load.decode_seqs
         prefill = 1e-4 + 5e-9 * load.prefill_pairs + 2e-7 * load.prefill_tokens
@@ -93,7 +95,7 @@ def test_fit_finds_what_is_there(tmp_path):
         whole += decode * bool(load.decode_seqs) + prefill * bool(load.prefill_seqs)
         return {"rest": rest + mixed, "decode": decode, "prefill": prefill}.get(point.part, whole)
 
-    samples = measure(FakeBench(truth), plan(SMALL), tmp_path / "s.csv", 1e9, repeats=3)
+    samples = measure(FakeStand(truth), plan(SMALL), tmp_path / "s.csv", 1e9, repeats=3)
     profile = fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
     assert {"decode", "mixed", "prefill", "all"} <= profile.fit.held_out.keys()
     for error in profile.fit.held_out.values():
@@ -106,7 +108,7 @@ def test_fit_finds_what_is_there(tmp_path):
 
 def test_fit_needs_every_part(tmp_path):
     points = [point for point in plan(SMALL) if point.part != "decode"]
-    samples = measure(FakeBench(), points, tmp_path / "s.csv", 1e9, repeats=1)
+    samples = measure(FakeStand(), points, tmp_path / "s.csv", 1e9, repeats=1)
     with pytest.raises(ValueError, match="no point of part 'decode'"):
         fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
 
@@ -175,7 +177,7 @@ def test_samples_of_another_kind_are_refused(tmp_path):
 def test_a_sample_reads_back_as_it_was(tmp_path):
     path = tmp_path / "samples.csv"
     samples = measure(
-        FakeBench(lambda point: 1 / 3), plan(SMALL)[:2], path, 1e9, repeats=1, passes=1
+        FakeStand(lambda point: 1 / 3), plan(SMALL)[:2], path, 1e9, repeats=1, passes=1
     )
     assert samples == read_samples(path)
     assert all(isinstance(s, Sample) and s.median_s == 1 / 3 for s in samples)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from simkv.gpu.inputs import StepSize, fields_of, fill, packed_length
-from simkv.gpu.serve import Server, Setup
+from simkv.gpu.serve import Server
+from simkv.gpu.served import Setup
 from simkv.gpu.shapes import MODELS
 from simkv.schedulers.base import Row
 from tests.gpu import reference, test_attention, test_model, test_serve

@@ -9,7 +9,8 @@ import torch
 from simkv.gpu.buckets import graph_sizes, step_size
 from simkv.gpu.inputs import StepSize, TableWatch, fields_of, fill, packed_length
 from simkv.gpu.pool import KVPool, runs
-from simkv.gpu.runner import Runner, RunnerConfig, prompt_ids
+from simkv.gpu.prompts import prompt_ids
+from simkv.gpu.runner import Runner, RunnerConfig
 from simkv.gpu.shapes import MODELS
 from simkv.request import Prompt, Segment
 from simkv.schedulers.base import Row

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from simkv.gpu.replay import read_runs, verdict_of_run
-from simkv.gpu.serve import Server, Setup, write_served
+from simkv.gpu.serve import Server
+from simkv.gpu.served import Setup, write_served
 from simkv.gpu.shapes import MODELS
 from tests.gpu.test_serve import plain_scenario
 

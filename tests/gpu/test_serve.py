@@ -15,7 +15,8 @@ from simkv.conform.recorder import write_trace
 from simkv.errors import InputError
 from simkv.gpu.replay import compare, replay
 from simkv.gpu.runner import Runner, covering
-from simkv.gpu.serve import Served, Server, Setup, runner_config
+from simkv.gpu.serve import Server, runner_config
+from simkv.gpu.served import Served, Setup
 from simkv.gpu.shapes import MODELS
 from simkv.record import Outcome, Record
 from simkv.scenario import Scenario

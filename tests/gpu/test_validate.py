@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.executors import Load
 from simkv.gpu.replay import Recorded, Verdict, read_runs
-from simkv.gpu.serve import Server, Setup, write_served
+from simkv.gpu.serve import Server
+from simkv.gpu.served import Setup, write_served
 from simkv.gpu.shapes import MODELS
 from simkv.gpu.validate import FIGURES, simulate, validation
 from simkv.profile import Profile, StepCost, StepError
