@@ -17,7 +17,17 @@ from simkv.planner.objectives import Objective
 from simkv.planner.plan import Plan
 from simkv.planner.tables import cliff_table, evaluations
 from simkv.planner.words import shown
-from simkv.report.style import BLUE, DARK, GREY, RED, WIDTH, house_style, save, title_and_legend
+from simkv.report.style import (
+    BLUE,
+    DARK,
+    GREY,
+    RED,
+    WIDTH,
+    house_style,
+    logarithmic,
+    save,
+    title_and_legend,
+)
 
 #: So many objectives get a panel, the binding ones first.
 MOST_PANELS = 4
@@ -111,7 +121,7 @@ def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Object
         axes.axhline(objective.limit, color=RED, linewidth=1.0, linestyle=(0, (4, 2)))
     values = [value for value in numbers["y"] if value > 0 and math.isfinite(value)]
     if len(values) == numbers["y"].count() and values and max(values) / min(values) > DECADES:
-        axes.set_yscale("log")
+        logarithmic(axes, "y")
     axes.set_ylabel(name)
     axes.grid(color=GREY, linewidth=0.5)
 

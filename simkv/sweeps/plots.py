@@ -15,7 +15,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from simkv.errors import InputError, nearest
 from simkv.metrics import FIGURES
@@ -29,6 +28,7 @@ from simkv.report.style import (
     WIDTH,
     YELLOW,
     house_style,
+    logarithmic,
     save,
     title_and_legend,
 )
@@ -234,11 +234,7 @@ def _logarithmic(axes: Axes, which: str, values: Any) -> None:
     """Make an axis logarithmic if its values are positive and far apart."""
     known = [float(value) for value in values if not math.isnan(value)]
     if known and min(known) > 0 and max(known) / min(known) >= DECADES:
-        axes.set(**{f"{which}scale": "log"})
-        axis = axes.xaxis if which == "x" else axes.yaxis
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter(NullFormatter())
+        logarithmic(axes, which)
 
 
 def _draw_line(
