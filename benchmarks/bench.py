@@ -1,6 +1,6 @@
 """How fast simkv simulates, with leaping on and off, beside floors measured in the same run.
 
-    python benchmarks/bench.py [w1 w1-100k w2 w3-azure w3-mooncake w4]
+    python benchmarks/bench.py [w1 w1-100k w2 w3-azure w3-mooncake w4 fleet]
 
 Times are CPU seconds of this process and mean nothing across machines; the ratios to the floors
 do. The simulation loop is measured without the making of the workload and the metrics, which are
@@ -21,6 +21,9 @@ import simpy
 
 from simkv.engine import Engine, serve
 from simkv.executors.simulated import SimulatedExecutor
+from simkv.fleet.config import LeastLoaded
+from simkv.fleet.fleet import Fleet
+from simkv.fleet.routers import build as build_router
 from simkv.metrics import summary
 from simkv.profile import load_profile
 from simkv.request import Request
@@ -131,6 +134,30 @@ def run(case: Case, requests: list[Request], *, leaping: bool) -> None:
     )
 
 
+def run_fleets() -> None:
+    """The same requests on one replica, and on eight behind a router: at the same rate in all, and
+    at the same rate for each replica."""
+    profile = load_profile("llama3-8b-class.json", HERE)
+    speeds: list[float] = []
+    for replicas, rate in ((1, 34), (8, 34), (8, 8 * 34)):
+        requests = generate(Workload.model_validate(poisson(10_000, rate)), None)
+
+        def make(env: simpy.Environment, rank: int) -> Engine:
+            return Engine(env, build(vllm(16_000)), SimulatedExecutor(profile), rank=rank)
+
+        router = build_router(LeastLoaded(), lambda prompt: prompt.id)
+        fleet = Fleet(simpy.Environment(), [make] * replicas, router)
+        cpu = _cpu(lambda fleet=fleet, sent=requests: serve(fleet, sent, None))
+        speeds.append(len(requests) / cpu)
+        leaps = sum(stint.engine.leaps for stint in fleet.stints)
+        steps = sum(len(stint.engine.record.steps) for stint in fleet.stints)
+        print(
+            f"{'fleet':<12}least_loaded{replicas:>3} replicas{rate:>5}/s{steps:>11,} steps"
+            f"{leaps:>10,} leaps{cpu:>9.2f} CPU s{speeds[-1]:>10,.0f} req/s"
+            f"{speeds[-1] / speeds[0]:>7.2f} of one replica"
+        )
+
+
 def _cpu(work: Callable[[], object]) -> float:
     start = time.process_time()
     work()
@@ -142,7 +169,7 @@ def _peak_mib() -> float:
 
 
 def main() -> None:
-    names = sys.argv[1:] or [case.name for case in CASES]
+    names = sys.argv[1:] or [*(case.name for case in CASES), "fleet"]
     for name, rate in floors():
         print(f"floor: {name}: {rate:,.0f} per CPU s")
     for case in CASES:
@@ -159,6 +186,8 @@ def main() -> None:
         run(case, requests, leaping=True)
         if case.stepping:
             run(case, requests, leaping=False)
+    if "fleet" in names:
+        run_fleets()
 
 
 if __name__ == "__main__":

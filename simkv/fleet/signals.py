@@ -18,10 +18,9 @@ class Load:
     kv_usage: float = 0.0
 
 
-def load_of(engine: Engine, *, kv: bool) -> Load:
-    """The load of a replica now; ``kv`` says whether anybody wants to know of its blocks."""
-    usage = 1.0 - engine.free_blocks / engine.scheduler.num_blocks if kv else 0.0
-    return Load(engine.num_waiting, engine.num_running, usage)
+def kv_usage(engine: Engine) -> float:
+    """The share of a replica's blocks that is in use now."""
+    return 1.0 - engine.free_blocks / engine.scheduler.num_blocks
 
 
 class Board:
@@ -39,18 +38,20 @@ class Board:
     ) -> None:
         self.router = router
         self.interval = interval if router.reads_load or router.reads_kv else 0.0
+        self._reads_kv = router.reads_kv
+        self._reads = router.reads_load or router.reads_kv
         self._engines = engines
         self._loads: dict[int, Load] = {}
 
     def signal(self, replica: int, engine: Engine, in_flight: int) -> Signal:
         """What the router knows of a replica."""
-        if not (self.router.reads_load or self.router.reads_kv):
-            return Signal(replica, in_flight)
         if self.interval:
             load = self._loads.get(replica) or Load()
-        else:
-            load = load_of(engine, kv=self.router.reads_kv)
-        return Signal(replica, in_flight, load.waiting, load.running, load.kv_usage)
+            return Signal(replica, in_flight, load.waiting, load.running, load.kv_usage)
+        if not self._reads:
+            return Signal(replica, in_flight)
+        usage = kv_usage(engine) if self._reads_kv else 0.0
+        return Signal(replica, in_flight, engine.num_waiting, engine.num_running, usage)
 
     def sent(self, replica: int) -> None:
         """The router has sent a request to ``replica``."""
@@ -59,6 +60,8 @@ class Board:
 
     def refresh(self) -> bool:
         """Look at all replicas; returns whether they are idle and will stay so."""
-        kv = self.router.reads_kv
-        self._loads = {i: load_of(engine, kv=kv) for i, engine in self._engines()}
+        self._loads = {
+            i: Load(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
+            for i, e in self._engines()
+        }
         return not any(x.waiting or x.running or x.kv_usage for x in self._loads.values())
