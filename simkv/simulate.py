@@ -62,6 +62,26 @@ class Result:
         replicas by name."""
         return {"": self.record} if self.fleet is None else self.fleet.parts
 
+    def apart(self) -> dict[str, Result]:
+        """What can be drawn over time: the run, or those of a fleet's replicas by name."""
+        if self.fleet is None:
+            return {"": self}
+        found = {}
+        for stint in self.fleet.stints:
+            plan, record = self.plans[stint.replica], stint.engine.record
+            record.alone_s = self.record.alone_s
+            scenario = self.scenario.model_copy(update={"engine": plan.engine, "fleet": None})
+            figures = {"notes": self.notes, "fidelity": self.fidelity.to_json()}
+            found[stint.name] = Result(
+                scenario,
+                record,
+                {**summary(record), **figures},
+                self.notes,
+                plan.profile,
+                self.fidelity,
+            )
+        return found
+
     def request_rows(self, variant: str) -> list[dict[str, Any]]:
         """The rows of ``requests.csv``; in a fleet they say on which replicas a request was."""
         replicas = None if self.fleet is None else self.fleet.where
@@ -92,6 +112,15 @@ def parts_of(results: Mapping[str, Result]) -> dict[str, Record]:
         f"{variant}: {name}" if name else variant: record
         for variant, result in results.items()
         for name, record in result.parts.items()
+    }
+
+
+def apart(results: Mapping[str, Result]) -> dict[str, Result]:
+    """Some variants with fleets taken apart into their replicas."""
+    return {
+        f"{variant}: {name}" if name else variant: part
+        for variant, result in results.items()
+        for name, part in result.apart().items()
     }
 
 

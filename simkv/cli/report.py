@@ -49,7 +49,7 @@ def report(
     from simkv.report.perfetto import write_perfetto
     from simkv.report.runs import QUICK, page_of, plan, remedies, run_all
     from simkv.report.story import first_to_look_at
-    from simkv.simulate import parts_of
+    from simkv.simulate import apart, parts_of
 
     planned = plan(runs)
     page = out or page_of(runs)
@@ -67,7 +67,7 @@ def report(
         with requests_bar(None) as advance:
             changes = remedies(lead, advance)
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_html(page, results, changes)
+    write_html(page, apart(results), changes)
     print(f"Written {page}")
     if perfetto:
         write_perfetto(perfetto, parts_of(results), next(iter(results.values())).scenario.name)

@@ -204,3 +204,15 @@ def test_the_scenario_that_ran_can_run_again() -> None:
         Document(Path("again.yaml"), resolved({"run": result.scenario}))
     )
     assert run_scenario(again["run"], Path()).summary == result.summary
+
+
+def test_taken_apart_every_replica_is_a_run_of_its_own() -> None:
+    section = {"replicas": [{}, {"engine": {"max_num_seqs": 2}}]}
+    result = fleet(section, at(0.0, 0.0, 1.0, 2.0))
+    parts = result.apart()
+    assert list(parts) == ["replica 0", "replica 1"]
+    assert [part.summary["requests"] for part in parts.values()] == [2, 2]
+    assert [part.scenario.engine.max_num_seqs for part in parts.values()] == [4, 2]
+    for part in parts.values():
+        assert list(part.record.steps.decided) == sorted(part.record.steps.decided)
+        assert part.diagnosis.ledger.keys() == part.record.lives.keys()
