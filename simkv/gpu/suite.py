@@ -10,7 +10,8 @@ written down first, and a wrong profile plans badly and is seen to. Needs no tor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from simkv import zoo
@@ -23,6 +24,22 @@ from simkv.workload import clients
 FULL = Scale(300, 250, 2000, 64, 8000, 2048, 256, 6000)
 #: The tiny model on a CPU.
 SMALL = Scale(30, 20, 120, 8, 480, 128, 16, 400, divisor=10)
+
+#: Cases that are served again first: their noise stands for that of their kind.
+REPEATED_FIRST = ("decode-heavy", "memory-pressure")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A case to be served for the ``number``-th time, from 1."""
+
+    case: Case
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.case.name}-{self.number}"
 
 
 def plan(profile: Profile, scale: Scale, seconds: float, seed: int = 0) -> list[Case]:
@@ -74,6 +91,13 @@ def plan(profile: Profile, scale: Scale, seconds: float, seed: int = 0) -> list[
         Case("bursty-trace", "spikes, shared prefixes", spikes, {}),
     ]
     return [sized.finished(case) for case in found]
+
+
+def turns(cases: Sequence[Case], repeats: int) -> list[Turn]:
+    """Every case once; then those that tell the noise of real runs, then all others again."""
+    again = sorted(cases, key=lambda case: case.name not in REPEATED_FIRST)
+    found = [Turn(case, 1) for case in cases]
+    return found + [Turn(case, n) for n in range(2, repeats + 1) for case in again]
 
 
 def _incident(sized: Sizes, scale: Scale, name: str, variant: str) -> list[Case]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from simkv.gpu.replay import Recorded, read_runs
 from simkv.gpu.sizing import Case
-from simkv.gpu.suite_run import Turn
+from simkv.gpu.suite import Turn
 from simkv.gpu.validate import Figure, Validation, share, validation
 from simkv.profile import Profile, StepError
 

@@ -9,7 +9,7 @@ what is there already is not served again, so an interrupted validation goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -17,35 +17,14 @@ from simkv.gpu.runner import Runner, covering
 from simkv.gpu.serve import Server, check_fits, runner_config
 from simkv.gpu.served import Setup, write_served
 from simkv.gpu.sizing import Case
+from simkv.gpu.suite import turns
 
-#: Cases that are served again first: their noise stands for that of their kind.
-REPEATED_FIRST = ("decode-heavy", "memory-pressure")
 #: A run is begun only if so many times its predicted length is left.
 ROOM = 1.3
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A case to be served for the ``number``-th time, from 1."""
-
-    case: Case
-    number: int
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return f"{self.case.name}-{self.number}"
-
-
 def print_nothing(line: str) -> None:
     """Where nobody listens."""
-
-
-def turns(cases: Sequence[Case], repeats: int) -> list[Turn]:
-    """Every case once; then those that tell the noise of real runs, then all others again."""
-    again = sorted(cases, key=lambda case: case.name not in REPEATED_FIRST)
-    found = [Turn(case, 1) for case in cases]
-    return found + [Turn(case, n) for n in range(2, repeats + 1) for case in again]
 
 
 def serve_cases(

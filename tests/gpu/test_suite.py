@@ -10,9 +10,8 @@ from simkv.errors import InputError
 from simkv.gpu.baselines import roofline
 from simkv.gpu.shapes import MODELS
 from simkv.gpu.sizing import LEAST_PREEMPTIONS, Case, packaged_trace
-from simkv.gpu.suite import FULL, SMALL, plan
+from simkv.gpu.suite import FULL, SMALL, plan, turns
 from simkv.gpu.suite_files import read_plan, write_plan
-from simkv.gpu.suite_run import turns
 from simkv.gpu.validate import simulate
 from simkv.metrics import summary
 from simkv.profile import Profile

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -35,10 +37,10 @@ def folder(tmp_path_factory):
     """A validation that had time for everything once, and for something twice."""
     path = tmp_path_factory.mktemp("validation")
     (path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
-    run = invoke(path, "--budget", "12s", "--only-plan")
+    run = invoke(path, "--budget", "6s", "--only-plan")
     assert run.exit_code == 0
     assert {p.name for p in (path / "out").iterdir()} == {"plan"}
-    run = invoke(path, "--budget", "60s", "--repeats", "1")
+    run = invoke(path, "--budget", "30m", "--repeats", "1")
     assert run.exit_code == 0, run.output
     return path
 
@@ -84,7 +86,7 @@ def test_the_runs_are_real(folder):
 
 def test_it_goes_on_where_it_stopped(folder):
     before = (folder / "out/runs/decode-heavy-1/passes.csv").read_bytes()
-    run = invoke(folder, "--budget", "60s", "--repeats", "1")
+    run = invoke(folder, "--budget", "30m", "--repeats", "1")
     assert run.exit_code == 0
     assert "warm-up" not in run.output  # nothing was served
     assert (folder / "out/runs/decode-heavy-1/passes.csv").read_bytes() == before
@@ -100,11 +102,24 @@ def test_a_decision_that_differs_is_an_error(folder, tmp_path):
     lines = text.splitlines()
     path.write_text("\n".join([*lines[:-4], ""]))  # the last steps are gone
     try:
-        run = invoke(folder, "--budget", "60s", "--repeats", "1")
+        run = invoke(folder, "--budget", "30m", "--repeats", "1")
     finally:
         path.write_text(text)
     assert run.exit_code == 1
     assert "parts at decision" in run.output
+
+
+def test_a_plan_needs_no_torch(tmp_path):
+    (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
+    command = ["validate", "gpu", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
+    command += ["--small", "--budget", "4s", "--only-plan"]
+    code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = eval(sys.argv[1]);"
+    code += "from simkv.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, repr(command)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "plan" / "plan.json").is_file()
 
 
 def test_bad_input(folder):
