@@ -78,14 +78,15 @@ class BlockPool:
         its front instead, the first visited in front of all (vLLM 0.33). Does nothing if
         ``owner`` holds no table.
         """
+        references, key_of, free = self._references, self._key_of, self._free
         keyless: list[int] = []
         for block in reversed(self.tables.pop(owner, ())):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                if keyless_first and not self._key_of[block]:
+            left = references[block] = references[block] - 1
+            if left == 0:
+                if keyless_first and not key_of[block]:
                     keyless.append(block)
                 else:
-                    self._free[block] = None
+                    free[block] = None
         for block in reversed(keyless):
             self._free[block] = None
             self._free.move_to_end(block, last=False)

@@ -19,7 +19,7 @@ from simkv.sweeps.sweep import Bench
 from simkv.workload import Workload, clients
 
 #: The rates that are tried, as multiples of the scenario's own.
-FACTORS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
+FACTORS = (0.5, 0.8, 1.0, 1.25, 1.6)
 
 
 @dataclass(frozen=True)
