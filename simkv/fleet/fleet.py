@@ -20,6 +20,8 @@ from simkv.fleet.ticks import Ticks
 from simkv.record import Life, Outcome, Record, Standstill
 from simkv.request import Request
 
+#: By request the lives that it led, each with the index of the record that holds it.
+Ways = dict[int, list[tuple[int, Life]]]
 #: Makes the engine of a replica, given the rank of its moments.
 Maker = Callable[[simpy.Environment, int], Engine]
 #: Moments of one time go by replica; an engine may use two ranks.
@@ -330,12 +332,16 @@ class Fleet:
             if request.id not in lives:
                 cut_off(door, request)
                 lives[request.id] = [(len(self.stints), door.lives[request.id])]
-        return self._whole(records, lives, end)
+        seen = {i: {place for place, _ in way} for i, way in lives.items()}
+        in_vain = {
+            i: [(place, records[place].lives[i]) for place in places if place not in seen[i]]
+            for i, places in self.sent.items()
+            if not seen[i].issuperset(places)
+        }
+        return self._whole(records, lives, end, in_vain)
 
-    def _whole(
-        self, records: list[Record], lives: dict[int, list[tuple[int, Life]]], end: float
-    ) -> Record:
-        return whole(records, lives, end)
+    def _whole(self, records: list[Record], lives: Ways, end: float, in_vain: Ways) -> Record:
+        return whole(records, lives, end, in_vain=in_vain)
 
     def _count_rest(self, lives: Iterable[Life]) -> None:
         """Those who were here at the end leave when their lives end."""

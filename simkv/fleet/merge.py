@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import accumulate
+from operator import itemgetter
 
 from simkv.record import Life, Record, StepLog
 from simkv.request import Request
@@ -20,12 +21,14 @@ def whole(
     lives: Mapping[int, Sequence[tuple[int, Life]]],
     end: float,
     requests: Mapping[int, Request] | None = None,
+    in_vain: Mapping[int, Sequence[tuple[int, Life]]] | None = None,
 ) -> Record:
     """The record of a fleet that was over at ``end`` (s).
 
     ``lives`` has, by request, what the client saw: one life or several that follow each other, each
-    with the index of the part that it was led in. The standstill is that of the first part that
-    came to one. ``requests`` are as their clients sent them, where replicas saw them otherwise.
+    with the index of the part that it was led in; ``in_vain`` those of which it saw nothing, whose
+    preemptions count all the same. The standstill is that of the first part that came to one.
+    ``requests`` are as their clients sent them, where replicas saw them otherwise.
     """
     record = Record(sum(part.num_blocks for part in parts))
     record.steps = _joined(part.steps for part in parts)
@@ -38,6 +41,8 @@ def whole(
     offsets = [0, *accumulate(len(part.steps) for part in parts)]
     for i, way in lives.items():
         life = _one([_shifted(life, offsets[part]) for part, life in way])
+        if in_vain and i in in_vain:
+            life = _counted(life, [_shifted(other, offsets[part]) for part, other in in_vain[i]])
         record.lives[i] = replace(life, request=requests[i]) if requests else life
     return record
 
@@ -59,6 +64,7 @@ def _shifted(life: Life, rows: int) -> Life:
         segments=[s._replace(first=s.first + rows, last=s.last + rows) for s in life.segments],
         chunks=[chunk._replace(row=chunk.row + rows) for chunk in life.chunks],
         dropped=[row + rows for row in life.dropped],
+        preempted_rows=[row + rows for row in life.preempted_rows],
     )
 
 
@@ -69,18 +75,30 @@ def _one(lives: Sequence[Life]) -> Life:
     first_tokens = [life.first_token for life in lives if life.first_token is not None]
     last_tokens = [life.last_token for life in lives if life.last_token is not None]
     return replace(
-        lives[-1],
+        _counted(lives[-1], lives[:-1]),
         request=lives[0].request,
         first_token=first_tokens[0] if first_tokens else None,
         last_token=last_tokens[-1] if last_tokens else None,
         tokens=sum(life.tokens for life in lives),
-        bounces=sum(life.bounces for life in lives),
-        recomputed_tokens=sum(life.recomputed_tokens for life in lives),
-        preempted_at=[at for life in lives for at in life.preempted_at],
         segments=[segment for life in lives for segment in life.segments],
         dropped=[row for life in lives for row in life.dropped],
         seen=lives[0].seen,
-        causes=[cause for life in lives for cause in life.causes],
         chunks=[chunk for life in lives for chunk in life.chunks],
         aside=[change for life in lives for change in life.aside],
+    )
+
+
+def _counted(life: Life, others: Sequence[Life]) -> Life:
+    """The life with the preemptions and recomputed tokens of the others too, in order of rows."""
+    lives = [*others, life]
+    columns = ((x.preempted_rows, x.preempted_at, x.causes) for x in lives)
+    taken = [one for rows, at, causes in columns for one in zip(rows, at, causes, strict=True)]
+    taken.sort(key=itemgetter(0))
+    return replace(
+        life,
+        bounces=sum(x.bounces for x in lives),
+        recomputed_tokens=sum(x.recomputed_tokens for x in lives),
+        preempted_rows=[row for row, _, _ in taken],
+        preempted_at=[at for _, at, _ in taken],
+        causes=[cause for _, _, cause in taken],
     )

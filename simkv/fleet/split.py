@@ -10,7 +10,7 @@ import simpy
 from simkv.clock import Moment
 from simkv.engine import Engine, Process
 from simkv.fleet.config import FleetRules
-from simkv.fleet.fleet import Fleet, Maker, Stint
+from simkv.fleet.fleet import Fleet, Maker, Stint, Ways
 from simkv.fleet.merge import whole
 from simkv.fleet.routers import Router
 from simkv.fleet.signals import Board
@@ -128,8 +128,6 @@ class SplitFleet(Fleet):
         assert isinstance(scheduler, VllmTransferScheduler)
         return scheduler
 
-    def _whole(
-        self, records: list[Record], lives: dict[int, list[tuple[int, Life]]], end: float
-    ) -> Record:
+    def _whole(self, records: list[Record], lives: Ways, end: float, in_vain: Ways) -> Record:
         unsent = {i: way[0][1].request for i, way in lives.items()}
-        return whole(records, lives, end, {**unsent, **self._requests})
+        return whole(records, lives, end, {**unsent, **self._requests}, in_vain)

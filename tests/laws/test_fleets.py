@@ -62,6 +62,13 @@ def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.
     assert sum(figures[outcome.value] for outcome in Outcome) == figures["requests"] == len(lives)
     sent = sum(row["requests"] for row in figures["fleet"]["by_replica"])
     assert sent == sum(map(len, fleet.sent.values()))
+    by_replica = figures["fleet"]["by_replica"]
+    for figure in ("preemptions", "recomputed_tokens"):
+        assert figures[figure] == sum(row[figure] for row in by_replica)
+    assert figures["preemptions"] == len(result.diagnosis.preemptions)
+    assert figures["recomputed_tokens"] == result.diagnosis.recompute_tokens
+    for life in lives.values():
+        assert life.preempted_rows == sorted(life.preempted_rows)
     assert result.diagnosis.ledger.keys() == lives.keys()
     for i, tiles in result.diagnosis.ledger.items():
         if fleet.ways.get(i) and lives[i].ended_at > lives[i].request.arrival:
