@@ -18,7 +18,7 @@ from simkv import __version__
 from simkv.errors import InputError
 from simkv.gpu.campaign import Sample, check_same, measure
 from simkv.gpu.executor import Pass
-from simkv.gpu.fit import Host, Measured, by_part, drift, fit_profile
+from simkv.gpu.fit import Host, Measured, RealStep, by_part, drift, fit_profile
 from simkv.gpu.machine import machine
 from simkv.gpu.points import Limits, plan
 from simkv.gpu.serve import Server
@@ -73,12 +73,16 @@ def calibrate(
     gc.collect()
     if torch.device(setup.device).type == "cuda":
         torch.cuda.empty_cache()
-    host = measure_host(setup, limits)
+    passes = real_run(setup, limits)
+    real = [RealStep(p.load, p.seconds, p.timing.gpu_s) for p in passes if p.timing]
+    idle = [p for p in passes if not p.timing]
+    host = host_of([*idle, *[p for p in passes if p.timing][::2]])
     gpu = str(about["device"])
     try:
         profile = fit_profile(
             samples,
             host,
+            real,
             name=f"{setup.shape.name}-{setup.device}",
             model=setup.shape.name,
             gpu=gpu,
@@ -96,8 +100,14 @@ def calibrate(
     return profile, samples
 
 
-def measure_host(setup: Setup, limits: Limits) -> Host:
-    """What the loop, the scheduler and the preparation add to a step, from a short real run."""
+def real_run(setup: Setup, limits: Limits) -> list[Pass]:
+    """A short real run, from which is seen what serving adds: the loop, the scheduler, cold caches.
+
+    All requests come at once, so there are mixed steps first and smaller batches of decodes later.
+    """
+    blocks = limits.kv_tokens // limits.block_size
+    longest = limits.context // 2
+    budget = max(limits.decodes, min(limits.tokens // 4, 2048))
     scenario = Scenario.model_validate(
         {
             "name": "host",
@@ -105,33 +115,40 @@ def measure_host(setup: Setup, limits: Limits) -> Host:
                 "arrivals": {
                     "num_prompts": 2 * limits.decodes,
                     "request_rate": 1e6,
-                    "prompt_tokens": 16,
+                    "prompt_tokens": {
+                        "distribution": "lognormal",
+                        "mean": limits.context // 16,
+                        "max": longest,
+                    },
                     "output_tokens": {"distribution": "uniform", "low": 16, "high": 64},
                 }
             },
             "engine": {
                 "name": "vllm",
-                "num_gpu_blocks": 6 * limits.decodes + 2,
+                "block_size": limits.block_size,
+                "num_gpu_blocks": blocks,
                 "max_num_seqs": limits.decodes,
-                "max_num_batched_tokens": max(limits.decodes, 512),
-                "max_model_len": 96,
+                "max_num_batched_tokens": budget,
+                "max_model_len": longest + 65,
                 "async_scheduling": False,
             },
             "profile": "unit-step",
         }
     )
     setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # it has just been busy
-    return host_of(Server(scenario, setup).serve().passes)
+    return Server(scenario, setup).serve().passes
 
 
 def host_of(passes: Sequence[Pass]) -> Host:
-    """Steps less their device time, as a constant and a slope over the sequences that decode."""
-    steps = [(p.load.decode_seqs, p.seconds - p.timing.gpu_s) for p in passes if p.timing]
+    """Steps less their device time: a constant, a slope over the sequences that decode, and more
+    for steps with prefills."""
+    steps = [(p.load, p.seconds - p.timing.gpu_s) for p in passes if p.timing]
     rest = np.array([seconds for _, seconds in steps])
-    rows = np.array([[1.0, seqs] for seqs, _ in steps])
-    (step_s, sequence_s), _ = nnls(rows / rest[:, None], np.ones(len(rest)))
+    rows = np.array([[1.0, load.decode_seqs, bool(load.prefill_seqs)] for load, _ in steps])
+    (step_s, sequence_s, prefill_s), _ = nnls(rows / rest[:, None], np.ones(len(rest)))
     idle = [p.seconds for p in passes if not p.timing]
-    return Host(float(step_s), float(sequence_s), median(idle) if idle else max(step_s, 1e-6))
+    idle_s = median(idle) if idle else max(step_s, 1e-6)
+    return Host(float(step_s), float(sequence_s), idle_s, float(prefill_s))
 
 
 def achieved(samples: Sequence[Sample], shape: ModelShape, itemsize: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """From the measurements of a campaign to a cost profile, and its error on steps it never saw.
 
     step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
-         + what a whole step costs beyond its parts + host
+         + what a whole step costs beyond its parts, alone and in service + host
 
 ``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles.
 Attention is a straight line over what it reads: tokens of context and rows for decodes, pairs of
@@ -29,11 +29,21 @@ Floats = npt.NDArray[np.float64]
 
 
 class Host(NamedTuple):
-    """The host's share of a step, in seconds: fixed, and per sequence; and of an idle pass."""
+    """The host's share of a step, in seconds: fixed, per sequence that decodes, and more if there
+    are prefills; and that of an idle pass."""
 
     step_s: float
     sequence_s: float
     idle_s: float
+    prefill_s: float = 0.0
+
+
+class RealStep(NamedTuple):
+    """A step of a real run: what it did, its whole time and the device's part of it (s)."""
+
+    load: Load
+    seconds: float
+    device_s: float
 
 
 @dataclass(frozen=True)
@@ -81,9 +91,21 @@ def drift(samples: Sequence[Sample]) -> float:
 
 
 def fit_profile(
-    samples: Sequence[Sample], host: Host, *, name: str, model: str, gpu: str, source: list[str]
+    samples: Sequence[Sample],
+    host: Host,
+    real: Sequence[RealStep] = (),
+    *,
+    name: str,
+    model: str,
+    gpu: str,
+    source: list[str],
 ) -> Profile:
-    """The profile that the samples give. Raises ValueError if a part was not measured at all."""
+    """The profile that the samples give. Raises ValueError if a part was not measured at all.
+
+    ``real`` are steps of a short real run: from every other one, what a step on the device takes
+    beyond its parts measured alone (caches are cold); the rest tell the profile's error. Without
+    them it is told by whole steps of the campaign, and is that of the device alone.
+    """
     parts = by_part(samples)
     for part in ("rest", "decode", "prefill"):
         if not parts.get(part):
@@ -108,6 +130,7 @@ def fit_profile(
         _term("more rows to sample", "steps", "mixed", seconds=_mixed_extra(both, prefilling)),
         _term("host, per step", "steps", "any", seconds=host.step_s),
         _term("host, per sequence that decodes", "decode_seqs", "any", seconds=host.sequence_s),
+        _term("host, per step with prefills", "steps", "prefill", seconds=host.prefill_s),
     ]
     fitted = [p for part in ("rest", "decode", "prefill") for p in parts[part]]
     profile = Profile(
@@ -122,16 +145,38 @@ def fit_profile(
         fit=Fit(
             points=len(fitted),
             note="classes measured apart; what whole steps cost beyond their sum is from half of "
-            "the whole steps, the error from the other half",
+            "the whole steps, the error from the other half"
+            + (" of a real run, host and device" if real else ", on the device alone"),
         ),
         source=source,
     )
     seen, unseen = halves(parts.get("step", []))
     profile = profile.model_copy(update={"terms": [*terms, *_residual(profile, seen)]})
-    held_out = errors(StepCost(_on_device(profile)), unseen)
-    rms = _rms(StepCost(_on_device(profile)), unseen)
+    cost = StepCost(_on_device(profile))
+    told_by = [(step.load, step.seconds) for step in unseen]
+    if real:
+        extra = _in_service(cost, real[::2])
+        profile = profile.model_copy(update={"terms": [*profile.terms, *extra]})
+        cost = StepCost(profile)
+        told_by = [(step.load, step.seconds) for step in real[1::2]]
+    held_out, rms = errors(cost, told_by), _rms(cost, told_by)
     fit = profile.fit.model_copy(update={"held_out": held_out, "rms_s": rms})
     return profile.model_copy(update={"fit": fit})
+
+
+def _in_service(cost: Callable[[Load], float], real: Sequence[RealStep]) -> list[Term]:
+    """What steps of a real run take on the device beyond those measured alone, by kind."""
+    terms = []
+    for when, prefills in (("pure decode", False), ("prefill", True)):
+        beyond = [
+            step.device_s - cost(step.load)
+            for step in real
+            if bool(step.load.prefill_seqs) is prefills
+        ]
+        if beyond:
+            seconds = max(median(beyond), 0.0)
+            terms.append(_term(f"service, {when}", "steps", when, seconds=seconds))
+    return terms
 
 
 def halves(steps: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
@@ -149,18 +194,20 @@ def _residual(profile: Profile, steps: Sequence[Measured]) -> list[Term]:
     return [_term("whole steps beyond their parts", "steps", "any", seconds=max(beyond, 0.0))]
 
 
-def errors(cost: Callable[[Load], float], steps: Sequence[Measured]) -> dict[str, StepError]:
+def errors(
+    cost: Callable[[Load], float], steps: Sequence[tuple[Load, float]]
+) -> dict[str, StepError]:
     """Relative errors of predicted against measured steps, by kind of step and over all."""
     kinds: dict[str, list[float]] = {}
-    for step in steps:
-        error = cost(step.load) / step.seconds - 1.0
-        for kind in (kind_of(step.load), "all"):
+    for load, seconds in steps:
+        error = cost(load) / seconds - 1.0
+        for kind in (kind_of(load), "all"):
             kinds.setdefault(kind, []).append(error)
     return {kind: step_error(found) for kind, found in sorted(kinds.items())}
 
 
-def _rms(cost: Callable[[Load], float], steps: Sequence[Measured]) -> float | None:
-    gaps = [cost(step.load) - step.seconds for step in steps]
+def _rms(cost: Callable[[Load], float], steps: Sequence[tuple[Load, float]]) -> float | None:
+    gaps = [cost(load) - seconds for load, seconds in steps]
     return float(np.sqrt(np.mean(np.square(gaps)))) if gaps else None
 
 

@@ -17,7 +17,7 @@ from simkv.gpu import campaign
 from simkv.gpu.buckets import step_size
 from simkv.gpu.calibrate import host_of
 from simkv.gpu.campaign import Sample, measure, read_samples
-from simkv.gpu.fit import Host, fit_profile
+from simkv.gpu.fit import Host, RealStep, fit_profile
 from simkv.gpu.inputs import StepSize
 from simkv.gpu.points import SMALL, Limits, Point, plan, sentinel
 from simkv.profile import StepCost, load_profile
@@ -106,6 +106,24 @@ def test_fit_finds_what_is_there(tmp_path):
     assert cost(point.load) == pytest.approx(truth(point) + host, rel=1e-6)
 
 
+def test_what_serving_adds_is_found_and_told_apart(tmp_path):
+    """Steps of a real run that cost more than their parts: half of them is fitted to."""
+    samples = measure(FakeStand(), plan(SMALL), tmp_path / "s.csv", 1e9, repeats=1)
+    plain = StepCost(fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[]))
+    host = HOST._replace(prefill_s=2e-3)
+    real = []
+    for load in (Load(0, 0, 0, 4, 300), Load(1, 40, 0, 0, 0, 820), Load(2, 30, 9, 3, 99, 700)) * 8:
+        more = 0.5 if load.prefill_seqs else 0.2
+        device = plain(load) - HOST.step_s - HOST.sequence_s * load.decode_seqs + more
+        real.append(RealStep(load, plain(load) + more + 2e-3 * bool(load.prefill_seqs), device))
+    profile = fit_profile(samples, host, real, name="x", model="m", gpu="g", source=[])
+    assert profile.fit.held_out["all"].points == len(real) // 2
+    assert max(error.p95 for error in profile.fit.held_out.values()) < 1e-6
+    assert "of a real run" in profile.fit.note
+    service = {t.name: t.seconds for t in profile.terms if t.name.startswith("service")}
+    assert service == pytest.approx({"service, pure decode": 0.2, "service, prefill": 0.5})
+
+
 def test_fit_needs_every_part(tmp_path):
     points = [point for point in plan(SMALL) if point.part != "decode"]
     samples = measure(FakeStand(), points, tmp_path / "s.csv", 1e9, repeats=1)
@@ -124,7 +142,7 @@ def test_host_time_is_what_the_device_does_not_explain():
     ]
     idle = SimpleNamespace(seconds=7e-5, timing=None, load=Load(0, 0, 0, 0, 0))
     found = host_of([*passes, idle])
-    assert np.allclose(found, (2e-4, 3e-6, 7e-5))
+    assert np.allclose(found, (2e-4, 3e-6, 7e-5, 0.0))
 
 
 def test_calibrate_and_simulate(tmp_path):
