@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from ruamel.yaml.error import YAMLError
 from simkv.errors import InputError, nearest
 
 Kind = Literal["number", "whole", "text"]
+Rows = Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
 def find_table(folder: Path, stem: str) -> Path:
@@ -25,10 +26,11 @@ def find_table(folder: Path, stem: str) -> Path:
     raise InputError(f"{folder}: there is no {names[0]} or {names[1]}")
 
 
-def read_table(path: Path, columns: Mapping[str, Kind]) -> pd.DataFrame:
+def read_table(path: Path, columns: Mapping[str, Kind], rows: Rows | None = None) -> pd.DataFrame:
     """The wanted columns of a CSV (also gzip'd) or Parquet file, checked.
 
-    Numbers are finite and not negative. Raises InputError with file, line and column otherwise.
+    Only ``rows`` of the file, if given; they keep their numbers. Numbers are finite and not
+    negative. Raises InputError with file, line and column otherwise.
     """
     try:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
@@ -43,6 +45,8 @@ def read_table(path: Path, columns: Mapping[str, Kind]) -> pd.DataFrame:
                 f"{path}: there is no column {name!r}{nearest(name, known)}; the file has "
                 f"{', '.join(known)}"
             )
+    if rows is not None:
+        frame = frame[rows(frame)]
     return frame[list(columns)].assign(
         **{name: _checked(path, frame[name], kind) for name, kind in columns.items()}
     )
@@ -58,8 +62,10 @@ def _checked(path: Path, column: pd.Series[Any], kind: Kind) -> pd.Series[Any]:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         what = "a whole number from 0" if kind == "whole" else "a number from 0"
+        value = column.iloc[row]
+        found = "nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)())
         raise InputError(
-            f"{path}:{row + 2}: {column.name}: should be {what}; found {column.iloc[row]!r}"
+            f"{path}:{column.index[row] + 2}: {column.name}: should be {what}; found {found}"
         )
     return values.astype(int) if kind == "whole" else values
 

@@ -151,6 +151,11 @@ def _collectives(gpu: str, layout: Layout) -> tuple[list[Term], str]:
 def _experts(tables: Path, layout: Layout) -> list[Term]:
     """The mixture of experts in all layers, by the tokens that the ranks compute together."""
     if not layout.experts:
+        if any((tables / f"moe.csv{end}").is_file() for end in ("", ".gz")):
+            raise InputError(
+                f"{tables}: times of a mixture of experts, but the model has no experts; "
+                f"expected a model with experts and experts_per_token"
+            )
         return []
     path = find_table(tables, "moe")
     columns = ("tokens", "activated_experts")

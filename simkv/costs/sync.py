@@ -76,36 +76,65 @@ class Alone:
         return len(self.prompt)
 
 
-def read_alone(path: Path, stage: str = "sync", block_size: int = 16) -> Alone:
-    """The rows of a ``stage`` of a request table, without the file's first row, which is cold.
+def read_alone(
+    path: Path, stage: str = "sync", block_size: int = 16, *, caching: bool = True
+) -> Alone:
+    """The rows of a ``stage`` of a request table, without the run's first, which is cold.
 
     Columns: prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms, queue_ms, and if there
-    stage (else all rows count) and shared_prefix_tokens. Raises InputError if they are missing or
-    too few.
+    arrival_s (else the file's first row is the cold one), stage (else all rows count) and
+    shared_prefix_tokens, found in the cache where there is ``caching``. Raises InputError if they
+    are missing, too few, or of no use.
     """
     columns = ("prompt_tokens", "output_tokens", "queue_ms", "prefill_ms", "ttft_ms", "e2e_ms")
-    checked = read_table(path, dict.fromkeys(columns, "number"))
-    whole = pd.read_csv(path)
-    checked["hits"] = whole.get("shared_prefix_tokens", pd.Series(0.0, index=whole.index))
-    rows = checked.iloc[1:]
-    if "stage" in whole:
-        rows = rows[whole["stage"].iloc[1:] == stage]
+
+    def alone(table: pd.DataFrame) -> pd.Series[bool]:
+        order = pd.to_numeric(table.get("arrival_s", table.index.to_series()), errors="coerce")
+        cold = order.rank(method="first") == 1
+        return ~cold & (table["stage"] == stage) if "stage" in table else ~cold
+
+    rows = read_table(path, dict.fromkeys(columns, "number"), alone)
     if len(rows) < FEWEST:
         raise InputError(
             f"{path}: {len(rows)} requests in stage {stage!r} besides the first; at least "
             f"{FEWEST} are needed to fit to"
         )
-    values = {name: rows[name].to_numpy(dtype=np.float64) for name in (*columns, "hits")}
+    _check(path, rows)
+    values = {name: rows[name].to_numpy(dtype=np.float64) for name in columns}
     steps = values["output_tokens"] - 1
     decode = (values["e2e_ms"] - values["ttft_ms"]) / np.where(steps > 0, steps, np.nan)
+    shared = np.zeros(len(rows))
+    whole = pd.read_csv(path).loc[rows.index]
+    if caching and "shared_prefix_tokens" in whole:
+        shared = pd.to_numeric(whole["shared_prefix_tokens"], errors="coerce").fillna(0).to_numpy()
+    # The last token of a prompt is computed in any case.
+    hits = np.minimum(shared, values["prompt_tokens"] - 1) // block_size * block_size
     return Alone(
         prompt=values["prompt_tokens"],
         output=values["output_tokens"],
-        hits=values["hits"] // block_size * block_size,
+        hits=hits,
         prefill=values["prefill_ms"] / 1e3,
         decode=decode / 1e3,
         front=(values["ttft_ms"] - values["prefill_ms"] - values["queue_ms"]) / 1e3,
     )
+
+
+def _check(path: Path, rows: pd.DataFrame) -> None:
+    """Raise InputError for times that no request takes, or if nothing tells of decodes."""
+    long = rows["output_tokens"] >= SHORT
+    wrong = {
+        "prompt_tokens: should be above 0": rows["prompt_tokens"] <= 0,
+        "prefill_ms: should be above 0": rows["prefill_ms"] <= 0,
+        "e2e_ms: should be above ttft_ms": long & (rows["e2e_ms"] <= rows["ttft_ms"]),
+    }
+    for what, where in wrong.items():
+        if where.any():
+            raise InputError(f"{path}:{rows.index[where][0] + 2}: {what}")
+    if long.sum() < 2:
+        raise InputError(
+            f"{path}: {long.sum()} of the {len(rows)} requests to fit to have {SHORT} or more "
+            f"output tokens; at least 2 are needed to tell what a decode step costs"
+        )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from simkv.costs.graphs import graph_sizes
 from simkv.costs.llmservingsim import Layout, bundle_profile
 from simkv.costs.sync import Shape, read_alone, sync_profile
 from simkv.errors import InputError
-from simkv.models import Gpu, find_gpu
+from simkv.models import Gpu, Model, find_gpu, find_model
 from simkv.profile import Profile, load_profile
 from simkv.validation.case import Case
 
@@ -33,19 +33,22 @@ def calibrate(case: Case, given: Path | None = None, tables: Path | None = None)
     bundle = find_bundle(case, tables)
     if bundle is not None:
         sizes = graph_sizes(setup.max_num_seqs)
+        known = known_model(case.facts.model)
         layout = Layout(
             dims.layers,
             setup.tensor_parallel,
-            dims.hidden,
-            dims.experts or 0,
-            dims.experts_per_token or 0,
+            dims.hidden or (known.hidden if known else None),
+            dims.experts or (known.experts if known else 0),
+            dims.experts_per_token or (known.experts_per_token if known else 0),
             setup.expert_ranks,
         )
         return bundle_profile(bundle, layout, sizes)
     if not case.has_alone:
+        near = ", ".join(folder.name for folder in _bundles(case, tables)) or "none"
         raise InputError(
-            f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}: case.json names no "
-            f"kernel tables, no folder 'calibration' near it has any, and no request is of stage "
+            f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}, tensor_parallel "
+            f"{setup.tensor_parallel}: of the kernel tables that case.json names or that are in a "
+            f"folder 'calibration' near it ({near}) none are for these, and no request is of stage "
             f"'sync'; give a profile with --profile, or where tables are with --calibration"
         )
     shape = Shape(
@@ -55,7 +58,7 @@ def calibrate(case: Case, given: Path | None = None, tables: Path | None = None)
         setup.block_size,
     )
     return sync_profile(
-        read_alone(case.folder / "requests.csv", block_size=setup.block_size),
+        read_alone(case.table, block_size=setup.block_size, caching=setup.caches),
         shape,
         known_gpu(setup.gpu),
         name=f"{case.name}, fitted to its requests that were alone",
@@ -73,23 +76,42 @@ def known_gpu(name: str) -> Gpu | None:
         return None
 
 
+def known_model(name: str) -> Model | None:
+    """The model of that name, if there are data on it."""
+    try:
+        return find_model(name)
+    except InputError:
+        return None
+
+
 def find_bundle(case: Case, tables: Path | None = None) -> Path | None:
     """The folder of LLMServingSim's tables for a case's model and GPU, if there is one."""
+    return next((folder for folder in _bundles(case, tables) if _belongs(folder, case)), None)
+
+
+def _bundles(case: Case, tables: Path | None) -> list[Path]:
+    """All bundles near a case, or in ``tables``."""
     given = [] if tables is None else [tables, *sorted(tables.glob("*"))]
     roots = [case.folder, *case.folder.resolve().parents[:2]]
     named = [root / name for root in roots for name in case.facts.calibration]
     beside = [path for root in roots for path in sorted((root / "calibration").glob("*"))]
-    for folder in (*given, *named, *beside):
-        if (folder / "meta.yaml").is_file() and _belongs(folder, case):
-            return folder
-    return None
+    found = {f.resolve(): f for f in (*given, *named, *beside) if (f / "meta.yaml").is_file()}
+    return list(found.values())
 
 
 def _belongs(folder: Path, case: Case) -> bool:
     meta = read_settings(folder / "meta.yaml")
-    model = str(meta.get("model", "")).casefold() == case.facts.model.casefold()
+    model = _same_model(str(meta.get("model", "")), case.facts.model)
     tables = (folder / f"tp{case.facts.engine.tensor_parallel}").is_dir()
     return model and tables and _same_gpu(str(meta.get("gpu", "")), case.facts.engine.gpu)
+
+
+def _same_model(one: str, other: str) -> bool:
+    """Whether two names mean the same weights or, of our data, the same shape."""
+    first, second = known_model(one), known_model(other)
+    if first is not None and second is not None:
+        return first.name == second.name
+    return one.casefold() == other.casefold()
 
 
 def _same_gpu(one: str, other: str) -> bool:

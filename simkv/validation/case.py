@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simkv.costs.files import Kind, read_table
+from simkv.costs.files import Kind, Rows, find_table, read_table
 from simkv.errors import InputError
 
 #: Requests of this stage calibrate; they are never scored.
@@ -32,6 +32,19 @@ METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
 class _Facts(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_recorded(cls, data: Any) -> Any:
+        """A null is as good as no field where that is allowed."""
+        if not isinstance(data, dict):
+            return data
+        fields = cls.model_fields
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None or name not in fields or fields[name].is_required()
+        }
 
 
 class Dims(_Facts):
@@ -59,17 +72,30 @@ class Setup(_Facts):
     max_num_batched_tokens: int = Field(gt=0)
     max_model_len: int | None = None
     block_size: int = Field(16, gt=0)
-    num_gpu_blocks: int | None = None
+    num_gpu_blocks: int | None = Field(None, gt=0)
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None
     scheduler_reserve_full_isl: bool | None = None
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     dtype: str | None = None
+
+    @property
+    def caches(self) -> bool:
+        """Whether there is a prefix cache, as there is unless it was turned off."""
+        return self.enable_prefix_caching is not False
 
     @property
     def expert_ranks(self) -> int:
         """GPUs that share the experts of a mixture."""
         return self.tensor_parallel * self.data_parallel if self.expert_parallel else 1
+
+
+class Origin(_Facts):
+    """The simulator of the project that the record is from, and its errors (per cent)."""
+
+    simulator: str = "origin"
+    published: dict[str, Any] = {}
+    recomputed_from_committed_sim_csv: dict[str, Any] = {}
 
 
 class Facts(_Facts):
@@ -81,20 +107,22 @@ class Facts(_Facts):
     engine: Setup
     makespan_s: float | None = None
     preemptions: int | None = None
-    origin_simulator: dict[str, Any] = {}
+    origin_simulator: Origin = Origin()
     calibration: list[str] = []
     workload: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recorded run; ``requests`` has a row per request, in order, with its measured times (ms).
+    """A recorded run; ``requests`` (from the file ``table``) has a row per request, in order, with
+    its measured times (ms).
 
     ``from_queue``: TTFT and E2E count from when the engine core had the request, not from its
     arrival. ``scored`` says row by row what counts: rows that calibrate do not.
     """
 
     folder: Path
+    table: Path
     facts: Facts
     requests: pd.DataFrame
     from_queue: bool
@@ -111,6 +139,12 @@ class Case:
         return not bool(self.scored.all())
 
     @property
+    def tells_prefixes(self) -> bool:
+        """Whether the record says which prompts begin alike."""
+        there = any((self.folder / f"prefix_blocks.jsonl{end}").is_file() for end in ("", ".gz"))
+        return there or "shared_prefix_tokens" in self.requests
+
+    @property
     def makespan_s(self) -> float:
         """Seconds from the first arrival to the last token."""
         if self.facts.makespan_s is not None:
@@ -123,7 +157,7 @@ def read_case(folder: Path) -> Case:
     """Read a recorded run. Raises InputError with file and field if it is none."""
     path = folder / "case.json"
     try:
-        facts = Facts.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        facts = Facts.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise InputError(
             f"{folder}: not a recorded case: {path.name} cannot be read "
@@ -132,23 +166,30 @@ def read_case(folder: Path) -> Case:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: {where}: {first['msg'].lower()}") from error
+        value = first["input"]
+        found = "" if isinstance(value, dict | list) else f"; found {json.dumps(value)}"
+        raise InputError(f"{path}: {where or 'all'}: {first['msg'].lower()}{found}") from error
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON: {error}") from error
-    table = folder / "requests.csv"
-    if not table.is_file():
-        raise InputError(f"{folder}: there is no requests.csv")
-    read_table(table, _NEEDED)
+    table = find_table(folder, "requests")
+    if read_table(table, _NEEDED).empty:
+        raise InputError(f"{table}: there is no request in it")
     requests = pd.read_csv(table).sort_values("arrival_s", kind="stable", ignore_index=True)
     for name in METRICS:
-        if name not in requests:
+        if name in requests:
+            read_table(table, {name: "number"}, _filled(name))
+        else:
             requests[name] = float("nan")
     scored = pd.Series(True, index=requests.index)
     if "stage" in requests:
         scored = requests["stage"] != CALIBRATES
     if not scored.any():
         raise InputError(f"{table}: stage: all rows are {CALIBRATES!r}; none is left to compare")
-    return Case(folder, facts, requests, "queued_s" in requests, scored)
+    return Case(folder, table, facts, requests, "queued_s" in requests, scored)
+
+
+def _filled(name: str) -> Rows:
+    return lambda table: table[name].notna()
 
 
 def find_cases(folder: Path) -> list[Path]:

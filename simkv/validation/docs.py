@@ -42,7 +42,11 @@ def _table(scores: Sequence[Score]) -> str:
         "| case | simulator | metric | mean | P50 | P90 | P95 | P99 | per request |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    lines += ["| " + " | ".join(row) + " |" for s in scores for row in case_rows(s)]
+    lines += [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        for s in scores
+        for row in case_rows(s)
+    ]
     return "## All cases, error in per cent\n\n" + "\n".join(lines) + "\n"
 
 
@@ -85,6 +89,9 @@ def _line(f: Figure) -> str:
 def _otherwise(o: Otherwise) -> str:
     cells = []
     for metric in METRICS:
+        if not o.score.has(metric):
+            cells.append("")
+            continue
         mean, tail = o.score.figure(metric, "mean"), o.score.figure(metric, "p99")
         cells.append(f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}")
     return f"| {o.change} | " + " | ".join(cells) + " |"
@@ -112,7 +119,7 @@ def _panel(axes: Axes, scores: Sequence[Score], metric: str, most: float) -> Non
     axes.axvspan(-1, 1, color=GREY, alpha=0.5, lw=0)
     axes.axvline(0, color=DARK, lw=0.8)
     for row, s in enumerate(scores):
-        for statistic in STATISTICS:
+        for statistic in STATISTICS if s.has(metric) else ():
             f = s.figure(metric, statistic)
             marker, size = ("o", 7) if statistic == "mean" else ("|", 12)
             inside = max(min(f.error_pct, most), -most)

@@ -5,6 +5,7 @@ A knob that was not recorded has the version's default, and the result says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,9 +108,17 @@ def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
             f"{case.folder / 'case.json'}: engine.engine: {setup.engine!r} cannot be replayed; "
             f"expected vLLM"
         )
-    variant, notes = _variant(setup.version)
+    try:
+        variant, notes = _variant(setup.version)
+    except ValueError as error:
+        raise InputError(f"{case.folder / 'case.json'}: engine.version: {error}") from error
     blocks, said = _blocks(case)
+    nearby = bool(notes)
     notes += said
+    if setup.caches and not case.tells_prefixes:
+        notes.append(
+            "neither prefix_blocks.jsonl nor a column shared_prefix_tokens: prompts share nothing"
+        )
     longest = int((case.requests["prompt_tokens"] + case.requests["output_tokens"]).max())
     length = setup.max_model_len
     if length is None or length < longest:
@@ -125,12 +134,14 @@ def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
         "max_num_seqs": setup.max_num_seqs,
         "max_num_batched_tokens": setup.max_num_batched_tokens,
         "max_model_len": length,
-        "enable_prefix_caching": setup.enable_prefix_caching is not False,
+        "enable_prefix_caching": setup.caches,
     }
     known = RULES[variant].fixed
     for name in ("async_scheduling", "scheduler_reserve_full_isl"):
         value = getattr(setup, name)
-        if value is not None:
+        if nearby and name in known and value not in (known[name].value, None):
+            notes.append(f"{name} {value} is left out: {variant} does not have it")
+        elif value is not None:
             fields[name] = value
         elif name not in known:
             default = getattr(RULES[variant], name)
@@ -142,7 +153,13 @@ def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
 
 
 def _variant(version: str) -> tuple[Any, list[str]]:
-    """The newest known version that is not newer than ``version``, the oldest if all are."""
+    """The newest known version that is not newer than ``version``, the oldest if all are.
+
+    Raises ValueError for what is no version.
+    """
+    version = version.strip().removeprefix("v")
+    if not re.match(r"\d+\.\d+", version):
+        raise ValueError(f"should be a release such as 0.19.0; found {version!r}")
     known = sorted((v for v in RULES if v.replace(".", "").isdigit()), key=_numbers)
     if version in known:
         return version, []
@@ -152,8 +169,7 @@ def _variant(version: str) -> tuple[Any, list[str]]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.lstrip("v").split(".")
-    return tuple(int(part) if part.isdigit() else 0 for part in parts[:3])
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def _blocks(case: Case) -> tuple[int, list[str]]:
@@ -184,11 +200,11 @@ def _blocks(case: Case) -> tuple[int, list[str]]:
 
 def _requests(case: Case) -> list[Request]:
     """The requests as sent, in the order of the record."""
-    found = read_trace(case.folder / "requests.csv").requests()
+    found = read_trace(case.table).requests()
     lengths = case.requests["prompt_tokens"].tolist()
     if [request.prompt_tokens for request in found] != lengths:
         raise InputError(
-            f"{case.folder / 'requests.csv'}: {len(lengths)} rows, of which {len(found)} can be "
+            f"{case.table}: {len(lengths)} rows, of which {len(found)} can be "
             f"served; every row should have an arrival, a prompt and an output"
         )
     return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from simkv.validation.case import METRICS, Case
+from simkv.validation.case import METRICS, Case, Origin
 from simkv.validation.replay import Replayed
 
 Floats = npt.NDArray[np.float64]
@@ -74,6 +73,10 @@ class Score:
     per_request: list[PerRequest]
     stages: dict[str, list[Figure]]
 
+    def has(self, metric: str) -> bool:
+        """Whether a metric was compared: recorded for some request, and not empty for all."""
+        return any(f.metric == metric for f in self.figures)
+
     def figure(self, metric: str, statistic: str) -> Figure:
         """One figure. Raises StopIteration if it was not compared."""
         return next(f for f in self.figures if (f.metric, f.statistic) == (metric, statistic))
@@ -137,26 +140,33 @@ def _per_request(
     replayed: Replayed,
     metric: str,
     kept: npt.NDArray[np.bool_],
-    origin: Mapping[str, Any],
+    origin: Origin,
 ) -> PerRequest | None:
     measured, predicted = _both(case, replayed, metric, kept)
     if not len(measured):
         return None
     off = np.abs(predicted - measured)
-    published = (origin.get("recomputed_from_committed_sim_csv") or {}).get(metric) or {}
+    published = origin.recomputed_from_committed_sim_csv.get(metric)
+    theirs = published.get("per_request_mape_pct") if isinstance(published, dict) else None
     if metric == "queue_ms":
         return PerRequest(metric, len(measured), None, None, float(off.mean()))
-    apart = 100 * off / measured
+    above = measured > 0
+    apart = 100 * off[above] / measured[above]
+    if not len(apart):
+        return PerRequest(metric, len(measured), None, None, float(off.mean()))
     return PerRequest(
         metric,
         len(measured),
         float(apart.mean()),
         float(np.median(apart)),
         float(off.mean()),
-        published.get("per_request_mape_pct"),
+        _number(theirs),
     )
 
 
-def _published(origin: Mapping[str, Any], metric: str, statistic: str) -> float | None:
-    found = (origin.get("published") or {}).get(f"{_ORIGIN.get(metric)} {_ORIGIN[statistic]}")
-    return None if found is None else float(found)
+def _published(origin: Origin, metric: str, statistic: str) -> float | None:
+    return _number(origin.published.get(f"{_ORIGIN.get(metric)} {_ORIGIN[statistic]}"))
+
+
+def _number(found: Any) -> float | None:
+    return float(found) if isinstance(found, int | float) else None

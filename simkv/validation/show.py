@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from simkv.validation.score import STATISTICS, Figure, Score
 from simkv.validation.sensitivity import Otherwise
@@ -15,11 +17,12 @@ TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "qu
 
 def print_case(console: Console, found: Score, changed: Sequence[Otherwise]) -> None:
     """One case: measured, predicted, error, and the error of the simulator it comes from."""
-    console.print(f"\n[bold]{found.case.name}[/bold]: {found.case.facts.model}", highlight=False)
+    console.print()
+    console.print(Text(found.case.name, "bold"), Text(f": {found.case.facts.model}"), sep="")
     console.print(f"costs: {found.profile}", markup=False)
     for note in found.replayed.notes:
         console.print(f"note: {note}", markup=False)
-    origin = str(found.case.facts.origin_simulator.get("simulator", "origin"))
+    origin = escape(found.case.facts.origin_simulator.simulator)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("figure", "measured", "predicted", "error", origin):
         table.add_column(column, justify="left" if column == "figure" else "right")
@@ -62,6 +65,8 @@ def _print_changed(console: Console, found: Score, changed: Sequence[Otherwise])
 
 
 def _pair(s: Score, metric: str) -> str:
+    if not s.has(metric):
+        return ""
     mean, tail = s.figure(metric, "mean"), s.figure(metric, "p99")
     return f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}"
 
@@ -74,19 +79,22 @@ def print_all(console: Console, scores: Sequence[Score]) -> None:
         table.add_column(column, justify="left" if column in ("case", "", "metric") else "right")
     for s in scores:
         for row in case_rows(s):
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
     console.print(table)
 
 
 def case_rows(s: Score) -> list[list[str]]:
     """A row per metric with our errors, and one with those of the simulator it comes from."""
     rows = []
-    origin = str(s.case.facts.origin_simulator.get("simulator", ""))
+    origin = s.case.facts.origin_simulator.simulator
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        if not s.has(metric):
+            continue
         figures = [s.figure(metric, statistic) for statistic in STATISTICS]
         per = next(p for p in s.per_request if p.metric == metric)
         ours = [f"{f.error_pct:+.2f}" for f in figures]
-        rows.append([s.case.name, "simkv", TITLES[metric], *ours, f"{per.mape:.2f}"])
+        each = "" if per.mape is None else f"{per.mape:.2f}"
+        rows.append([s.case.name, "simkv", TITLES[metric], *ours, each])
         if any(f.origin_pct is not None for f in figures):
             theirs = ["" if f.origin_pct is None else f"{f.origin_pct:+.1f}" for f in figures]
             mape = "" if per.origin_mape is None else f"{per.origin_mape:.2f}"

@@ -98,8 +98,10 @@ def test_experts_are_chosen_evenly_and_ranks_pool_their_tokens(tmp_path: Path) -
     moe = "tokens,activated_experts,time_us\n" + "".join(
         f"{t},{a},{t + 10 * a}\n" for t in (1, 64) for a in (1, 16)
     )
+    plain = StepCost(bundle_profile(bundle(tmp_path / "plain"), Layout(2)))
     bundle(tmp_path, moe=moe)
-    plain = StepCost(bundle_profile(tmp_path, Layout(2)))
+    with pytest.raises(InputError, match="times of a mixture of experts, but the model has no"):
+        bundle_profile(tmp_path, Layout(2))
     one = StepCost(bundle_profile(tmp_path, Layout(2, experts=16, experts_per_token=2)))
     load = Load(0, 0, 0, 1, 200, 0, 1)
     assert one(load) - plain(load) == pytest.approx(2e-6 * (1 + 10 * 2))  # one token takes two

@@ -71,6 +71,61 @@ def test_what_is_likely_on_a_known_gpu_decides_where_the_rows_cannot(tmp_path: P
     assert found.pair == pytest.approx(524288 / (0.45 * 9.89e14), rel=0.01)
 
 
+def test_the_first_to_arrive_is_the_cold_one_in_any_order(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    head, *rows = path.read_text().splitlines()
+    arrived = [f"{row},{5 * i}" for i, row in enumerate(rows)]
+    path.write_text("\n".join([head + ",arrival_s", *reversed(arrived)]) + "\n")
+    found = fit_prices(read_alone(path), SHAPE, None)
+    assert found.prefill_step == pytest.approx(STEP, rel=1e-3)
+
+
+def test_only_rows_that_are_fitted_to_need_all_columns(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    whole = read_alone(path)
+    path.write_text(path.read_text().replace("99,throughput,100,9,0,1,", "99,throughput,100,9,,,"))
+    assert read_alone(path).prefill.tolist() == whole.prefill.tolist()
+
+
+def test_a_prefix_is_cached_at_most_up_to_the_last_token_and_only_with_a_cache(
+    tmp_path: Path,
+) -> None:
+    path = table(tmp_path)
+    head, *rows = path.read_text().splitlines()
+    shared = ["", *["99999"] * (len(rows) - 1)]
+    lines = [f"{row},{n}" for row, n in zip(rows, shared, strict=True)]
+    path.write_text("\n".join([head + ",shared_prefix_tokens", *lines]) + "\n")
+    alone = read_alone(path)
+    assert (alone.hits == (alone.prompt - 1) // 16 * 16).all()
+    assert not read_alone(path, caching=False).hits.any()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("2,sync,5646,46,0.5,", "2,sync,0,46,0.5,", r"csv:4: prompt_tokens: should be above 0"),
+        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,0,9,1\n#", r"csv:4: prefill_ms: should be"),
+        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,5,9,1\n#", r"csv:4: e2e_ms: should be above"),
+        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,,9,1\n#", r"csv:4: prefill_ms: .* nothing"),
+    ],
+)
+def test_times_that_none_takes_are_named(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
+    path = table(tmp_path)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(InputError, match=complaint):
+        read_alone(path)
+
+
+def test_single_tokens_tell_nothing_of_decodes(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(HEADER + "".join(row(i, "sync", 500 + i, 1) for i in range(12)))
+    with pytest.raises(InputError, match="0 of the 11 requests to fit to have 8 or more output"):
+        read_alone(path)
+
+
 def test_too_few_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"5 requests in stage 'sync' besides the first"):
         read_alone(table(tmp_path, 6))

@@ -186,6 +186,7 @@ def test_what_was_not_recorded_is_said_and_varied(made_up: Path) -> None:
     assert [note.split(":")[0] for note in notes] == [
         "vLLM 0.15.1 is not modelled",
         "num_gpu_blocks was not recorded",
+        "neither prefix_blocks.jsonl nor a column shared_prefix_tokens",
         "max_model_len was not recorded",
         "async_scheduling was not recorded",
     ]
@@ -229,6 +230,9 @@ def test_data_parallel_ranks_share_the_requests(made_up: Path, experts: int | No
     [
         ({"engine": {**ENGINE, "engine": "SGLang"}}, r"engine.engine: 'SGLang' cannot be replayed"),
         ({"engine": {**ENGINE, "max_num_seqs": 0}}, r"engine.max_num_seqs: input should be"),
+        ({"engine": {**ENGINE, "num_gpu_blocks": 0}}, r"num_gpu_blocks: .* than 0; found 0"),
+        ({"engine": {**ENGINE, "version": "nightly"}}, r"engine.version: .* found 'nightly'"),
+        ({"origin_simulator": {"published": "none"}}, r"origin_simulator.published: .*"),
         ({"model_dims": {}}, r"model_dims.layers: field required"),
         ({"engine": {**ENGINE, "num_gpu_blocks": 20}}, r"engine: num_gpu_blocks: 20 blocks"),
     ],
@@ -238,6 +242,61 @@ def test_bad_cases_are_named(tmp_path: Path, change: dict[str, Any], complaint: 
     (folder / "case.json").write_text(json.dumps({**FACTS, **change}))
     with pytest.raises(InputError, match=complaint):
         engine_of(read_case(folder))
+
+
+def test_a_null_is_as_good_as_no_field(made_up: Path) -> None:
+    facts = json.loads((made_up / "case.json").read_text())
+    names = ("tensor_parallel", "data_parallel", "block_size", "gpu_memory_utilization", "dtype")
+    facts["engine"] |= dict.fromkeys(names)
+    facts |= dict.fromkeys(("calibration", "origin_simulator", "workload", "makespan_s"))
+    before = read_case(made_up)
+    (made_up / "case.json").write_text("\ufeff" + json.dumps(facts))
+    after = read_case(made_up)
+    assert after.facts.engine == before.facts.engine
+    assert calibrate(after) == calibrate(before)
+
+
+def test_a_recorded_knob_that_the_rules_nearby_lack_is_left_out(made_up: Path) -> None:
+    facts = json.loads((made_up / "case.json").read_text())
+    facts["engine"] |= {"version": "0.18.1rc2", "scheduler_reserve_full_isl": True}
+    (made_up / "case.json").write_text(json.dumps(facts))
+    _, notes = engine_of(read_case(made_up))
+    assert "scheduler_reserve_full_isl True is left out: 0.11.0 does not have it" in notes
+    facts["engine"]["version"] = "v0.11.0"
+    (made_up / "case.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match="came later than vLLM"):
+        engine_of(read_case(made_up))
+
+
+def test_outputs_of_one_token_and_odd_names_are_shown(made_up: Path, tmp_path: Path) -> None:
+    facts = json.loads((made_up / "case.json").read_text())
+    facts["name"] = "a|b [bold]x[/nope]"
+    facts["origin_simulator"]["published"] = {"TTFT Mean": "+1 %"}
+    (made_up / "case.json").write_text(json.dumps(facts))
+    table = pd.read_csv(made_up / "requests.csv")
+    late = table["stage"] != "sync"
+    table.loc[late, "output_tokens"] = 1
+    table.loc[late, "tpot_ms"] = None
+    table.to_csv(made_up / "requests.csv.gz", index=False)
+    (made_up / "requests.csv").unlink()
+    docs, out = tmp_path / "page.md", tmp_path / "out"
+    arguments = ["validate", str(made_up), "--sensitivity", "--docs", str(docs), "--out", str(out)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "a|b [bold]x[/nope]: test/model" in done.output
+    assert "TPOT" not in done.output.replace("TPOT  ", "")
+    assert r"| a\|b [bold]x[/nope] | simkv | TTFT |" in docs.read_text()
+
+
+def test_measured_times_that_are_no_numbers_are_named(made_up: Path) -> None:
+    table = pd.read_csv(made_up / "requests.csv").astype({"tpot_ms": object})
+    table.loc[20, "tpot_ms"] = "n/a?"
+    table.to_csv(made_up / "requests.csv", index=False)
+    with pytest.raises(InputError, match=r"requests.csv:22: tpot_ms: .*found 'n/a\?'"):
+        read_case(made_up)
+    table.iloc[:0].to_csv(made_up / "requests.csv", index=False)
+    with pytest.raises(InputError, match="there is no request in it"):
+        read_case(made_up)
 
 
 def test_rows_of_one_stage_only_leave_nothing_to_compare(tmp_path: Path) -> None:
