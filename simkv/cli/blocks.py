@@ -14,7 +14,9 @@ def blocks(
     model: Annotated[str | None, typer.Option(help="The model's name on the hub.")] = None,
     gpu: Annotated[str | None, typer.Option(help="The GPU's name.")] = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="Read an engine's log.")] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 16,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="Tokens per block, unless the log tells.")
+    ] = 16,
     gpu_memory_utilization: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.9,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1)] = 2048,
     max_num_seqs: Annotated[int, typer.Option(min=1)] = 256,
@@ -30,7 +32,9 @@ def blocks(
 
         told = cache_size(log, block_size)
         print(f"num_gpu_blocks: {told.blocks}")
-        print(f"{told.tokens} tokens in blocks of {block_size}; {told.engine}, {log}:{told.line}")
+        print(
+            f"{told.tokens} tokens in blocks of {told.block_size}; {told.engine}, {log}:{told.line}"
+        )
         return
     if model is None or gpu is None:
         raise InputError("--model and --gpu are needed, or --log")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simkv.cli.common import check_file
+from simkv.errors import InputError
 
 if TYPE_CHECKING:
     from simkv.profile import Profile
@@ -41,9 +42,12 @@ def llmservingsim(
     from simkv.costs.graphs import graph_sizes
     from simkv.costs.llmservingsim import Layout, bundle_profile
     from simkv.models import find_model
+    from simkv.validation.calibration import bundle_model, known_model
 
     check_file("--out", out)
-    found = find_model(model)
+    found, measured = find_model(model), known_model(bundle_model(bundle))
+    if measured and measured != found:
+        raise InputError(f"{bundle}: measured with {measured.name}; --model {model} is another")
     sizes = graph_sizes(max_num_seqs) if max_num_seqs else None
     layout = Layout(
         found.layers, tp, found.hidden, found.experts, found.experts_per_token, expert_ranks

@@ -27,6 +27,8 @@ DTYPE = "bfloat16"
 
 def aiconfigurator_profile(folder: Path, model: Model, tp: int = 1) -> Profile:
     """The profile of ``model`` on ``tp`` GPUs. Raises InputError if the tables do not fit it."""
+    if model.experts:
+        raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
     prefills = _prefills(folder, model, tp)
     decodes, most = _decodes(folder, model, tp)
     terms, sizes = _products(folder, model, tp)

@@ -36,6 +36,8 @@ _DEGREE = "num_tensor_parallel_workers"
 
 def vidur_profile(mlp: Path, attention: Path, model: Model, gpu: str, tp: int = 1) -> Profile:
     """The profile of ``model`` on ``tp`` GPUs. Raises InputError if the tables do not fit it."""
+    if model.experts:
+        raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
     terms, tokens = _terms(mlp, model, tp)
     prefills, decodes = _attention(attention, model, tp)
     table = table_of(prefills, decodes)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simkv.errors import InputError
 from simkv.models import Gpu, Model
 
 #: Bytes that CUDA and its libraries take beside the tensors of torch.
@@ -51,8 +52,13 @@ def kv_blocks(
 ) -> Fit:
     """The blocks of ``block_size`` tokens that vLLM would find on each of the GPUs.
 
-    ``expert_ranks`` GPUs share the experts of a mixture, if there is one.
+    ``expert_ranks`` GPUs share the experts of a mixture, if there is one. Raises InputError for a
+    number of GPUs that cannot share the heads.
     """
+    if model.heads % tensor_parallel:
+        raise InputError(
+            f"{model.name}: {model.heads} heads cannot be shared by {tensor_parallel} GPUs"
+        )
     width, hidden = model.intermediate // tensor_parallel, model.hidden
     mlp = max_num_batched_tokens * model.itemsize * 3 * (width + hidden)
     sampler = max_num_seqs * model.vocab * SAMPLER_BYTES

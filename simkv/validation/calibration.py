@@ -101,12 +101,17 @@ def _bundles(case: Case, tables: Path | None) -> list[Path]:
 
 def _belongs(folder: Path, case: Case) -> bool:
     meta = read_settings(folder / "meta.yaml")
-    model = _same_model(str(meta.get("model", "")), case.facts.model)
+    model = same_model(bundle_model(folder), case.facts.model)
     tables = (folder / f"tp{case.facts.engine.tensor_parallel}").is_dir()
     return model and tables and _same_gpu(str(meta.get("gpu", "")), case.facts.engine.gpu)
 
 
-def _same_model(one: str, other: str) -> bool:
+def bundle_model(folder: Path) -> str:
+    """The model that a bundle of LLMServingSim was measured with; empty if it does not say."""
+    return str(read_settings(folder / "meta.yaml").get("model", ""))
+
+
+def same_model(one: str, other: str) -> bool:
     """Whether two names mean the same weights or, of our data, the same shape."""
     first, second = known_model(one), known_model(other)
     if first is not None and second is not None:

@@ -141,6 +141,26 @@ def test_heads_that_were_not_measured_are_named(tmp_path: Path) -> None:
         aiconfigurator_profile(folder, other)
 
 
+def test_tables_of_another_kind_of_model_are_refused(tmp_path: Path) -> None:
+    experts = MODEL.model_copy(update={"experts": 8, "experts_per_token": 2})
+    with pytest.raises(InputError, match="a mixture of experts; these tables are of dense models"):
+        aiconfigurator_profile(aiconfigurator_tables(tmp_path), experts)
+    with pytest.raises(InputError, match="a mixture of experts"):
+        vidur_profile(tmp_path / "mlp.csv", tmp_path / "attention.csv", experts, "L4")
+
+
+def test_a_bundle_of_another_model_is_refused(tmp_path: Path) -> None:
+    from tests.costs.test_llmservingsim import bundle
+
+    folder = bundle(tmp_path / "bundle")
+    (folder / "meta.yaml").write_text("model: meta-llama/Llama-3.1-8B\n")
+    out = tmp_path / "mine.json"
+    arguments = ["profile", "build", "llmservingsim", str(folder), "--model", "Qwen2.5-0.5B"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+    assert "measured with meta-llama/Llama-3.1-8B; --model Qwen2.5" in str(done.exception)
+    assert not out.exists()
+
+
 def test_the_command_writes_a_profile_that_loads(tmp_path: Path) -> None:
     from tests.costs.test_llmservingsim import bundle
 
@@ -162,4 +182,12 @@ def test_the_blocks_command(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text("GPU KV cache size: 41,408 tokens\n")
     assert run(app, ["blocks", "--log", str(log)]).output.startswith("num_gpu_blocks: 2588\n")
+    log.write_text("with block size 32 and 513 GPU blocks: available context length is 16416\n")
+    assert (
+        "16416 tokens in blocks of 32; mistralrs" in run(app, ["blocks", "--log", str(log)]).output
+    )
+    log.write_text("Overriding num_gpu_blocks=0 with num_gpu_blocks_override=512\n")
+    assert run(app, ["blocks", "--log", str(log)]).output.startswith("num_gpu_blocks: 512\n")
+    seven = run(app, ["blocks", "--model", "Llama-3.1-8B", "--gpu", "L4", "--tp", "7"])
+    assert "32 heads cannot be shared by 7 GPUs" in str(seven.exception)
     assert isinstance(run(app, ["blocks", "--gpu", "L4"]).exception, InputError)
