@@ -232,7 +232,11 @@ def verdict_of(record: Record) -> tuple[str, str]:
         if lives := by_outcome[outcome]:
             ids = ", ".join(str(life.request.id) for life in lives[:8])
             more = f" and {len(lives) - 8} more" if len(lives) > 8 else ""
-            return outcome.value, f"{len(lives)} of {len(record.lives)}: requests {ids}{more}"
+            plural = "s" if len(lives) > 1 else ""
+            return (
+                outcome.value,
+                f"{len(lives)} of {len(record.lives)}: request{plural} {ids}{more}",
+            )
     return "served", "every request finished"
 
 

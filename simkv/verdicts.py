@@ -145,9 +145,10 @@ class Unservable(Verdict):
 
     @property
     def text(self) -> str:
+        missing = self.needs - self.has
         return (
             f"{_count(self.all)} cannot fit: request {self.requests[0]} needs {self.needs} blocks, "
-            f"the cache has {self.has}; {self.needs - self.has} are missing"
+            f"the cache has {self.has}; {missing} {'is' if missing == 1 else 'are'} missing"
         )
 
 
@@ -185,7 +186,7 @@ class Starvation(Verdict):
     def text(self) -> str:
         text = (
             f"{_count(self.all)} starved; request {self.requests[0]} waited {self.waited:.3f} of "
-            f"its {self.lived:.3f} s and got {self.tokens} tokens"
+            f"its {self.lived:.3f} s and got {_tokens(self.tokens)}"
         )
         if self.kinds:
             kind = max(self.kinds, key=lambda kind: self.kinds[kind])
@@ -278,7 +279,9 @@ class HeadOfLine(Verdict):
 
 @dataclass(frozen=True)
 class PriorityInversion(Verdict):
-    """``count`` times a request was taken in while a more urgent one waited.
+    """``count`` times a request went ahead while a more urgent one waited.
+
+    It was taken in, or another was preempted for its sake.
 
     Of the two requests that show it the first waited ``seconds`` more from ``at`` (s) on.
     """
@@ -293,7 +296,7 @@ class PriorityInversion(Verdict):
     def text(self) -> str:
         (urgent, other), (high, low) = self.requests, self.priorities
         return (
-            f"{_times(self.count)} a request was taken in before a more urgent one: at "
+            f"{_times(self.count)} a request went before a more urgent one: at "
             f"{self.at:.3f} s request {other} (priority {low}), while request {urgent} (priority "
             f"{high}) waited {self.seconds:.3f} s more"
         )
@@ -596,6 +599,10 @@ def _ids(ids: Sequence[int], most: int = 8) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+def _tokens(count: int) -> str:
+    return "one token" if count == 1 else f"{count} tokens"
 
 
 def _count(ids: Sequence[int]) -> str:

@@ -172,6 +172,7 @@ def test_priority_inversion() -> None:
     engine = {**VLLM, "num_gpu_blocks": 64, "max_num_seqs": 1}
     verdict = only(diagnosis(unit_steps(requests, engine)), PriorityInversion)
     assert verdict == PriorityInversion((2, 1), count=1, at=2.0, seconds=3.0, priorities=(0, 5))
+    assert "a request went before a more urgent one" in verdict.text
     assert not diagnosis(unit_steps(requests, {**engine, "policy": "priority"})).verdicts
 
 
@@ -272,6 +273,15 @@ def test_a_burst_of_which_none_fits(engine: dict[str, Any], verdict: type[Verdic
     too_large = only(found, Unservable)
     assert (len(too_large.all), too_large.needs, too_large.has) == (40, 51, 40)
     assert "11 are missing" in too_large.text
+
+
+def test_one_is_not_many() -> None:
+    assert Unservable((0,), needs=5, has=4, all=(0,)).text.endswith("has 4; 1 is missing")
+    starved = Starvation((0,), (0,), 1.0, 2.0, tokens=1, kinds={}, behind=(), overtaken=None)
+    assert (
+        starved.text
+        == "one request starved; request 0 waited 1.000 of its 2.000 s and got one token"
+    )
 
 
 OVERLOAD = {

@@ -186,6 +186,8 @@ def test_a_verdict_names_the_requests_but_not_all_of_many() -> None:
         "starved",
         "10 of 10: requests 0, 1, 2, 3, 4, 5, 6, 7 and 2 more",
     )
+    record = simulate(Fifo(), [ask(0, timeout=1.5)])
+    assert verdict_of(record) == ("starved", "1 of 1: request 0")
 
 
 # Statistics

@@ -72,8 +72,8 @@ def serve(
     for name, loaded in chosen.items():
         runs[name] = Server(loaded, setup).serve()
         print(_report(name, runs[name]))
-    write_served(folder, runs, setup)
-    print(f"Written to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+    written = write_served(folder, runs, setup)
+    print(f"Written to {folder}: {', '.join(written)}")
     if any(_l0(run) is not None for run in runs.values()):
         raise typer.Exit(1)
 

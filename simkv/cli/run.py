@@ -79,14 +79,14 @@ def run(
 
             write_plots(parts_of(results), name, target)
 
-    write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
+    written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     print_results(console, results, comparisons)
     checks = check(results)
     if checks:
         say(console, "\nExpected")
         print_checks(console, checks)
-    say(console, f"\nWritten to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+    say(console, f"\nWritten to {folder}: {', '.join(written)}")
     if perfetto:
         from simkv.report.perfetto import write_perfetto
 

@@ -71,11 +71,12 @@ def figures(record: Record, passes: list[Pass]) -> dict[str, Any]:
     }
 
 
-def write_served(folder: Path, runs: dict[str, Served], setup: Setup) -> None:
+def write_served(folder: Path, runs: dict[str, Served], setup: Setup) -> list[str]:
     """Write runs (by variant) to ``folder``, complete or not at all.
 
     ``summary.json``, ``requests.csv``, ``passes.csv`` (a line per iteration of the engine's loop),
-    ``scenario.yaml``, and per variant a decision trace ``decisions-<variant>.jsonl.gz``.
+    ``scenario.yaml``, and per variant a decision trace ``decisions-<variant>.jsonl.gz``. Returns
+    the names of what it wrote.
     """
     import pandas as pd
     from ruamel.yaml import YAML
@@ -100,6 +101,7 @@ def write_served(folder: Path, runs: dict[str, Served], setup: Setup) -> None:
         scenarios = {n: run.scenario.model_copy(update=nothing) for n, run in runs.items()}
         with (new / "scenario.yaml").open("w", encoding="utf-8") as file:
             YAML().dump(resolved(scenarios), file)
+        return sorted(path.name for path in new.iterdir())
 
 
 def _summary(run: Served) -> dict[str, Any]:

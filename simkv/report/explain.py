@@ -46,8 +46,9 @@ def story(name: str, result: Result, command: str) -> Iterator[str]:
         yield from _text(f"Of {seconds(waste.busy)} of GPU time were wasted: {said}.")
     if found.worst_overtakes:
         first = found.worst_overtakes[0]
+        count = len(found.worst_overtakes)
         yield from _text(
-            f"{len(found.worst_overtakes)} requests were overtaken by later ones; request "
+            f"{count} request{'s were' if count > 1 else ' was'} overtaken by later ones; request "
             f"{first.victim} by {first.others}, request {first.by} first, {seconds(first.seconds)} "
             "ahead of it."
         )
@@ -104,10 +105,10 @@ def story_of(name: str, result: Result, request: int) -> Iterator[str]:
         label = "request" if len(blockers) == 1 else "requests"
         yield from _text(f"What it waited for was held above all by {label} {held}.")
     if overtaken:
-        yield from _text(
-            f"{overtaken.others} requests that came later were served before it, the first of them "
-            f"request {overtaken.by}, {seconds(overtaken.seconds)} earlier."
-        )
+        later = "One request that came later was served before it,"
+        if overtaken.others > 1:
+            later = f"{overtaken.others} requests that came later were served before it, first"
+        yield from _text(f"{later} request {overtaken.by}, {seconds(overtaken.seconds)} earlier.")
 
 
 def _title(name: str, result: Result) -> Iterator[str]:

@@ -23,6 +23,21 @@ from simkv.workload import fields_of_others
 
 #: By this a folder is known as one that simkv wrote and may replace.
 MARK = "summary.json"
+#: What simkv writes to such a folder, and so does not keep when it replaces it.
+OWN = (
+    MARK,
+    "requests.csv",
+    "steps.csv",
+    "ledger.csv",
+    "preemptions.csv",
+    "passes.csv",
+    "decisions-*.jsonl.gz",
+    "scenario.yaml",
+    "lanes.png",
+    "latency.png",
+    "pressure.png",
+    "report.html",
+)
 
 
 def check_folder(folder: Path) -> None:
@@ -68,11 +83,11 @@ def write_run(
     *,
     steps: bool = False,
     ledger: bool = False,
-) -> None:
+) -> list[str]:
     """Write a run to ``folder``, in place of an earlier one, complete or not at all.
 
     ``draw`` writes the pictures into the folder that it is given; ``steps`` adds ``steps.csv``,
-    ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``.
+    ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``. Returns the names of what it wrote.
     """
     with replacing(folder) as new:
         _write_all(new, results, comparisons)
@@ -87,13 +102,15 @@ def write_run(
                 ("variant", "at_s", "victim", "by", "why", "tokens"),
             )
         draw(new)
+        return sorted(path.name for path in new.iterdir())
 
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """A new folder to write to, which takes the place of ``folder`` at the end, if all went well.
 
-    Raises InputError if ``folder`` is not one that a run may be written to.
+    What lies in ``folder`` and is not of an earlier run stays there. Raises InputError if
+    ``folder`` is not one that a run may be written to.
     """
     check_folder(folder)
     try:
@@ -105,7 +122,20 @@ def replacing(folder: Path) -> Iterator[Path]:
         new = Path(scratch.name) / "new"
         new.mkdir()
         yield new
+        _keep(folder, new)
         _replace(folder, new, Path(scratch.name) / "old")
+
+
+def _keep(folder: Path, new: Path) -> None:
+    """Copy to ``new`` what is in ``folder`` but not of a run: notes, traces, reports by name."""
+    for path in folder.iterdir() if folder.exists() else ():
+        target = new / path.name
+        if target.exists() or any(path.match(name) for name in OWN):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target, symlinks=True)
+        else:
+            shutil.copy2(path, target, follow_symlinks=False)
 
 
 def _replace(folder: Path, new: Path, old: Path) -> None:

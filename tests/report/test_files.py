@@ -206,7 +206,8 @@ def test_a_run_takes_the_place_of_an_earlier_one(
     tmp_path: Path, results: dict[str, Result]
 ) -> None:
     folder = write(tmp_path / "out", results, steps=True)
-    (folder / "old.png").write_text("old")
+    (folder / "lanes.png").write_text("old")
+    (folder / "report.html").write_text("old")
     write(folder, {"a": results["a"]})
     assert sorted(path.name for path in folder.iterdir()) == [
         "my.json",
@@ -215,6 +216,20 @@ def test_a_run_takes_the_place_of_an_earlier_one(
         "summary.json",
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"out", "s.yaml", "my.json"}
+
+
+def test_what_others_put_beside_a_run_stays_there(
+    tmp_path: Path, results: dict[str, Result]
+) -> None:
+    folder = write(tmp_path / "out", results)
+    (folder / "notes").mkdir()
+    (folder / "notes" / "why.md").write_text("hours of work")
+    (folder / "trace.json").write_text("{}")
+    (folder / "link").symlink_to("nowhere")
+    write(folder, results)
+    assert (folder / "notes" / "why.md").read_text() == "hours of work"
+    assert (folder / "trace.json").read_text() == "{}"
+    assert (folder / "link").is_symlink()
 
 
 def test_the_old_run_survives_if_the_new_one_cannot_take_its_place(
