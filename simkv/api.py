@@ -113,7 +113,7 @@ def compare(*scenarios: Source, **overrides: Any) -> pd.DataFrame:
 
 def sweep(
     scenario: str | Path,
-    over: Mapping[str, str | Iterable[Any]],
+    over: Mapping[str, float | str | Iterable[Any]],
     *,
     overrides: Mapping[str, Any] | None = None,
     sample: str | None = None,
@@ -217,7 +217,7 @@ def plan(
     *,
     smallest: str | None = None,
     largest: str | None = None,
-    objectives: Iterable[str] = (),
+    objectives: str | Iterable[str] = (),
     goodput: Mapping[str, float] | None = None,
     overrides: Mapping[str, Any] | None = None,
     variants: Iterable[str] = (),
@@ -249,7 +249,7 @@ def plan(
         path=find(Path(scenario)),
         smallest=smallest,
         largest=largest,
-        objectives=tuple(objectives),
+        objectives=(objectives,) if isinstance(objectives, str) else tuple(objectives),
         goodput=tuple(f"{name}:{limit!r}" for name, limit in (goodput or {}).items()),
         overrides=_assignments(overrides),
         variants=tuple(variants),

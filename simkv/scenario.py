@@ -512,7 +512,8 @@ def _messages(
     for detail in details:
         location = _location(data, detail["loc"], detail["type"] in NAMES_A_FIELD)
         if discriminator := detail.get("ctx", {}).get("discriminator"):
-            location.append(discriminator.strip("'"))
+            name = discriminator.strip("'")
+            location.append("distribution" if name.endswith("()") else name)
         place = document.place((*prefix, *location))
         if prefix and _key_path(document.tree, (*prefix, *location)) is None:
             place = document.place(location)
@@ -561,6 +562,10 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
         return re.sub(r"^Value error, ", "", detail["msg"])
     if kind in ("union_tag_invalid", "literal_error"):
         known = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags"))))
+        if location[-1] == "distribution":  # of which a plain number is none
+            known = [name for name in known if name != "number"]
+            if find_key(detail.get("input"), "distribution") is None:
+                return f"missing; expected one of {', '.join(known)}"
         return f"{found!r} is not known{nearest(str(found), known)}; expected {', '.join(known)}"
     message = detail["msg"][0].lower() + detail["msg"][1:]
     message = message.replace("input should be", "should be")

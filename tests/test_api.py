@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,38 @@ def test_sweep_in_processes_is_sweep_in_this_one(tmp_path: Path) -> None:
     assert here.equals(there)
     assert here["variant"].tolist()[:2] == ["after", "before"]
     assert seen[-1] == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"survive": 2}, "--survive 2: expected a number from 0 to 1"),
+        ({"repeats": 0}, "--repeats 0: expected a number from 1 on"),
+        ({"profile_error": 2}, "--profile-error 2: expected a number from 0 to 0.9"),
+        ({"gpus_per_replica": 0}, "--gpus-per-replica 0: expected a number from 1 on"),
+        ({"neighbours": -1}, "--neighbours -1: expected a number from 0 on"),
+    ],
+)
+def test_a_plan_refuses_the_numbers_that_the_command_refuses(
+    wrong: dict[str, Any], what: str
+) -> None:
+    knob = "engine.num_gpu_blocks=700..1100:200"
+    with pytest.raises(InputError, match=what):
+        simkv.plan(REPORT, smallest=knob, objectives="preemptions<=5", jobs=1, **wrong)
+
+
+def test_one_objective_and_one_value_need_no_list() -> None:
+    found = simkv.plan(
+        REPORT,
+        smallest="engine.num_gpu_blocks=1100,1200",
+        objectives="preemptions<=5",
+        variants=["after"],
+        cliff=False,
+        jobs=1,
+    )
+    assert found.answer == {"after": 1100}
+    table = simkv.sweep(REPORT, {"engine.num_gpu_blocks": 1100}, jobs=1)
+    assert table["engine.num_gpu_blocks"].tolist() == [1100, 1100]
 
 
 def test_plots_and_fronts_of_a_table(tmp_path: Path) -> None:

@@ -141,6 +141,16 @@ def test_the_scenarios_of_the_repository_are_valid(path: Path) -> None:
 # What is said about those that mean nothing: place, field, what is wrong, what would be right
 
 MISTRALRS = "seed, bucketed, pr2031a, pr2031, pr2034, pr2034july, merged2250"
+DRAWN = """\
+name: drawn
+workload:
+  arrivals:
+    num_prompts: 4
+    prompt_tokens: 9
+    output_tokens: {DRAW}
+engine: {name: mistralrs, block_size: 32, num_gpu_blocks: 9}
+profile: unit-step
+"""
 BROKEN: list[tuple[str, str]] = [
     (
         changed("variant:", "varient:"),
@@ -158,6 +168,16 @@ BROKEN: list[tuple[str, str]] = [
         "mistralrs, vllm, sglang, fastdeploy",
     ),
     (changed("  name: mistralrs\n", ""), "s.yaml:4: engine.name: missing; this field is needed"),
+    (
+        DRAWN.replace("DRAW", "distribution: lognormul, mean: 9"),
+        "s.yaml:6: workload.arrivals.output_tokens.distribution: 'lognormul' is not known (did you "
+        "mean 'lognormal'?); expected uniform, random, lognormal, zipf, empirical",
+    ),
+    (
+        DRAWN.replace("DRAW", "mean: 9"),
+        "s.yaml:6: workload.arrivals.output_tokens.distribution: missing; expected one of uniform, "
+        "random, lognormal, zipf, empirical",
+    ),
     (
         changed("  variant: bucketed", "  num_blocks: 100"),
         "s.yaml:6: engine.num_blocks: unknown field (did you mean 'num_gpu_blocks'?); known here",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,6 +90,7 @@ class Prepared:
 
 def prepare(ask: Ask) -> list[Prepared]:
     """Check all that is asked for; one plan per variant. Raises InputError for what is wrong."""
+    _check_numbers(ask)
     section = plan_section(_overridden(ask))
     smallest, largest = ask.smallest, ask.largest
     if not smallest and not largest:
@@ -150,6 +152,20 @@ def prepare(ask: Ask) -> list[Prepared]:
             )
         )
     return found
+
+
+def _check_numbers(ask: Ask) -> None:
+    """Raise InputError for numbers that mean nothing, wherever they come from."""
+    for name, value, least, most in (
+        ("--survive", ask.survive, 0, 1),
+        ("--repeats", ask.repeats, 1, math.inf),
+        ("--profile-error", ask.profile_error, 0, 0.9),
+        ("--gpus-per-replica", ask.gpus_per_replica, 1, math.inf),
+        ("--neighbours", ask.neighbours, 0, math.inf),
+    ):
+        if value is not None and not least <= value <= most:
+            upto = "on" if most == math.inf else f"to {most}"
+            raise InputError(f"{name} {value}: expected a number from {least} {upto}")
 
 
 def _overridden(ask: Ask) -> Document:

@@ -105,14 +105,15 @@ def parse_axis(text: str) -> Axis:
     return _checked(axis, text)
 
 
-def axis_of(path: str, values: str | Iterable[Any]) -> Axis:
-    """An axis from Python: values, or a text as on the command line.
+def axis_of(path: str, values: float | str | Iterable[Any]) -> Axis:
+    """An axis from Python: a value, several, or a text as on the command line.
 
     Raises InputError if there is no value, one twice, or one that is no YAML scalar.
     """
     if isinstance(values, str):
         return parse_axis(f"{path}={values}")
-    plain = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+    several = values if isinstance(values, Iterable) else (values,)
+    plain = tuple(value.item() if isinstance(value, np.generic) else value for value in several)
     text = f"{path}={','.join(map(str, plain))}"
     if not all(isinstance(value, Value) for value in plain):
         raise InputError(f"--over {text}: expected numbers, words, true, false or null")
