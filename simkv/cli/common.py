@@ -51,6 +51,13 @@ def check_file(option: str, file: Path) -> None:
         raise InputError(f"{option} {file}: {what}; expected a file in a folder that exists")
 
 
+def check_folder(option: str, folder: Path | None) -> None:
+    """Raise InputError if ``folder``, or one that it would be in, is a file."""
+    for place in (folder, *folder.parents) if folder else ():
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{option} {place}: is a file; expected a folder")
+
+
 def check_own_folder(folder: Path, store: str, what: str) -> None:
     """Raise InputError if ``folder`` holds anything but a former ``what``, known by a ``store``."""
     if folder.exists() and not folder.is_dir():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import steps_bar
+from simkv.cli.common import check_folder, steps_bar
 from simkv.errors import InputError
 
 
@@ -51,8 +51,9 @@ def validate_case(
     from simkv.validation.show import print_all, print_case
 
     for option, folder in (("--out", out), ("--docs", docs.parent if docs else None)):
-        if folder and folder.exists() and not folder.is_dir():
-            raise InputError(f"{option} {folder}: is a file; expected a folder")
+        check_folder(option, folder)
+    if docs and docs.is_dir():
+        raise InputError(f"--docs {docs}: is a folder; expected a file")
     if calibration and not calibration.is_dir():
         raise InputError(f"--calibration {calibration}: there is no such folder")
     found = [read_case(folder) for named in cases for folder in find_cases(named)]

@@ -45,6 +45,8 @@ def read_table(path: Path, columns: Mapping[str, Kind], rows: Rows | None = None
                 f"{path}: there is no column {name!r}{nearest(name, known)}; the file has "
                 f"{', '.join(known)}"
             )
+    if frame.empty:
+        raise InputError(f"{path}: there are no rows")
     if rows is not None:
         frame = frame[rows(frame)]
     return frame[list(columns)].assign(

@@ -172,8 +172,7 @@ def read_case(folder: Path) -> Case:
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON: {error}") from error
     table = find_table(folder, "requests")
-    if read_table(table, _NEEDED).empty:
-        raise InputError(f"{table}: there is no request in it")
+    read_table(table, _NEEDED)
     requests = pd.read_csv(table).sort_values("arrival_s", kind="stable", ignore_index=True)
     for name in METRICS:
         if name in requests:

@@ -50,6 +50,8 @@ def write_scores(
     }
     if any(sensitivity.values()):
         tables["sensitivity.csv"] = sensitivity_rows(sensitivity)
+    else:
+        (folder / "sensitivity.csv").unlink(missing_ok=True)
     for name, table in tables.items():
         new = folder / f".{name}.new"
         table.to_csv(new, index=False, float_format="%.6g", lineterminator="\n")

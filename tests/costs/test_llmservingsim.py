@@ -125,6 +125,12 @@ def test_collectives_of_a_known_gpu_are_added(tmp_path: Path) -> None:
     assert with_them(load) - without(load) == pytest.approx(4 * 12.713e-6)
 
 
+def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
+    bundle(tmp_path, dense="layer,tokens,time_us\n")
+    with pytest.raises(InputError, match=r"dense.csv: there are no rows"):
+        bundle_profile(tmp_path, Layout(2))
+
+
 def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
     before = bundle_profile(bundle(tmp_path), Layout(2))
     for path in (tmp_path / "tp1").glob("*.csv"):

@@ -295,7 +295,7 @@ def test_measured_times_that_are_no_numbers_are_named(made_up: Path) -> None:
     with pytest.raises(InputError, match=r"requests.csv:22: tpot_ms: .*found 'n/a\?'"):
         read_case(made_up)
     table.iloc[:0].to_csv(made_up / "requests.csv", index=False)
-    with pytest.raises(InputError, match="there is no request in it"):
+    with pytest.raises(InputError, match=r"requests.csv: there are no rows"):
         read_case(made_up)
 
 
@@ -328,6 +328,31 @@ def test_the_command_prints_and_writes(made_up: Path, tmp_path: Path) -> None:
     assert first["origin_error_pct"] == -4.0
     requests = pd.read_csv(tmp_path / "out" / "requests.csv")
     assert (len(requests), requests["scored"].sum()) == (32, 20)
+
+
+def test_what_an_earlier_command_varied_does_not_stay_beside_new_figures(
+    made_up: Path, tmp_path: Path
+) -> None:
+    arguments = ["validate", str(made_up), "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(app, [*arguments, "--sensitivity"]).exit_code == 0
+    assert (tmp_path / "out" / "sensitivity.csv").is_file()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert not (tmp_path / "out" / "sensitivity.csv").exists()
+
+
+def test_where_nothing_can_be_written_is_said_before_the_work(
+    made_up: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for option, place, complaint in (
+        ("--out", "file", "file: is a file; expected a folder"),
+        ("--out", "file/below", "file: is a file; expected a folder"),
+        ("--docs", "file/page.md", "file: is a file; expected a folder"),
+        ("--docs", "made-up", "made-up: is a folder; expected a file"),
+    ):
+        done = CliRunner().invoke(app, ["validate", str(made_up), option, str(tmp_path / place)])
+        assert complaint in str(done.exception), (option, place)
+        assert "TTFT" not in done.output
 
 
 def test_the_page_and_its_picture_are_written_and_the_same_again(
