@@ -72,6 +72,13 @@ def _checked(path: Path, column: pd.Series[Any], kind: Kind) -> pd.Series[Any]:
     return values.astype(int) if kind == "whole" else values
 
 
+def check_kinds(path: Path, prefills: object, decodes: object) -> None:
+    """Raise InputError if a table of attention has no row of the one or of the other."""
+    for some, what in ((prefills, "a prefill"), (decodes, "decodes")):
+        if not some:
+            raise InputError(f"{path}: there is no row of {what} alone; both kinds are needed")
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """A YAML file of settings. Raises InputError if it is none."""
     try:

@@ -27,7 +27,7 @@ import pandas as pd
 
 from simkv.costs.attention import Row, Skew, Slice, Table
 from simkv.costs.error import left_out
-from simkv.costs.files import find_table, read_settings, read_table
+from simkv.costs.files import check_kinds, find_table, read_settings, read_table
 from simkv.costs.lines import at
 from simkv.errors import InputError
 from simkv.models import find_gpu
@@ -224,6 +224,11 @@ def _slices(tables: Path, layers: int) -> list[Slice]:
         ]
         tokens, seqs = int(part["prefill_chunk"].iloc[0]), int(part["n_decode"].iloc[0])
         slices.append(Slice(prefill_tokens=tokens, decode_seqs=seqs, rows=rows))
+    check_kinds(
+        path,
+        [s for s in slices if s.prefill_tokens and not s.decode_seqs],
+        [s for s in slices if s.decode_seqs and not s.prefill_tokens],
+    )
     return slices
 
 

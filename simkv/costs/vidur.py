@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from simkv.costs.error import left_out
-from simkv.costs.files import Kind, read_table
+from simkv.costs.files import Kind, check_kinds, read_table
 from simkv.costs.points import table_of
 from simkv.errors import InputError
 from simkv.models import Model
@@ -40,6 +40,7 @@ def vidur_profile(mlp: Path, attention: Path, model: Model, gpu: str, tp: int = 
         raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
     terms, tokens = _terms(mlp, model, tp)
     prefills, decodes = _attention(attention, model, tp)
+    check_kinds(attention, len(prefills), len(decodes))
     table = table_of(prefills, decodes)
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (float(tokens.min()), float(tokens.max())),

@@ -129,6 +129,10 @@ def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     bundle(tmp_path, dense="layer,tokens,time_us\n")
     with pytest.raises(InputError, match=r"dense.csv: there are no rows"):
         bundle_profile(tmp_path, Layout(2))
+    cut = "\n".join(line for line in ATTENTION.splitlines() if not line.startswith("0,"))
+    other = bundle(tmp_path / "cut", attention=cut + "\n")
+    with pytest.raises(InputError, match=r"attention.csv: there is no row of decodes alone"):
+        bundle_profile(other, Layout(2))
 
 
 def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
