@@ -128,11 +128,11 @@ def _range(text: str, first: str, last: str, step: float | None) -> Range:
         low, high = (int(end) if whole else float(end) for end in (first, last))
     except ValueError:
         raise InputError(f"--over {text}: the ends of a range are numbers, as in 10..20") from None
-    if not low < high < float("inf"):
+    if not float("-inf") < low < high < float("inf"):
         raise InputError(f"--over {text}: the range has to rise; found {first} to {last}")
     if step is None:
         step = 1 if whole else (high - low) / STEPS
-    elif whole and step == int(step):
+    elif whole and float(step).is_integer():
         step = int(step)
     if not 0 < step <= high - low:
         raise InputError(f"--step {step:g}: expected more than 0 and at most {high - low:g}")

@@ -148,6 +148,7 @@ def test_a_limit_on_runs_is_told() -> None:
         ("engine.max_num_seqs=1..inf", "the range has to rise"),
         ("engine.max_num_seqs=1..99999999999", "more than 10,000,000 values"),
         ("engine.max_num_seqs=[1,2", "not YAML"),
+        ("timeout=-inf..3", "the range has to rise"),
         ("engine.max_num_sqs=1..3", "did you mean 'max_num_seqs'"),
         ("engine.max_num_seqs=-5..0", "no value is allowed: .* greater than 0"),
         ("engine.max_num_seqs=0.5..0.7", "no value is allowed: .* integer"),
@@ -159,6 +160,6 @@ def test_bad_ranges(text: str, message: str) -> None:
 
 
 def test_bad_steps() -> None:
-    for step in (0, -1, 20):
+    for step in (0, -1, 20, float("nan"), float("inf")):
         with pytest.raises(InputError, match=r"--step .*: expected more than 0 and at most 9"):
             parse_over("engine.max_num_seqs=1..10", step)
