@@ -331,6 +331,27 @@ def test_an_interrupt_leaves_nothing_half_written(
     assert simkv.written() == {"s.yaml"}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("sweep", "--over"), ("plan", "--slo", "unserved<=0", "--smallest")],
+    ids=lambda words: words[0],
+)
+def test_an_interrupt_of_a_search_says_where_what_is_done_is_kept(
+    simkv: Simkv, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    simkv.write(PLAIN)
+    monkeypatch.setattr("simkv.sweeps.workers.opened", interrupted)
+    ran = simkv(command[0], "s.yaml", *command[1:], "engine.num_gpu_blocks=20,30", "--out", "o")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.strip() == (
+        "simkv: interrupted; what is done is kept in o/points.jsonl, and the same command goes on "
+        "from there"
+    )
+
+
 # Traces
 
 

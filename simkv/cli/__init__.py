@@ -23,6 +23,7 @@ from simkv.cli import (
     validate,
     zoo,
 )
+from simkv.cli.common import INTERRUPTED, Interrupted
 from simkv.errors import InputError
 
 app = typer.Typer(
@@ -48,8 +49,6 @@ app.add_typer(validate.app, name="validate")
 app.add_typer(profile.app, name="profile")
 app.command()(blocks.blocks)
 
-INTERRUPTED = 130
-
 
 def main() -> None:
     """Entry point: bad input ends in one message and exit code 2, an interrupt in 130."""
@@ -60,7 +59,8 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as end:  # typer turns an interrupt into this
         if end.code == INTERRUPTED:
-            print("simkv: interrupted; nothing was written", file=sys.stderr)
+            kept = end.kept if isinstance(end, Interrupted) else "nothing was written"
+            print(f"simkv: interrupted; {kept}", file=sys.stderr)
         raise
     except BrokenPipeError:
         sys.stderr.close()

@@ -20,6 +20,17 @@ Perfetto = Annotated[
 ]
 
 
+INTERRUPTED = 130
+
+
+class Interrupted(SystemExit):
+    """An interrupt after which what is done is ``kept`` in a file."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__(INTERRUPTED)
+        self.kept = f"what is done is kept in {store}, and the same command goes on from there"
+
+
 @contextmanager
 def requests_bar(total: int | None) -> Iterator[Callable[[], None]]:
     """A bar on a terminal, nothing in a pipe."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from simkv.cli.common import check_own_folder, runs_bar
+from simkv.cli.common import Interrupted, check_own_folder, runs_bar
 from simkv.errors import InputError
 
 #: By this a folder is known as one that belongs to a plan, or a sweep.
@@ -159,12 +159,7 @@ def plan(
         ):
             plans = [make_plan(one, bench, advance) for one in prepared]
     except KeyboardInterrupt:
-        print(
-            f"simkv: interrupted; what is done is kept in {folder / STORE}, and the same command "
-            "goes on from there",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
+        raise Interrupted(folder / STORE) from None
     except (RunsFailed, WorkersDied) as error:
         print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
         print(f"simkv: what is done is kept in {folder / STORE}", file=sys.stderr)

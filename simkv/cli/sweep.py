@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from simkv import __version__
-from simkv.cli.common import check_own_folder, runs_bar
+from simkv.cli.common import Interrupted, check_own_folder, runs_bar
 from simkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -106,12 +106,7 @@ def sweep(
         with workers.opened(executor, jobs, address) as execute, runs_bar() as advance:
             summaries = finish(whole, execute, folder / STORE, advance)
     except KeyboardInterrupt:
-        print(
-            f"simkv: interrupted; what is done is kept in {folder / STORE}, and the same command "
-            "goes on from there",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
+        raise Interrupted(folder / STORE) from None
     except (SweepFailed, workers.WorkersDied) as error:
         print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
         print(f"simkv: what is done is kept in {folder / STORE}", file=sys.stderr)
