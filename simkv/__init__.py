@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simkv.api import compare, pareto, plan, plot, run, sweep
+    from simkv.errors import InputError
     from simkv.scenario import load
     from simkv.simulate import run_file, run_scenario
 
 __version__ = "0.1.0"
 __all__ = [
+    "InputError",
     "__version__",
     "compare",
     "load",
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "InputError": "errors",
     "compare": "api",
     "load": "scenario",
     "pareto": "api",

@@ -43,7 +43,7 @@ def story(name: str, result: Result, command: str) -> Iterator[str]:
             "on tokens that had been computed before": waste.recompute,
         }
         said = ", ".join(f"{seconds(spent)} {what}" for what, spent in parts.items() if spent > 0)
-        yield from _text(f"Of {seconds(waste.busy)} of GPU time were wasted: {said}.")
+        yield from _text(f"Wasted GPU time, of {seconds(waste.busy)} in all: {said}.")
     if found.worst_overtakes:
         first = found.worst_overtakes[0]
         count = len(found.worst_overtakes)
