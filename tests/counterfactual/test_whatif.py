@@ -13,9 +13,10 @@ from simkv.counterfactual.changes import Change, changes
 from simkv.counterfactual.evaluate import Case, Evaluator, evaluate, with_knobs
 from simkv.counterfactual.tables import whatif_json
 from simkv.counterfactual.whatif import Effect, WhatIf, whatif
-from simkv.scenario import Scenario
+from simkv.scenario import Scenario, load
 from simkv.schedulers.mistralrs import JULY_RULES, RULES, build
 from simkv.simulate import run_scenario
+from simkv.zoo import find
 from tests.counterfactual.cases import overload, queue_loop, scenario, six
 from tests.laws.scenarios import ENGINES, scenarios
 
@@ -98,6 +99,18 @@ def test_more_finished_ranks_before_all_else() -> None:
     finished = [e.figures["finished"] for e in ask(overload()).effects]
     assert finished == sorted(finished, reverse=True)
     assert finished[0] > 6
+
+
+def test_among_changes_of_like_latency_fewer_preemptions_come_first() -> None:
+    """The loop of FastDeploy 5696: blocks in reserve end it, larger steps only make it shorter."""
+    path = find(Path("fastdeploy-5696-preempt-loop"))
+    found = whatif(load(path)["before"], Evaluator(path.parent))
+    helped = found.judged("helps")
+    assert str(helped[0].change) == "reserve_init: 0 -> 16"
+    assert (found.base["preemptions"], helped[0].figures["preemptions"]) == (180, 1)
+    shorter = effect(found, "max_num_batched_tokens: 256 -> 512")
+    assert shorter.figures["e2e_ms.mean"] < helped[0].figures["e2e_ms.mean"]
+    assert shorter.figures["preemptions"] > 100
 
 
 def test_ranking_by_a_figure() -> None:
