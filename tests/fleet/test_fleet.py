@@ -216,3 +216,21 @@ def test_taken_apart_every_replica_is_a_run_of_its_own() -> None:
     for part in parts.values():
         assert list(part.record.steps.decided) == sorted(part.record.steps.decided)
         assert part.diagnosis.ledger.keys() == part.record.lives.keys()
+
+
+def test_preemptions_on_a_replica_that_fails_count() -> None:
+    """Two requests of three blocks each share five; the one that lost its KV is sent elsewhere."""
+    engine = {
+        "name": "vllm",
+        "block_size": 4,
+        "num_gpu_blocks": 6,
+        "startup_check": False,
+        "async_scheduling": False,
+        "enable_prefix_caching": False,
+    }
+    section = {"replicas": 2, "failures": [{"replica": 0, "at": 9.5}]}
+    result = fleet(section, at(0.0, 0.0, 0.0, 0.0, tokens=8), engine=engine)
+    assert where(result) == ["0", "1", "0 1", "1"]
+    by_replica = [row["preemptions"] for row in result.summary["fleet"]["by_replica"]]
+    assert by_replica[0] > 0
+    assert result.summary["preemptions"] == sum(by_replica) == len(result.diagnosis.preemptions)
