@@ -1,0 +1,79 @@
+"""Digests of what simkv writes: nothing that moves code may move a byte of a result.
+
+``python -m tests.digests.take`` writes ``digests.json`` anew; do that only in a change that says
+why results differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).with_name("digests.json")
+#: Commands by name, each with the files that it leaves.
+RUNS = {
+    path.stem: path
+    for folder in ("scenarios", "examples")
+    for path in sorted((ROOT / folder).glob("*.yaml"))
+}
+SWEEP = (
+    "sweep",
+    "vllm-37307-partial-admission",
+    "--over",
+    "engine.num_gpu_blocks=700..1100:100",
+    "--jobs",
+    "1",
+)
+PLAN = (
+    "plan",
+    str(Path(__file__).with_name("chat.yaml")),
+    "--smallest",
+    "fleet.replicas=1..4",
+    "--slo",
+    "ttft_ms.p90<=2000",
+    "--repeats",
+    "2",
+    "--jobs",
+    "1",
+)
+NAMES = (*RUNS, "sweep", "plan")
+TABLES = {
+    "sweep": ("table.csv",),
+    "plan": ("evaluations.csv", "cliff.csv", "plan.json"),
+}
+OF_A_RUN = ("requests.csv", "steps.csv", "ledger.csv", "preemptions.csv", "summary.json")
+
+
+def digests(name: str) -> dict[str, str]:
+    """SHA-256 by file of what one of ``NAMES`` writes."""
+    with TemporaryDirectory() as scratch:
+        out = Path(scratch) / "out"
+        command = {"sweep": SWEEP, "plan": PLAN}.get(
+            name, ("run", str(RUNS.get(name)), "--steps", "--ledger", "--no-plots", "--exit-zero")
+        )
+        subprocess.run(
+            [sys.executable, "-m", "simkv.cli", *command, "--out", str(out)],
+            check=True,
+            capture_output=True,
+            cwd=ROOT,
+        )
+        files = TABLES.get(name, OF_A_RUN)
+        return {file: _digest(out / file) for file in files}
+
+
+def _digest(file: Path) -> str:
+    content = file.read_bytes()
+    if file.suffix == ".json":
+        whole = json.loads(content)
+        del whole["version"]
+        content = json.dumps(whole, indent=1).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps({name: digests(name) for name in NAMES}, indent=1) + "\n")

@@ -1,0 +1,16 @@
+"""What simkv writes is what it wrote before the house was rebuilt, byte for byte."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.digests.take import FILE, NAMES, digests
+
+KNOWN = json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_are_the_same_bytes(name: str) -> None:
+    assert digests(name) == KNOWN[name]
