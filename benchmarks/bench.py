@@ -19,17 +19,17 @@ from pathlib import Path
 
 import simpy
 
-from simkv.engine import Engine, serve
-from simkv.executors.simulated import SimulatedExecutor
-from simkv.fleet.config import LeastLoaded
-from simkv.fleet.fleet import Fleet
-from simkv.fleet.routers import build as build_router
-from simkv.metrics import summary
-from simkv.profile import load_profile
-from simkv.request import Request
+from simkv.core.request import Request
+from simkv.costs.profile import load_profile
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.measure.metrics import summary
+from simkv.run.engine import Engine, serve
+from simkv.run.fleet.fleet import Fleet
+from simkv.run.fleet.routers import build as build_router
+from simkv.scenario.fleet import LeastLoaded
 from simkv.schedulers import build
-from simkv.schedulers.vllm import VllmConfig
-from simkv.workload import Workload, generate
+from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.workload.workload import Workload, generate
 
 HERE = Path(__file__).parent
 TRACES = HERE.parent.parent / "shared" / "workloads"

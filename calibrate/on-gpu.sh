@@ -50,7 +50,7 @@ nvidia-smi 2>/dev/null | tee "$out/nvidia-smi.txt" | head -15
 case $what in
 first)
     step check "$check_s" $PYTHON -m pytest -p no:cacheprovider -n $workers -rs --durations=5 \
-        tests/gpu/test_device.py tests/gpu/test_kernels.py
+        tests/lab/test_device.py tests/lab/test_kernels.py
     fa3=()
     [[ -n ${1:-} ]] && fa3=(--fa3 "$1")
     run bench 90 gpu bench "${on[@]}" --model $big --out "$out/bench.json" --warm-up 3 "${fa3[@]}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from simkv.core.version import __version__
+
 if TYPE_CHECKING:
     from simkv.api import compare, pareto, plan, plot, run, sweep
-    from simkv.errors import InputError
-    from simkv.scenario import load
-    from simkv.simulate import run_file, run_scenario
+    from simkv.core.errors import InputError
+    from simkv.measure.simulate import run_file, run_scenario
+    from simkv.scenario.scenario import load
 
-__version__ = "0.1.0"
 __all__ = [
     "InputError",
     "__version__",
@@ -27,15 +28,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "InputError": "errors",
+    "InputError": "core.errors",
     "compare": "api",
-    "load": "scenario",
+    "load": "scenario.scenario",
     "pareto": "api",
     "plan": "api",
     "plot": "api",
     "run": "api",
-    "run_file": "simulate",
-    "run_scenario": "simulate",
+    "run_file": "measure.simulate",
+    "run_scenario": "measure.simulate",
     "sweep": "api",
 }
 

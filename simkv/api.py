@@ -20,21 +20,21 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from simkv.diagnosis import ledger_rows, preemption_rows
-from simkv.document import Document, read_document
-from simkv.planner.ask import Ask, prepare
-from simkv.planner.plan import Plan, make_plan
-from simkv.planner.search import NEIGHBOURS
-from simkv.planner.tables import cliff_table, evaluations, to_json
-from simkv.planner.words import sentences
-from simkv.scenario import Scenario, resolve
-from simkv.simulate import Result, run_scenario
-from simkv.sweeps import workers
-from simkv.sweeps.design import assignment, axis_of, parse_sample
-from simkv.sweeps.sweep import finish, working
-from simkv.sweeps.sweep import plan as plan_sweep
-from simkv.sweeps.table import figures_of, knobs_of, table
-from simkv.zoo import find
+from simkv.measure.simulate import Result, run_scenario
+from simkv.scenario.document import Document, read_document
+from simkv.scenario.packaged import find
+from simkv.scenario.scenario import Scenario, resolve
+from simkv.search import workers
+from simkv.search.plan.ask import Ask, prepare
+from simkv.search.plan.plan import Plan, make_plan
+from simkv.search.plan.search import NEIGHBOURS
+from simkv.search.plan.tables import cliff_table, evaluations, to_json
+from simkv.search.plan.words import sentences
+from simkv.search.sweep.design import assignment, axis_of, parse_sample
+from simkv.search.sweep.sweep import finish, working
+from simkv.search.sweep.sweep import plan as plan_sweep
+from simkv.search.sweep.table import figures_of, knobs_of, table
+from simkv.why.diagnosis import ledger_rows, preemption_rows
 
 #: A scenario file, the name of a packaged one, the contents of a file, or a loaded scenario.
 Source = str | Path | Mapping[str, Any] | Scenario
@@ -148,7 +148,7 @@ def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") 
 
     Raises InputError if there is no such figure or knob.
     """
-    from simkv.sweeps.plots import check_figures, parse_plot, write_plot
+    from simkv.report.sweep_pictures import check_figures, parse_plot, write_plot
 
     knobs = knobs_of(table)
     wanted = parse_plot(f"{figure}:{knob}", knobs)
@@ -162,7 +162,7 @@ def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) ->
     ``goals`` as in ``"output_throughput:max,ttft_ms.p99:min"``. With a ``folder`` they are drawn
     there too. Raises InputError if there is no such figure.
     """
-    from simkv.sweeps.plots import check_figures, front_of, parse_pareto, write_pareto
+    from simkv.report.sweep_pictures import check_figures, front_of, parse_pareto, write_pareto
 
     wanted = parse_pareto(goals)
     check_figures(table, [goal.figure for goal in wanted.goals], "pareto")
@@ -207,7 +207,7 @@ class Plans:
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write what ``simkv plan`` writes into a folder: plan.json, tables and pictures."""
-        from simkv.planner.write import write_plans
+        from simkv.report.plan_files import write_plans
 
         return write_plans(list(self.plans.values()), Path(folder))
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 
 import simpy
 
-from simkv.engine import Engine, serve
-from simkv.executors import Executor, Load
-from simkv.record import Record
-from simkv.request import Prompt, Request
-from simkv.schedulers.base import Batch, Completion, Livelock, Scheduler
+from simkv.core.request import Prompt, Request
+from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
+from simkv.costs.load import Executor, Load
+from simkv.run.engine import Engine, serve
+from simkv.run.record import Record
 
 
 class Seconds:

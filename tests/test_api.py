@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import simkv
-from simkv.errors import InputError
-from simkv.scenario import load
-from simkv.sweeps import point
+from simkv.core.errors import InputError
+from simkv.scenario.scenario import load
+from simkv.search.sweep import point
 
 REPORT = "vllm-37307-partial-admission"
 
@@ -28,7 +28,7 @@ def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:
         "import sys, simkv\n"
         "assert not {'numpy', 'pandas', 'pydantic', 'simpy'} & set(sys.modules)\n"
         "assert callable(simkv.run)\n"
-        "from simkv.simulate import run_scenario\n"
+        "from simkv.measure.simulate import run_scenario\n"
         f"print(simkv.run({REPORT!r}).figures.loc['preemptions', 'after'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -31,7 +31,7 @@ PURE = {
     "operator",
     "typing",
 }
-OF_SCHEDULERS = {"blocks", "prefix", "radix", "request", "schedulers"}
+OF_SCHEDULERS = {"core", "schedulers"}
 
 
 def imported(path: Path) -> set[str]:
@@ -48,8 +48,8 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     "path",
     [
-        *sorted((PACKAGE / "schedulers").glob("*.py")),
-        *(PACKAGE / f"{name}.py" for name in ("blocks", "prefix", "radix", "request")),
+        *sorted((PACKAGE / "schedulers").rglob("*.py")),
+        *(PACKAGE / "core" / f"{name}.py" for name in ("blocks", "prefix", "radix", "request")),
     ],
     ids=lambda path: path.stem,
 )
@@ -82,7 +82,7 @@ def test_nothing_below_the_command_line_prints(path: Path) -> None:
 
 def test_only_the_gpu_part_imports_torch() -> None:
     for path in MODULES:
-        if "gpu" not in path.parts and path != PACKAGE / "cli" / "gpu.py":
+        if "lab" not in path.parts and path != PACKAGE / "cli" / "lab.py":
             assert not {m for m in imported(path) if m.split(".")[0] in ("torch", "triton")}, path
 
 

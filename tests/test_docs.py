@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simkv.simulate import run_file
+from simkv.measure.simulate import run_file
 from tests.conftest import ROOT
 
 PAGES = [

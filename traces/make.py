@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simkv.workload import Workload, clients
 from simkv.workload.convert import write_requests
+from simkv.workload.workload import Workload, clients
 
 HERE = Path(__file__).parent
 

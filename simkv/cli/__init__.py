@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from simkv import __version__
 from simkv.cli import (
     blocks,
     conform,
     counterfactual,
     explain,
-    gpu,
+    lab,
     plan,
     profile,
     report,
@@ -24,7 +23,8 @@ from simkv.cli import (
     zoo,
 )
 from simkv.cli.common import INTERRUPTED, Interrupted
-from simkv.errors import InputError
+from simkv.core.errors import InputError
+from simkv.core.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,8 +43,8 @@ app.command()(conform.conform)
 app.command()(conform.policies)
 app.command()(conform.schema)
 app.add_typer(trace.app, name="trace")
-app.add_typer(gpu.app, name="gpu")
-app.command()(gpu.calibrate)
+app.add_typer(lab.app, name="gpu")
+app.command()(lab.calibrate)
 app.add_typer(validate.app, name="validate")
 app.add_typer(profile.app, name="profile")
 app.command()(blocks.blocks)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 
 
 def blocks(
@@ -28,7 +28,7 @@ def blocks(
     recorded vLLM runs that is off by +1.5 %, +0.0 % and -0.1 %.
     """
     if log is not None:
-        from simkv.models.logs import cache_size
+        from simkv.costs.hardware.logs import cache_size
 
         told = cache_size(log, block_size)
         print(f"num_gpu_blocks: {told.blocks}")
@@ -38,8 +38,8 @@ def blocks(
         return
     if model is None or gpu is None:
         raise InputError("--model and --gpu are needed, or --log")
-    from simkv.models import find_gpu, find_model
-    from simkv.models.blocks import OUTSIDE_TORCH, kv_blocks
+    from simkv.costs.hardware.blocks import OUTSIDE_TORCH, kv_blocks
+    from simkv.costs.hardware.catalog import find_gpu, find_model
 
     card = find_gpu(gpu)
     fit = kv_blocks(

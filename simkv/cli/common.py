@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 
 Junit = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what was expected as JUnit XML.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from simkv.conform import Result as TraceResult
+    from simkv.proof.conform.conform import Result as TraceResult
 
 
 def conform(
@@ -24,9 +24,9 @@ def conform(
     from rich.console import Console
     from rich.progress import track
 
-    from simkv.conform import check
-    from simkv.conform.count import count as count_by_variant
-    from simkv.conform.trace import TraceError
+    from simkv.proof.conform.conform import check
+    from simkv.proof.conform.count import count as count_by_variant
+    from simkv.proof.conform.trace import TraceError
 
     console = Console(stderr=True)
     results = []
@@ -66,14 +66,14 @@ def _trace_report(result: TraceResult) -> str:
 
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
-    from simkv.scenario import json_schema
+    from simkv.scenario.scenario import json_schema
 
     print(json.dumps(json_schema(), indent=1))
 
 
 def policies() -> None:
     """List the engines and variants whose decisions simkv makes, and where they come from."""
-    from simkv.conform.count import shipped
+    from simkv.proof.conform.count import shipped
     from simkv.schedulers import ENGINES, variants
 
     counts = shipped()

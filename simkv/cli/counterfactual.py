@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.errors import InputError, nearest
+from simkv.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from simkv.counterfactual.condition import Condition
-    from simkv.counterfactual.evaluate import Evaluator
-    from simkv.scenario import Scenario
+    from simkv.scenario.scenario import Scenario
+    from simkv.search.whatif.condition import Condition
+    from simkv.search.whatif.evaluate import Evaluator
 
 app = typer.Typer()
 
@@ -63,9 +63,9 @@ def shrink(
     workers: Workers = None,
 ) -> None:
     """Find the smallest workload that still shows a verdict; write it as a new scenario."""
-    from simkv.counterfactual.condition import condition
-    from simkv.counterfactual.shrink import shrink as smallest
-    from simkv.counterfactual.write import header, write_shrunk
+    from simkv.search.whatif.condition import condition
+    from simkv.search.whatif.shrink import shrink as smallest
+    from simkv.search.whatif.write import header, write_shrunk
 
     wanted = condition(keep)
     path, variants = _load(scenario, set_)
@@ -114,9 +114,9 @@ def bisect(
     workers: Workers = None,
 ) -> None:
     """Find where the verdict flips over the range of a knob, or across an engine's variants."""
-    from simkv.counterfactual.condition import condition
-    from simkv.counterfactual.flips import flips_across_variants, flips_over, parse_over
-    from simkv.counterfactual.tables import flips_json, print_flips
+    from simkv.report.whatif_tables import flips_json, print_flips
+    from simkv.search.whatif.bisect import flips_across_variants, flips_over, parse_over
+    from simkv.search.whatif.condition import condition
 
     if over and variants:
         raise InputError("--over and --variants: expected one of them")
@@ -155,9 +155,9 @@ def whatif(
     workers: Workers = None,
 ) -> None:
     """Change one rule or knob at a time and rank what would have helped, and whom."""
-    from simkv.counterfactual.tables import print_whatif, whatif_json
-    from simkv.counterfactual.whatif import whatif as ask
-    from simkv.metrics import FIGURES
+    from simkv.core.figures import FIGURES
+    from simkv.report.whatif_tables import print_whatif, whatif_json
+    from simkv.search.whatif.whatif import whatif as ask
 
     if by is not None and by not in FIGURES:
         raise InputError(
@@ -179,8 +179,8 @@ def whatif(
 
 
 def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, Scenario]]:
-    from simkv.scenario import load
-    from simkv.zoo import find
+    from simkv.scenario.packaged import find
+    from simkv.scenario.scenario import load
 
     path = find(scenario)
     return path, load(path, overrides or [])
@@ -198,7 +198,7 @@ def _variant(variants: dict[str, Scenario], name: str) -> Scenario:
 def _first_that_shows(
     wanted: Condition, variants: dict[str, Scenario], evaluator: Evaluator
 ) -> str:
-    from simkv.counterfactual.evaluate import Case
+    from simkv.search.whatif.evaluate import Case
 
     told = []
     for name, scenario in variants.items():
@@ -231,7 +231,7 @@ def _evaluator(
     """An evaluator, and what tells its progress: a line on a terminal, nothing in a pipe."""
     from rich.console import Console
 
-    from simkv.counterfactual.evaluate import Evaluator
+    from simkv.search.whatif.evaluate import Evaluator
 
     console = Console(stderr=True)
     count = workers or os.cpu_count() or 1

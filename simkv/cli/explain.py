@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.errors import InputError, nearest
+from simkv.core.errors import InputError, nearest
 
 
 def explain(
@@ -26,9 +26,9 @@ def explain(
 
     Runs are deterministic: of a folder, its scenario.yaml is run again.
     """
+    from simkv.measure.simulate import run_scenario
     from simkv.report.explain import story, story_in_brief, story_of
     from simkv.report.runs import plan
-    from simkv.simulate import run_scenario
 
     planned = plan([run])
     if variant is not None and variant not in planned:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from simkv.cli.common import Interrupted, check_own_folder, runs_bar
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 
 #: By this a folder is known as one that belongs to a plan, or a sweep.
 STORE = "points.jsonl"
@@ -121,12 +121,12 @@ def plan(
     Options that are not given are taken from the scenario's 'plan' section. Exit 1 if no candidate
     meets the objectives. An interrupted plan goes on when the same command is given again.
     """
-    from simkv.planner.ask import Ask, prepare
-    from simkv.planner.board import RunsFailed
-    from simkv.planner.plan import make_plan
-    from simkv.sweeps.sweep import working
-    from simkv.sweeps.workers import WorkersDied, opened
-    from simkv.zoo import find
+    from simkv.scenario.packaged import find
+    from simkv.search.plan.ask import Ask, prepare
+    from simkv.search.plan.board import RunsFailed
+    from simkv.search.plan.plan import make_plan
+    from simkv.search.sweep.sweep import working
+    from simkv.search.workers import WorkersDied, opened
 
     file, limits = _words(scenario, goodput or [])
     ask = Ask(
@@ -167,9 +167,9 @@ def plan(
 
     from rich.console import Console
 
-    from simkv.planner.words import sentences
-    from simkv.planner.write import write_plans
     from simkv.report.console import say
+    from simkv.report.plan_files import write_plans
+    from simkv.search.plan.words import sentences
 
     written = write_plans(plans, folder)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simkv.cli.common import check_file
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
-    from simkv.profile import Profile
+    from simkv.costs.profile import Profile
 
 app = typer.Typer(no_args_is_help=True, help="Cost profiles: what a step costs on which GPU.")
 build = typer.Typer(no_args_is_help=True, help="Make a profile from published measurements.")
@@ -40,9 +40,9 @@ def llmservingsim(
 ) -> None:
     """From a bundle of LLMServingSim's kernel tables."""
     from simkv.costs.graphs import graph_sizes
+    from simkv.costs.hardware.catalog import find_model
     from simkv.costs.llmservingsim import Layout, bundle_profile
-    from simkv.models import find_model
-    from simkv.validation.calibration import bundle_model, known_model
+    from simkv.proof.validation.calibration import bundle_model, known_model
 
     check_file("--out", out)
     found, measured = find_model(model), known_model(bundle_model(bundle))
@@ -64,7 +64,7 @@ def aiconfigurator(
 ) -> None:
     """From the operator tables of NVIDIA's aiconfigurator."""
     from simkv.costs.aiconfigurator import aiconfigurator_profile
-    from simkv.models import find_model
+    from simkv.costs.hardware.catalog import find_model
 
     check_file("--out", out)
     _write(out, aiconfigurator_profile(folder, find_model(model), tp))
@@ -80,8 +80,8 @@ def vidur(
     tp: Tp = 1,
 ) -> None:
     """From the operator tables of Vidur's profiler."""
+    from simkv.costs.hardware.catalog import find_model
     from simkv.costs.vidur import vidur_profile
-    from simkv.models import find_model
 
     check_file("--out", out)
     _write(out, vidur_profile(mlp, attention, find_model(model), gpu, tp))
@@ -99,9 +99,9 @@ def sync(
     block_size: Annotated[int, typer.Option(min=1, help="Of the engine, in tokens.")] = 16,
 ) -> None:
     """From requests that were alone on the engine, the first of the file left out."""
+    from simkv.costs.hardware.catalog import find_model
     from simkv.costs.sync import Shape, read_alone, sync_profile
-    from simkv.models import find_model
-    from simkv.validation.calibration import known_gpu
+    from simkv.proof.validation.calibration import known_gpu
 
     check_file("--out", out)
     found = find_model(model)

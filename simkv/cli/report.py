@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from simkv.cli.common import Perfetto, check_file, requests_bar
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 
 
 def report(
@@ -45,11 +45,11 @@ def report(
         return
     if not runs:
         raise InputError("report: nothing to report on; expected run folders, files or names")
+    from simkv.measure.simulate import apart, parts_of
     from simkv.report.html import write_html
     from simkv.report.perfetto import write_perfetto
     from simkv.report.runs import QUICK, page_of, plan, remedies, run_all
     from simkv.report.story import first_to_look_at
-    from simkv.simulate import apart, parts_of
 
     planned = plan(runs)
     page = out or page_of(runs)
@@ -76,7 +76,7 @@ def report(
 
 def _report_gallery(folder: Path, names: list[Path], whatif: bool) -> None:
     from simkv.report.gallery import check_gallery, write_gallery
-    from simkv.zoo import incidents
+    from simkv.scenario.packaged import incidents
 
     check_gallery(folder)
     chosen = incidents(str(name) for name in names)

@@ -45,8 +45,8 @@ def run(
     """
     from simkv.report.files import check_folder
     from simkv.report.junit import check_target, write_junit
-    from simkv.scenario import load
-    from simkv.zoo import find
+    from simkv.scenario.packaged import find
+    from simkv.scenario.scenario import load
 
     scenario = find(scenario)
     variants = load(scenario, set_ or [])
@@ -60,12 +60,12 @@ def run(
 
     from rich.console import Console
 
-    from simkv.expect import check, exit_code
+    from simkv.measure.expect import check, exit_code
+    from simkv.measure.simulate import parts_of, run_scenario
     from simkv.report.checks import print_checks
     from simkv.report.console import print_results, say
     from simkv.report.files import write_run
     from simkv.report.published import compare
-    from simkv.simulate import parts_of, run_scenario
 
     results = {}
     with requests_bar(sum(loaded.workload.size for loaded in variants.values())) as advance:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from simkv import __version__
 from simkv.cli.common import Interrupted, check_own_folder, runs_bar
-from simkv.errors import InputError
+from simkv.core.errors import InputError
+from simkv.core.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simkv.sweeps.plots import Pareto, Plot
-    from simkv.sweeps.sweep import Sweep
+    from simkv.report.sweep_pictures import Pareto, Plot
+    from simkv.search.sweep.sweep import Sweep
 
 #: By this a folder is known as one that belongs to a sweep.
 STORE = "points.jsonl"
@@ -76,12 +76,12 @@ def sweep(
 
     An interrupted sweep goes on where it was when the same command is given again.
     """
-    from simkv.sweeps import workers
-    from simkv.sweeps.design import VARIANTS, parse_axis, parse_sample
-    from simkv.sweeps.plots import OF_FLEETS, parse_pareto, parse_plot
-    from simkv.sweeps.sweep import SweepFailed, finish, plan
-    from simkv.sweeps.table import table
-    from simkv.zoo import find
+    from simkv.report.sweep_pictures import OF_FLEETS, parse_pareto, parse_plot
+    from simkv.scenario.packaged import find
+    from simkv.search import workers
+    from simkv.search.sweep.design import VARIANTS, parse_axis, parse_sample
+    from simkv.search.sweep.sweep import SweepFailed, finish, plan
+    from simkv.search.sweep.table import table
 
     if not over:
         raise InputError("--over: missing; expected a knob, as in engine.block_size=16,32")
@@ -135,8 +135,8 @@ def _write(
     from rich.console import Console
 
     from simkv.report.console import say
-    from simkv.sweeps.plots import write_pareto, write_plot
-    from simkv.sweeps.table import replace_file, write_table
+    from simkv.report.sweep_pictures import write_pareto, write_plot
+    from simkv.search.sweep.table import replace_file, write_table
 
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     replace_file(folder / "sweep.json", (json.dumps(asked, indent=1) + "\n").encode())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
     from simkv.workload.source import Selection, Tally
@@ -85,12 +85,12 @@ def inspect(
         told = {"file": str(file), "format": reader.format.name, **figures}
         print(json.dumps({**told, "notes": reader.tally.lines()}, indent=1))
     else:
-        from simkv.workload.table import print_figures
+        from simkv.report.trace_table import print_figures
 
         print_figures(str(file), reader.format.what, figures)
         _tell(reader.tally)
     if picture:
-        from simkv.workload.picture import draw
+        from simkv.report.trace_picture import draw
 
         draw(found, file.name, picture)
 
@@ -153,7 +153,7 @@ def take_sample(
 @app.command()
 def formats() -> None:
     """List the formats that are known."""
-    from simkv.workload.formats import FORMATS
+    from simkv.workload.traces.find import FORMATS
 
     for format in FORMATS:
         print(f"{format.name:<22}{format.what}")

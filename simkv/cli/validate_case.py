@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from simkv.cli.common import check_folder, steps_bar
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 
 
 def validate_case(
@@ -43,12 +43,12 @@ def validate_case(
     """
     from rich.console import Console
 
-    from simkv.validation.calibration import calibrate
-    from simkv.validation.case import find_cases, read_case
-    from simkv.validation.replay import engine_of, replay
-    from simkv.validation.score import score
-    from simkv.validation.sensitivity import otherwise
-    from simkv.validation.show import print_all, print_case
+    from simkv.proof.validation.calibration import calibrate
+    from simkv.proof.validation.case import find_cases, read_case
+    from simkv.proof.validation.replay import engine_of, replay
+    from simkv.proof.validation.score import score
+    from simkv.proof.validation.sensitivity import otherwise
+    from simkv.proof.validation.show import print_all, print_case
 
     for option, folder in (("--out", out), ("--docs", docs.parent if docs else None)):
         check_folder(option, folder)
@@ -75,13 +75,13 @@ def validate_case(
     if len(scores) > 1:
         print_all(console, scores)
     if out:
-        from simkv.validation.files import write_scores
+        from simkv.proof.validation.files import write_scores
 
         out.mkdir(parents=True, exist_ok=True)
         written = write_scores(out, scores, changed)
         console.print(f"\nWritten to {out}: {', '.join(written)}", markup=False)
     if docs:
-        from simkv.validation.docs import write_docs
+        from simkv.proof.validation.docs import write_docs
 
         docs.parent.mkdir(parents=True, exist_ok=True)
         names = write_docs(docs, scores, changed)

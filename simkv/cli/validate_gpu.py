@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 
 #: Share of the time for planning and serving; the rest is for comparing.
 SERVING = 0.85
@@ -38,11 +38,11 @@ def validate_gpu(
     if OUT has a plan already, that is used. Exit 1 if a decision differs.
     """
     begin = perf_counter()
-    from simkv.cli.gpu import device_setup, seconds_of
-    from simkv.gpu import suite
-    from simkv.gpu.suite_files import read_plan, write_plan
-    from simkv.gpu.suite_report import judge, write
-    from simkv.profile import load_profile
+    from simkv.cli.lab import device_setup, seconds_of
+    from simkv.costs.profile import load_profile
+    from simkv.lab import suite
+    from simkv.lab.suite_files import read_plan, write_plan
+    from simkv.lab.suite_report import judge, write
 
     budget_s = seconds_of(budget)
     judged_profile = load_profile(profile.name, profile.parent)
@@ -68,7 +68,7 @@ def validate_gpu(
     from rich.console import Console
     from rich.progress import Progress
 
-    from simkv.gpu.suite_run import serve_cases
+    from simkv.lab.suite_run import serve_cases
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -15,8 +15,9 @@ def zoo(
     junit: Junit = None,
 ) -> None:
     """Replay public incidents of starvation; exit 1 if one does not come out as expected."""
+    from simkv.proof.zoo import replay
     from simkv.report.junit import check_target, write_junit
-    from simkv.zoo import incidents, replay
+    from simkv.scenario.packaged import incidents
 
     if junit:
         check_target(junit)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from simkv.core.errors import InputError
 from simkv.costs.attention import Table
 from simkv.costs.error import left_out
 from simkv.costs.files import read_table
+from simkv.costs.hardware.catalog import Model
 from simkv.costs.lines import at
 from simkv.costs.points import table_of
-from simkv.errors import InputError
-from simkv.models import Model
-from simkv.profile import Feature, Fit, Profile, StepCost, Term
+from simkv.costs.profile import Feature, Fit, Profile, StepCost, Term
 
 DTYPE = "bfloat16"
 

@@ -22,7 +22,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simkv.costs.lines import at, between, bracket
-from simkv.executors import Load
+from simkv.costs.load import Load
 
 Count = Annotated[int, Field(ge=0)]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from simkv.costs.attention import Table
-from simkv.executors import Load, pairs
-from simkv.fidelity import kind_of
-from simkv.profile import StepError
+from simkv.costs.erring import kind_of
+from simkv.costs.load import Load, pairs
+from simkv.costs.profile import StepError
 
 Point = tuple[int, int, int, int]
 

@@ -11,7 +11,7 @@ import pandas as pd
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from simkv.errors import InputError, nearest
+from simkv.core.errors import InputError, nearest
 
 Kind = Literal["number", "whole", "text"]
 Rows = Callable[[pd.DataFrame], "pd.Series[bool]"]

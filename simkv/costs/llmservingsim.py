@@ -25,13 +25,13 @@ from typing import Any
 
 import pandas as pd
 
+from simkv.core.errors import InputError
 from simkv.costs.attention import Row, Skew, Slice, Table
 from simkv.costs.error import left_out
 from simkv.costs.files import check_kinds, find_table, read_settings, read_table
+from simkv.costs.hardware.catalog import find_gpu
 from simkv.costs.lines import at
-from simkv.errors import InputError
-from simkv.models import find_gpu
-from simkv.profile import Feature, Fit, Profile, StepCost, Term
+from simkv.costs.profile import Feature, Fit, Profile, StepCost, Term
 
 #: Kernels that run once in a step, and how often in a layer the others do.
 ONCE = ("embedding", "final_layernorm")

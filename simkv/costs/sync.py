@@ -28,11 +28,11 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import nnls
 
+from simkv.core.errors import InputError
 from simkv.costs.error import step_error
 from simkv.costs.files import read_table
-from simkv.errors import InputError
-from simkv.models import Gpu
-from simkv.profile import Fit, Profile, StepError, Term
+from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.profile import Fit, Profile, StepError, Term
 
 Floats = npt.NDArray[np.float64]
 

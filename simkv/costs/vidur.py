@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from simkv.core.errors import InputError
 from simkv.costs.error import left_out
 from simkv.costs.files import Kind, check_kinds, read_table
+from simkv.costs.hardware.catalog import Model
 from simkv.costs.points import table_of
-from simkv.errors import InputError
-from simkv.models import Model
-from simkv.profile import Feature, Fit, Profile, StepCost, Term
+from simkv.costs.profile import Feature, Fit, Profile, StepCost, Term
 
 #: Operators and how often they run in a layer; ``emb`` runs once in a step.
 PER_LAYER = {

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from simkv.expect import Check, show
+from simkv.measure.expect import Check, show
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from simkv.metrics import figure
+from simkv.core.figures import figure
+from simkv.measure.simulate import Result
 from simkv.report.published import Comparison
-from simkv.scenario import Scenario
-from simkv.simulate import Result
+from simkv.scenario.scenario import Scenario
 
 WIDTH = 50
 _PER_TABLE = 7

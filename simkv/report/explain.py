@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from textwrap import wrap
 
-from simkv.blame import Preemption
-from simkv.ledger import WORDS, Interval, Kind, runs, totals
-from simkv.record import Life, Outcome, Record
+from simkv.core.outcome import Outcome
+from simkv.measure.simulate import Result
 from simkv.report.story import behind, requests, seconds, served
-from simkv.simulate import Result
+from simkv.run.record import Life, Record
+from simkv.why.blame import Preemption
+from simkv.why.ledger import WORDS, Interval, Kind, runs, totals
 
 WIDTH = 100
 #: Lines that the timeline of one request may take.

@@ -13,13 +13,13 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from simkv import __version__
-from simkv.diagnosis import ledger_rows, preemption_rows
-from simkv.errors import InputError
+from simkv.core.errors import InputError
+from simkv.core.version import __version__
+from simkv.measure.simulate import Result
 from simkv.report.published import Comparison
-from simkv.scenario import FleetSection, Scenario
-from simkv.simulate import Result
-from simkv.workload import fields_of_others
+from simkv.scenario.scenario import FleetSection, Scenario
+from simkv.why.diagnosis import ledger_rows, preemption_rows
+from simkv.workload.workload import fields_of_others
 
 #: By this a folder is known as one that simkv wrote and may replace.
 MARK = "summary.json"

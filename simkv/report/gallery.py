@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from simkv import __version__
-from simkv.errors import InputError
-from simkv.record import Record
+from simkv.core.errors import InputError
+from simkv.core.version import __version__
+from simkv.measure.simulate import Result, run_scenario
 from simkv.report import story
 from simkv.report.html import (
     LIBRARY,
@@ -26,8 +26,8 @@ from simkv.report.html import (
 from simkv.report.lanes import BARS, painted, sample
 from simkv.report.runs import Planned, remedies
 from simkv.report.style import by_arrival, span
-from simkv.simulate import Result, run_scenario
-from simkv.zoo import Incident
+from simkv.run.record import Record
+from simkv.scenario.packaged import Incident
 
 INDEX = "index.html"
 #: Lanes and bins of a thumbnail.

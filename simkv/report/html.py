@@ -17,19 +17,21 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from ruamel.yaml import YAML
 
-from simkv import __version__
-from simkv.diagnosis import block_size
-from simkv.expect import check, show
-from simkv.ledger import SERVED, WORDS, Kind, totals
-from simkv.metrics import e2e, figure, ttft
-from simkv.record import Outcome, Record
+from simkv.core.figures import figure
+from simkv.core.outcome import Outcome
+from simkv.core.version import __version__
+from simkv.measure.expect import check, show
+from simkv.measure.metrics import e2e, ttft
+from simkv.measure.simulate import Result
 from simkv.report import data, story
 from simkv.report.files import resolved
 from simkv.report.lanes import BARS
 from simkv.report.palette import style_sheet
 from simkv.report.published import Comparison, compare
 from simkv.report.style import FAILED, span
-from simkv.simulate import Result
+from simkv.run.record import Record
+from simkv.why.diagnosis import block_size
+from simkv.why.ledger import SERVED, WORDS, Kind, totals
 
 #: Names of what reports have in common, where they share it.
 STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"

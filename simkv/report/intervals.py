@@ -9,8 +9,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from simkv.ledger import lost
-from simkv.record import Life, Record, Segment
+from simkv.run.record import Life, Record, Segment
+from simkv.why.ledger import lost
 
 #: Times closer together than this (s) are one moment: sums of the same durations in another order.
 NEGLIGIBLE = 1e-7

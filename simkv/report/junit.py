@@ -8,8 +8,8 @@ from pathlib import Path
 
 from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
-from simkv.errors import InputError
-from simkv.expect import Check
+from simkv.core.errors import InputError
+from simkv.measure.expect import Check
 
 
 def check_target(file: Path) -> None:

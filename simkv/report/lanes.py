@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from simkv.record import Life, Outcome, Record
+from simkv.core.outcome import Outcome
 from simkv.report.intervals import State, intervals, pauses, wasted
 from simkv.report.style import (
     BLUE,
@@ -32,6 +32,7 @@ from simkv.report.style import (
     span,
     title_and_legend,
 )
+from simkv.run.record import Life, Record
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from simkv.metrics import e2e, ttft
-from simkv.record import Life, Outcome, Record
+from simkv.core.outcome import Outcome
+from simkv.measure.metrics import e2e, ttft
 from simkv.report.style import (
     BLUE,
     GREY,
@@ -25,6 +25,7 @@ from simkv.report.style import (
     number_requests,
     title_and_legend,
 )
+from simkv.run.record import Life, Record
 
 
 class Point(NamedTuple):

@@ -6,9 +6,9 @@ tell apart. Greys and inks change with the background.
 
 from __future__ import annotations
 
-from simkv.ledger import Kind
 from simkv.report.lanes import BARS
 from simkv.report.style import BLUE, GREY, PURPLE, RED, SKY, YELLOW
+from simkv.why.ledger import Kind
 
 GREEN, ORANGE, OLIVE, ROSE, WINE = "#009E73", "#E69F00", "#999933", "#CC6677", "#882255"
 INDIGO, MOSS, MAUVE, SAND = "#6F63BB", "#117733", "#AA4499", "#C2B280"

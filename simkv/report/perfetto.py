@@ -13,11 +13,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from simkv import __version__
-from simkv.metrics import e2e, ttft
-from simkv.record import Life, Outcome, Record
+from simkv.core.outcome import Outcome
+from simkv.core.version import __version__
+from simkv.measure.metrics import e2e, ttft
 from simkv.report.intervals import NEGLIGIBLE, Interval, intervals, pauses, wasted
 from simkv.report.style import by_arrival
+from simkv.run.record import Life, Record
 
 Event = dict[str, Any]
 STEPS = 1  # the thread of the engine's steps

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from simkv.record import Record
 from simkv.report.intervals import pauses
 from simkv.report.style import (
     BLUE,
@@ -26,6 +25,7 @@ from simkv.report.style import (
     span,
     title_and_legend,
 )
+from simkv.run.record import Record
 
 #: Bins of time across the whole picture.
 BINS = 300

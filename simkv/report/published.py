@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simkv.metrics import e2e, figure
-from simkv.simulate import Result
+from simkv.core.figures import figure
+from simkv.measure.metrics import e2e
+from simkv.measure.simulate import Result
 
 
 @dataclass(frozen=True)

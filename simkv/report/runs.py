@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simkv.counterfactual.evaluate import Evaluator
-from simkv.counterfactual.whatif import whatif
-from simkv.errors import InputError
-from simkv.scenario import Scenario, load
-from simkv.simulate import Result, run_scenario
-from simkv.zoo import find
+from simkv.core.errors import InputError
+from simkv.measure.simulate import Result, run_scenario
+from simkv.scenario.packaged import find
+from simkv.scenario.scenario import Scenario, load
+from simkv.search.whatif.evaluate import Evaluator
+from simkv.search.whatif.whatif import whatif
 
 #: Single changes that a report names.
 NAMED = 4

@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass
 from math import log
 from typing import Any
 
-from simkv.diagnosis import Diagnosis
-from simkv.ledger import SERVED, WORDS, totals
-from simkv.metrics import e2e, figure, longest_stall
-from simkv.record import Life, Outcome, Record
-from simkv.scenario import Scenario
+from simkv.core.figures import figure
+from simkv.core.outcome import Outcome
+from simkv.measure.metrics import e2e, longest_stall
+from simkv.measure.simulate import Result
+from simkv.run.record import Life, Record
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers import variants
-from simkv.simulate import Result
+from simkv.why.diagnosis import Diagnosis
+from simkv.why.ledger import SERVED, WORDS, totals
 
 #: Requests whose blockers are summed up: it takes long, and more would say the same.
 ASKED = 60

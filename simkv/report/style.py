@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from simkv.record import Life, Outcome, Record
+from simkv.core.outcome import Outcome
+from simkv.run.record import Life, Record
 
 # From the palettes of M. Okabe and K. Ito and of P. Tol, which the colour-blind can tell apart.
 BLUE, SKY = "#0072B2", "#56B4E9"

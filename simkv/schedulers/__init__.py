@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from simkv.schedulers.base import Scheduler, Variant
+from simkv.core.scheduler import Scheduler, Variant
 
 #: Engine name in a scenario -> module here, which has ``build(config)`` and ``VARIANTS``.
 ENGINES = ("mistralrs", "vllm", "sglang", "fastdeploy")
@@ -14,11 +14,11 @@ ENGINES = ("mistralrs", "vllm", "sglang", "fastdeploy")
 
 def build(config: Any) -> Scheduler:
     """The scheduler for an engine's config object (``MistralrsConfig``, ``VllmConfig``, ...)."""
-    scheduler: Scheduler = import_module(f"simkv.schedulers.{config.name}").build(config)
+    scheduler: Scheduler = import_module(f"simkv.schedulers.{config.name}.scheduler").build(config)
     return scheduler
 
 
 def variants(engine: str) -> Mapping[str, Variant]:
     """The variants of an engine by name."""
-    found: Mapping[str, Variant] = import_module(f"simkv.schedulers.{engine}").VARIANTS
+    found: Mapping[str, Variant] = import_module(f"simkv.schedulers.{engine}.scheduler").VARIANTS
     return found

@@ -11,13 +11,13 @@ from typing import IO
 
 import numpy as np
 
-from simkv.errors import InputError
-from simkv.request import Request
-from simkv.workload.formats.own import used_columns, write_csv, write_file
-from simkv.workload.formats.parquet import write_parquet
+from simkv.core.errors import InputError
+from simkv.core.request import Request
 from simkv.workload.rows import EMPTY, OWN, Names, Pieces, Rows, is_sorted, piece_of
 from simkv.workload.source import Source
 from simkv.workload.trace import Reader, from_zero, numbered
+from simkv.workload.traces.own import used_columns, write_csv, write_file
+from simkv.workload.traces.parquet import write_parquet
 
 
 class _Again(Exception):

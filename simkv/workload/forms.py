@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from simkv.request import Request, Segment
-from simkv.schedulers.base import blocks_for
+from simkv.core.request import Request, Segment
+from simkv.core.scheduler import blocks_for
 from simkv.workload.fields import MOST_REQUESTS, MOST_TOKENS, Count, Model, Time, Tokens
 
 

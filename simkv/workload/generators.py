@@ -13,8 +13,8 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from simkv.clients import After
-from simkv.request import Request, Segment
+from simkv.core.request import Request, Segment
+from simkv.workload.clients import After
 from simkv.workload.fields import MOST_REQUESTS, Count, Model, Seed, Tokens
 from simkv.workload.forms import Shape, shared_prefix
 from simkv.workload.lengths import Length, Seconds, Which, draw_lengths, draw_seconds

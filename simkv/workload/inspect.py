@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 from simkv.workload.rows import HASH, OUTPUT, OWN, Floats, Ints, Rows, is_sorted
 from simkv.workload.trace import Reader, from_zero
 

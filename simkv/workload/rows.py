@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 import numpy.typing as npt
 
-from simkv.request import Segment
+from simkv.core.request import Segment
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

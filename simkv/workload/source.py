@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 from simkv.workload.rows import Flags, Floats, Ints, Names, Rows
 
 #: Rows that are handled at a time: enough for numpy, little enough for the processor's cache.

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from simkv.errors import InputError
-from simkv.request import Request, Segment
+from simkv.core.errors import InputError
+from simkv.core.request import Request, Segment
 from simkv.workload.fields import MOST_REQUESTS
-from simkv.workload.formats import find_format
 from simkv.workload.rows import (
     EMPTY,
     NAME,
@@ -24,6 +23,7 @@ from simkv.workload.rows import (
     stream_name,
 )
 from simkv.workload.source import Selection, Source, Tally
+from simkv.workload.traces.find import find_format
 
 #: A clock that begins beyond so many seconds (three years) tells the time of day.
 WALL_CLOCK = 1e8

@@ -32,8 +32,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simkv.schedulers.vllm import VllmConfig
-from simkv.schedulers.vllm_rules import RULES, VARIANTS
+from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.versions import RULES, VARIANTS
 
 CORE = "vllm.v1.core."
 REAL = {

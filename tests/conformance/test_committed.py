@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from simkv.blocks import BlockPool
-from simkv.conform import check
-from simkv.conform.trace import TraceError, ending, read_trace
-from simkv.schedulers import mistralrs, vllm_rules
-from simkv.schedulers.mistralrs import RULES, Bucketed, July, Queues, Rules, Seed
+from simkv.core.blocks import BlockPool
+from simkv.proof.conform.conform import check
+from simkv.proof.conform.trace import TraceError, ending, read_trace
+from simkv.schedulers.mistralrs import scheduler as mistralrs
+from simkv.schedulers.mistralrs.scheduler import RULES, Bucketed, July, Queues, Rules, Seed
+from simkv.schedulers.vllm import versions as vllm_rules
 
 TRACES = Path(__file__).parent / "traces"
 FILES = sorted(TRACES.rglob("*.jsonl.gz"))

@@ -9,11 +9,11 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.conform import Difference, Result, check
-from simkv.conform.count import count, shipped, variant_of
+from simkv.proof.conform.conform import Difference, Result, check
+from simkv.proof.conform.count import count, shipped, variant_of
 from simkv.schedulers import ENGINES, variants
-from simkv.schedulers.sglang import SglangConfig
-from simkv.schedulers.vllm import VllmConfig
+from simkv.schedulers.sglang.scheduler import SglangConfig
+from simkv.schedulers.vllm.scheduler import VllmConfig
 
 TRACES = Path(__file__).parent / "traces"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simkv.conform import check
+from simkv.proof.conform.conform import check
 from tests.conftest import SHARED
 
 VARIANTS = sorted(path for path in (SHARED / "golden").glob("*/*") if path.is_dir())

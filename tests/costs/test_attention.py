@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from simkv.costs.attention import AttentionCost, Table
-from simkv.executors import Load, pairs
+from simkv.costs.load import Load, pairs
 
 
 def slice_(tokens: int, seqs: int, *rows: tuple[int, dict[int, float]]) -> dict[str, Any]:

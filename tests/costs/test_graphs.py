@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from simkv.costs.graphs import graph_sizes
-from simkv.executors import Load
-from simkv.profile import feature_of
+from simkv.costs.load import Load
+from simkv.costs.profile import feature_of
 
 
 def test_sizes_as_recorded_from_vllm_0_19() -> None:

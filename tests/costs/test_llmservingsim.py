@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from simkv.core.errors import InputError
 from simkv.costs.llmservingsim import Layout, bundle_profile
-from simkv.errors import InputError
-from simkv.executors import Load
-from simkv.profile import Profile, StepCost
+from simkv.costs.load import Load
+from simkv.costs.profile import Profile, StepCost
 
 META = """\
 vllm_version: 0.19.0

@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
+from simkv.core.errors import InputError
 from simkv.costs.aiconfigurator import aiconfigurator_profile
+from simkv.costs.hardware.catalog import Model
+from simkv.costs.load import Load, pairs
+from simkv.costs.profile import StepCost, load_profile
 from simkv.costs.vidur import PER_LAYER, vidur_profile
-from simkv.errors import InputError
-from simkv.executors import Load, pairs
-from simkv.models import Model
-from simkv.profile import StepCost, load_profile
 
 MODEL = Model.model_validate(
     {

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from simkv.core.errors import InputError
+from simkv.costs.hardware.catalog import find_gpu
+from simkv.costs.load import Load, pairs
+from simkv.costs.profile import StepCost
 from simkv.costs.sync import Shape, fit_prices, read_alone, sync_profile
-from simkv.errors import InputError
-from simkv.executors import Load, pairs
-from simkv.models import find_gpu
-from simkv.profile import StepCost
 
 SHAPE = Shape(131072, 524288, 2048)
 STEP, DECODE, TOKEN, PAIR, KV = 5e-3, 9e-3, 2e-5, 3e-9, 5e-8

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from simkv.scenario import Scenario
+from simkv.scenario.scenario import Scenario
 from tests.laws.scenarios import ENGINES, KNOBS, Draw, _whole, rarely, scenarios
 
 WEIGHTS = st.sampled_from([0.0, 0.0, 1.0, 4.0])

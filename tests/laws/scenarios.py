@@ -14,16 +14,16 @@ from typing import Any, get_args, get_type_hints
 import simpy
 from hypothesis import strategies as st
 
-from simkv.engine import Engine, serve
-from simkv.executors.simulated import SimulatedExecutor
-from simkv.profile import load_profile
-from simkv.record import Record
-from simkv.request import Request
-from simkv.scenario import CONFIGS, Scenario
+from simkv.core.request import Request
+from simkv.core.scheduler import Scheduler
+from simkv.costs.profile import load_profile
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.run.engine import Engine, serve
+from simkv.run.record import Record
+from simkv.scenario.scenario import CONFIGS, Scenario
 from simkv.schedulers import build
-from simkv.schedulers.base import Scheduler
-from simkv.schedulers.vllm_rules import RULES
-from simkv.workload import generate
+from simkv.schedulers.vllm.versions import RULES
+from simkv.workload.workload import generate
 
 Knobs = dict[str, Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simkv.ledger import ledger
-from simkv.metrics import token_rows
-from simkv.record import Outcome
-from simkv.scenario import Scenario
-from simkv.simulate import Result, run_scenario
-from simkv.workload import clients
+from simkv.core.outcome import Outcome
+from simkv.measure.metrics import token_rows
+from simkv.measure.simulate import Result, run_scenario
+from simkv.scenario.scenario import Scenario
+from simkv.why.ledger import ledger
+from simkv.workload.workload import clients
 from tests.laws.fleets import fleets, with_fleet
 from tests.laws.scenarios import ENGINES, scenarios
 from tests.laws.test_laws import everything

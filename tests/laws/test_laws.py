@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.metrics import request_rows, step_rows, summary, token_rows
-from simkv.record import Outcome
-from simkv.request import Prompt, Request
-from simkv.scenario import CONFIGS
-from simkv.schedulers.base import Batch, Completion, Scheduler
-from simkv.schedulers.sglang import SglangConfig
-from simkv.schedulers.vllm import VllmConfig
+from simkv.core.outcome import Outcome
+from simkv.core.request import Prompt, Request
+from simkv.core.scheduler import Batch, Completion, Scheduler
+from simkv.measure.metrics import request_rows, step_rows, summary, token_rows
+from simkv.scenario.scenario import CONFIGS
+from simkv.schedulers.sglang.scheduler import SglangConfig
+from simkv.schedulers.vllm.scheduler import VllmConfig
 from tests.laws.scenarios import ENGINES, KNOBS, Run, run, scenarios
 
 every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)

@@ -10,14 +10,14 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simkv.engine import Engine, serve
-from simkv.executors.simulated import SimulatedExecutor
-from simkv.metrics import request_rows, step_rows, summary
-from simkv.profile import Profile
-from simkv.record import Record
-from simkv.scenario import Scenario
+from simkv.costs.profile import Profile
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.measure.metrics import request_rows, step_rows, summary
+from simkv.run.engine import Engine, serve
+from simkv.run.record import Record
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers import build
-from simkv.workload import generate
+from simkv.workload.workload import generate
 from tests.laws.scenarios import ENGINES, scenarios
 
 #: Every kind of term, so that a stretch of decodes has steps of growing, uneven length.

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simkv.ledger import NEGLIGIBLE, SERVED, Interval, Kind, ledger, runs
-from simkv.metrics import e2e
-from simkv.pipeline import Pacing
-from simkv.profile import Profile
-from simkv.record import Life, Outcome, Record
-from simkv.schedulers.base import Batch
-from simkv.simulate import run_scenario
+from simkv.core.outcome import Outcome
+from simkv.core.scheduler import Batch
+from simkv.costs.profile import Profile
+from simkv.measure.metrics import e2e
+from simkv.measure.simulate import run_scenario
+from simkv.run.record import Life, Record
+from simkv.scenario.pacing import Pacing
+from simkv.why.ledger import NEGLIGIBLE, SERVED, Interval, Kind, ledger, runs
 from tests.laws.scenarios import ENGINES, run, scenarios
 from tests.laws.test_laws import Watched
 from tests.laws.test_leaping import COSTS, CURVED, LINEAR, record, stretched

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from simkv.measure.simulate import run_file
 from simkv.report.console import print_results, say
 from simkv.report.published import compare
-from simkv.simulate import run_file
 
 TEXT = """\
 name: t

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.errors import InputError
+from simkv.core.errors import InputError
+from simkv.measure.simulate import Result, run_file
 from simkv.report.explain import MOST, WIDTH, story, story_of
-from simkv.simulate import Result, run_file
 
 TWO = """
 name: two

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from simkv import __version__
-from simkv.errors import InputError
+from simkv.core.errors import InputError
+from simkv.measure.simulate import Result, run_file
 from simkv.report.files import check_folder, write_run
 from simkv.report.published import compare
-from simkv.simulate import Result, run_file
 
 TEXT = """\
 name: t

@@ -14,16 +14,16 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.errors import InputError
-from simkv.record import Outcome
+from simkv.core.errors import InputError
+from simkv.core.outcome import Outcome
+from simkv.measure.simulate import Result, run_file
 from simkv.report import data, story
 from simkv.report.gallery import write_gallery
 from simkv.report.html import html, library, write_html
 from simkv.report.lanes import BARS
 from simkv.report.palette import DARK, LIGHT
 from simkv.report.runs import page_of, plan, scenario_of
-from simkv.simulate import Result, run_file
-from simkv.zoo import Incident
+from simkv.scenario.packaged import Incident
 from tests.report.browser import Browser, Page, chromium
 
 STARVING = """

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from simkv.errors import InputError
-from simkv.expect import Check
+from simkv.core.errors import InputError
+from simkv.measure.expect import Check
 from simkv.report import junit
 
 CHECKS = {

@@ -10,14 +10,15 @@ import matplotlib
 import numpy as np
 import pytest
 
-from simkv.record import Life, Outcome, Record, Segment, Standstill
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.measure.simulate import run_file
 from simkv.report.intervals import Interval, State, intervals, pauses, wasted
 from simkv.report.lanes import BARS, _pixels, _shares, bars, sample
 from simkv.report.latency import points
 from simkv.report.plots import write_plots
 from simkv.report.pressure import course
-from simkv.request import Request
-from simkv.simulate import run_file
+from simkv.run.record import Life, Record, Segment, Standstill
 
 WAITING, PREFILL, DECODE, PREEMPTED = State
 

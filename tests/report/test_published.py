@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from simkv.measure.simulate import run_file
 from simkv.report.published import Comparison, compare
-from simkv.simulate import run_file
 
 TEXT = """\
 name: t

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from simkv.conform.fastdeploy import replay
-from simkv.request import Prompt
-from simkv.schedulers.fastdeploy import (
+from simkv.core.request import Prompt
+from simkv.proof.conform.fastdeploy import replay
+from simkv.schedulers.fastdeploy.scheduler import (
     VARIANTS,
     FastDeploy,
     FastDeployConfig,
@@ -18,7 +18,7 @@ from simkv.schedulers.fastdeploy import (
     actors,
     build,
 )
-from simkv.schedulers.fastdeploy_worker import Parcel, Task, Worker
+from simkv.schedulers.fastdeploy.worker import Parcel, Task, Worker
 
 
 def engine(variant: str, prompts: list[int], **knobs: Any) -> FastDeploy:

@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from simkv.request import Prompt, Segment
-from simkv.schedulers.base import Batch, Livelock
-from simkv.schedulers.mistralrs import RULES, Bucketed, MistralrsConfig, Queues, State, build
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler import Batch, Livelock
+from simkv.schedulers.mistralrs.scheduler import (
+    RULES,
+    Bucketed,
+    MistralrsConfig,
+    Queues,
+    State,
+    build,
+)
 
 KV_VARIANTS = sorted(RULES)
 ALL = ["seed", *KV_VARIANTS]

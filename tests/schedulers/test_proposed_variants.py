@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.metrics import request_rows, step_rows
-from simkv.request import Prompt, Segment
-from simkv.scenario import Scenario
-from simkv.schedulers.sglang import SglangConfig, SglangScheduler
-from simkv.schedulers.vllm import VllmConfig, VllmScheduler
+from simkv.core.request import Prompt, Segment
+from simkv.measure.metrics import request_rows, step_rows
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.sglang.scheduler import SglangConfig, SglangScheduler
+from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
 from tests.laws.scenarios import run, scenarios
 
 SKIP = "0.33.0-skip-blocked"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from simkv.prefix import Content
-from simkv.request import Prompt, Segment
-from simkv.schedulers.base import Batch
-from simkv.schedulers.sglang import SglangConfig, SglangScheduler
-from simkv.schedulers.sglang_memory import Memory, Req
+from simkv.core.prefix import Content
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler import Batch
+from simkv.schedulers.sglang.memory import Memory, Req
+from simkv.schedulers.sglang.scheduler import SglangConfig, SglangScheduler
 
 
 def engine(tokens: int, **knobs: Any) -> SglangScheduler:

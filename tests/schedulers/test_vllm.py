@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from simkv.request import Prompt, Segment
-from simkv.schedulers.base import Batch, Completion
-from simkv.schedulers.vllm import VllmConfig, VllmScheduler
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler import Batch, Completion
+from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
 
 PLAIN: dict[str, Any] = {
     "block_size": 4,

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from simkv.executors import load_of
-from simkv.gpu.validate import simulate
-from simkv.metrics import summary
-from simkv.profile import load_profile
-from simkv.request import Prompt
-from simkv.scenario import Scenario
-from simkv.schedulers.base import Batch, Row, Swap
-from simkv.schedulers.vllm import VllmConfig, build
+from simkv.core.request import Prompt
+from simkv.core.scheduler import Batch, Row, Swap
+from simkv.costs.load import load_of
+from simkv.costs.profile import load_profile
+from simkv.lab.validate import simulate
+from simkv.measure.metrics import summary
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.vllm.scheduler import VllmConfig, build
 
 
 def scheduler(num_cpu_blocks: int, *, tables: bool = True, **knobs: Any) -> Any:

@@ -1,7 +1,7 @@
 """What 0.19.0 and 0.11.0 of vLLM do otherwise than 0.33.0, each in a case worked out by hand.
 
 Blocks hold 4 tokens and 8 of them can be used. What is expected was derived from the code of the
-versions (see ``simkv.schedulers.vllm_rules``), not from simkv.
+versions (see ``simkv.schedulers.vllm.versions``), not from simkv.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from simkv.request import Prompt, Segment
+from simkv.core.request import Prompt, Segment
 from simkv.schedulers import variants
-from simkv.schedulers.vllm import VllmConfig, VllmScheduler
-from simkv.schedulers.vllm_rules import RULES
+from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
+from simkv.schedulers.vllm.versions import RULES
 from tests.schedulers.test_vllm import ask, engine, step, steps
 
 VERSIONS = ("0.33.0", "0.19.0", "0.11.0")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.errors import InputError
-from simkv.request import Request
-from simkv.workload import Clients, Workload, clients, generate
+from simkv.core.errors import InputError
+from simkv.core.request import Request
+from simkv.workload.workload import Clients, Workload, clients, generate
 
 
 def request(number: int, arrival: float = 0.0, timeout: float | None = None) -> Request:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simkv.request import Segment
-from simkv.workload import Workload, generate
+from simkv.core.request import Segment
+from simkv.workload.workload import Workload, generate
 
 
 def workload(**form: Any) -> Workload:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from simkv.request import Request, Segment
-from simkv.workload import Workload, clients, generate
+from simkv.core.request import Request, Segment
 from simkv.workload.generators import Pace, Sessions, stream
 from simkv.workload.lengths import Length, Seconds, draw_lengths, draw_seconds
+from simkv.workload.workload import Workload, clients, generate
 
 ARRIVALS: dict[str, Any] = {
     "num_prompts": 2000,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from simkv.errors import InputError
-from simkv.metrics import request_rows, step_rows
-from simkv.prefix import Content, common_prefix
-from simkv.profile import load_profile
-from simkv.request import Request, Segment
-from simkv.scenario import Scenario, load
-from simkv.workload import Workload, generate
+from simkv.core.errors import InputError
+from simkv.core.prefix import Content, common_prefix
+from simkv.core.request import Request, Segment
+from simkv.costs.profile import load_profile
+from simkv.measure.metrics import request_rows, step_rows
+from simkv.scenario.scenario import Scenario, load
+from simkv.workload.workload import Workload, generate
 from tests.laws.test_leaping import assert_same, record
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from simkv.errors import InputError
-from simkv.request import Request, Segment
-from simkv.workload.formats import NAMES, find_format
-from simkv.workload.formats.azure import nanoseconds, one_moment
+from simkv.core.errors import InputError
+from simkv.core.request import Request, Segment
 from simkv.workload.trace import Selection, Trace, read_trace
+from simkv.workload.traces.azure import nanoseconds, one_moment
+from simkv.workload.traces.find import NAMES, find_format
 
 
 def write(path: Path, text: str) -> Path:

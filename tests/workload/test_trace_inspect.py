@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.errors import InputError
-from simkv.prefix import Content, common_prefix
-from simkv.request import Request
-from simkv.workload import Workload, clients
+from simkv.core.errors import InputError
+from simkv.core.prefix import Content, common_prefix
+from simkv.core.request import Request
 from simkv.workload.convert import write_requests
 from simkv.workload.inspect import BINS, Course, Demand, Lengths, Service, Survey, inspect
 from simkv.workload.rows import Names, Pieces, Rows, parse_pieces
 from simkv.workload.trace import Reader, read_trace
+from simkv.workload.workload import Workload, clients
 
 LENGTHS = st.lists(st.integers(1, 10**6), min_size=1, max_size=60)
 
@@ -172,7 +172,7 @@ def test_nothing_left_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_picture_is_the_same_every_time(chat: Path, tmp_path: Path) -> None:
-    from simkv.workload.picture import draw
+    from simkv.report.trace_picture import draw
 
     lengths = tmp_path / "l.csv"
     lengths.write_text("prompt_tokens,output_tokens\n5,1\n")

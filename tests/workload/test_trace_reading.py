@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.errors import InputError
+from simkv.core.errors import InputError
 from simkv.workload.rows import Rows
 from simkv.workload.source import BATCH, Source
 from simkv.workload.trace import Reader, Selection, read_trace, select

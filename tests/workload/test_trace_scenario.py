@@ -12,9 +12,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from simkv.cli import main
-from simkv.errors import InputError
-from simkv.scenario import json_schema, load
-from simkv.simulate import run_file
+from simkv.core.errors import InputError
+from simkv.measure.simulate import run_file
+from simkv.scenario.scenario import json_schema, load
 
 TRACE = "arrival,prompt_tokens,output_tokens\n" + "".join(
     f"{i / 2},{10 + i},{2 + i % 3}\n" for i in range(40)

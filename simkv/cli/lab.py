@@ -1,0 +1,286 @@
+"""``simkv gpu``: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from simkv.cli.common import check_file
+from simkv.core.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from simkv.lab.served import Served, Setup
+
+app = typer.Typer(no_args_is_help=True, help="Run scenarios for real: a transformer on a device.")
+
+
+@app.command()
+def serve(
+    scenario: Annotated[
+        Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+    ],
+    device: Annotated[str, typer.Option(help="cuda, or cpu (slow, for tests).")] = "cuda",
+    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Serve only these variants; may be repeated.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default runs/gpu-<scenario>/.")
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="block: a block is one piece of memory; layer: a layer is.")
+    ] = "block",
+    graphs: Annotated[bool, typer.Option(help="Capture CUDA graphs.")] = True,
+    warm_up: Annotated[
+        float | None, typer.Option(help="Seconds of steps before the clock starts.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+) -> None:
+    """Serve a scenario's workload by the wall clock; write what each request and step took.
+
+    Afterwards the simulation is fed the measured times; it must have made the same decisions.
+    """
+    from simkv.report.files import check_folder
+    from simkv.scenario.packaged import find
+    from simkv.scenario.scenario import load
+
+    setup = device_setup(device, model, layout, graphs, warm_up, threads, seed)
+    path = find(scenario)
+    variants = load(path, set_ or [])
+    for name in variant or []:
+        if name not in variants:
+            known = ", ".join(variants)
+            raise InputError(f"--variant {name}: not in {path}{nearest(name, variants)}; {known}")
+    chosen = {k: v for k, v in variants.items() if not variant or k in variant}
+    folder = out or Path("runs") / f"gpu-{next(iter(chosen.values())).name}"
+    check_folder(folder)
+
+    from simkv.lab.serve import Server
+    from simkv.lab.served import write_served
+
+    runs = {}
+    for name, loaded in chosen.items():
+        runs[name] = Server(loaded, setup).serve()
+        print(_report(name, runs[name]))
+    written = write_served(folder, runs, setup)
+    print(f"Written to {folder}: {', '.join(written)}")
+    if any(_l0(run) is not None for run in runs.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")],
+) -> None:
+    """Simulate a recorded run with its own step times; exit 1 at the first other decision."""
+    from simkv.lab.replay import read_runs
+
+    different = False
+    for variant, run in read_runs(folder).items():
+        verdict = run.verdict
+        if verdict.step is None:
+            print(f"{variant}: ok ({verdict.decisions} decisions)")
+            continue
+        different = True
+        print(f"{variant}: differs at decision {verdict.step}")
+        print(f"  recorded: {verdict.recorded}")
+        print(f"  replayed: {verdict.replayed}")
+    if different:
+        raise typer.Exit(1)
+
+
+@app.command()
+def validate(
+    folder: Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")],
+    profile: Annotated[Path, typer.Option(help="The cost profile to be judged (JSON).")],
+    again: Annotated[
+        Path | None, typer.Option(help="The same served once more: the noise of real runs.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the tables as JSON to this file.")] = None,
+) -> None:
+    """Judge a profile by a real run: decisions (L0), steps (L1) and a free simulation (L2).
+
+    Exit 1 if a simulation that is fed the run's own times decides otherwise.
+    """
+    from simkv.costs.profile import load_profile
+    from simkv.lab.replay import read_runs
+    from simkv.lab.validate import report, validation
+
+    judged = load_profile(profile.name, profile.parent)
+    repeated = read_runs(again) if again else {}
+    found = {
+        variant: validation(run, judged, [repeated[variant]] if variant in repeated else [])
+        for variant, run in read_runs(folder).items()
+    }
+    for variant, result in found.items():
+        for line in report(variant, result):
+            print(line)
+    if out:
+        tables = {name: asdict(result) for name, result in found.items()}
+        text = json.dumps(tables, indent=1, default=lambda error: error.model_dump())
+        out.write_text(text + "\n", encoding="utf-8")
+    if any(result.verdict.step is not None for result in found.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="cuda, or cpu (for tests).")] = "cuda",
+    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    small: Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")] = False,
+    repeats: Annotated[int, typer.Option(help="Runs of each point; their median counts.")] = 20,
+    fa3: Annotated[
+        Path | None,
+        typer.Option(help="_vllm_fa3_C.abi3.so out of a wheel of vLLM, to stand beside ours."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows as JSON to this file.")] = None,
+    warm_up: Annotated[float | None, typer.Option(help="Seconds of steps before.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+) -> None:
+    """Show how near attention and whole steps come to the device's ceilings, in both layouts."""
+    setup = device_setup(device, model, "block", True, warm_up, threads, 0)
+    if out:
+        check_file("--out", out)
+    from simkv.lab.anchor import Anchor
+    from simkv.lab.bench import SIZES, SMALL_SIZES
+    from simkv.lab.bench import bench as measured
+
+    rows = []
+    sizes = SMALL_SIZES if small else SIZES
+    anchor = Anchor(fa3) if fa3 else None
+    for row in measured(setup.shape, sizes, setup.device, repeats=repeats, anchor=anchor):
+        print(row, flush=True)
+        rows.append(row._asdict())
+        if out:
+            out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Argument(help="Folder of the campaign; goes on if it has begun.")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu (for tests).")] = "cuda",
+    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    budget: Annotated[str, typer.Option(help="Time to measure in, such as 8m or 90s.")] = "8m",
+    small: Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")] = False,
+    kv_tokens: Annotated[int | None, typer.Option(help="Tokens of KV to measure with.")] = None,
+    layout: Annotated[str, typer.Option(help="Layout of the KV pool: block or layer.")] = "block",
+    repeats: Annotated[int, typer.Option(help="Runs of each point; their median counts.")] = 20,
+    warm_up: Annotated[float | None, typer.Option(help="Seconds of steps before.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+) -> None:
+    """Measure what steps cost on this device, fit a cost profile, and tell how wrong it is."""
+    setup = device_setup(device, model, layout, True, warm_up, threads, 0)
+    if find_spec("scipy") is None:
+        raise InputError("scipy is not installed; install simkv with the extra: simkv[gpu]")
+    budget_s = seconds_of(budget)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from simkv.lab import calibrate as campaign
+    from simkv.lab.points import SMALL, Limits
+
+    limits = SMALL if small else Limits()
+    if kv_tokens:
+        limits = replace(limits, kv_tokens=kv_tokens)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("measurements", total=None)
+        profile, samples = campaign.calibrate(
+            setup, limits, out, budget_s, repeats=repeats, progress=lambda: bar.advance(task)
+        )
+    itemsize = 2 if setup.device.startswith("cuda") else 4
+    print(f"{len(samples)} measurements; {profile.source[-1]}")
+    for what, value in campaign.achieved(samples, setup.shape, itemsize).items():
+        print(f"{what}: {value}")
+    print("Error on steps of a real run that were not fitted to (median, P95, bias):")
+    for kind, error in profile.fit.held_out.items():
+        shares = [100 * x for x in (error.median, error.p95, error.bias)]
+        print(f"  {kind:<8}{shares[0]:6.1f} % {shares[1]:6.1f} % {shares[2]:+6.1f} %", end="")
+        print(f"  of {error.points} steps")
+    print(f"Written to {out}: {', '.join(sorted(p.name for p in out.iterdir()))}")
+
+
+def seconds_of(text: str) -> float:
+    """A span of time such as 90s, 8m or 1h, in seconds. Raises InputError."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--budget {text}: expected a time such as 90s, 8m or 1h")
+    return seconds
+
+
+def device_setup(
+    device: str,
+    model: str,
+    layout: str,
+    graphs: bool,
+    warm_up: float | None,
+    threads: int,
+    seed: int,
+) -> Setup:
+    """Checked options. Raises InputError for what there is not."""
+    if find_spec("torch") is None:
+        raise InputError("torch is not installed; install simkv with the extra: simkv[gpu]")
+    from simkv.lab.shapes import MODELS
+
+    if model not in MODELS:
+        known = ", ".join(MODELS)
+        raise InputError(f"--model {model}: not known{nearest(model, MODELS)}; expected {known}")
+    layouts: dict[str, Literal["block", "layer"]] = {"block": "block", "layer": "layer"}
+    if layout not in layouts:
+        raise InputError(f"--layout {layout}: expected block or layer")
+    import torch
+
+    from simkv.lab.served import Setup
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"--device {device}: expected cuda, cuda:<n> or cpu") from error
+    if kind not in ("cuda", "cpu") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"--device {device}: torch {torch.__version__} finds no such device here")
+    if kind == "cpu":
+        torch.set_num_threads(threads)
+    if warm_up is None:
+        warm_up = 10.0 if kind == "cuda" else 0.0
+    shape = MODELS[model]
+    return Setup(shape, device, layouts[layout], 2816 if graphs else 0, warm_up, seed)
+
+
+def _report(name: str, run: Served) -> str:
+    """The main figures of a run, and whether a simulation fed its times decides the same."""
+    found = run.summary
+    ttft, tpot = found["ttft_ms"], found["tpot_ms"]
+    different = _l0(run)
+    decisions = f"{len(run.recorder.lines)} decisions"
+    return (
+        f"{name}: {found['finished']} of {found['requests']} finished in "
+        f"{found['makespan_s']:.3f} s, {found['preemptions']} preemptions, "
+        f"{found['output_throughput']:.1f} output tok/s\n"
+        f"  TTFT mean {ttft['mean']:.2f} ms, P99 {ttft['p99']:.2f} ms; "
+        f"TPOT mean {tpot['mean']:.2f} ms, P99 {tpot['p99']:.2f} ms\n"
+        f"  {found['steps']} steps, {100 * found['graph_share']:.0f} % from fixed buffers, device "
+        f"busy for {100 * found['device_share']:.0f} % of their time\n"
+        f"  L0: "
+        + (f"{decisions}, all the same" if different is None else f"parts at step {different}")
+    )
+
+
+def _l0(run: Served) -> int | None:
+    """The first decision that a simulation fed with the run's times makes otherwise."""
+    from simkv.lab.replay import verdict_of_run
+
+    return verdict_of_run(run.scenario, run.passes, run.recorder).step

@@ -1,0 +1,1 @@
+"""What all rooms share: requests, blocks, prefixes, the scheduler protocol, errors."""

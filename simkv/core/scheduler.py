@@ -1,0 +1,219 @@
+"""The seam between an engine's rules and the rest of simkv.
+
+A scheduler is pure: it has no clock but the arrival stamps it was told, does no I/O, draws no
+random numbers and never sees how many tokens a request will emit. It imports neither SimPy nor
+torch nor pandas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from simkv.core.request import Prompt
+
+Kind = Literal["prefill", "decode", "mixed", "idle"]
+
+
+#: Larger sizes of a pool and of a block, in any engine's config, are refused as typos.
+MOST_BLOCKS = 10_000_000
+MOST_BLOCK_SIZE = 1_000_000
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that hold ``tokens`` tokens (ceiling division)."""
+    return -(-tokens // block_size)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Where a set of rules comes from (repository, commit or pull request) and what it is."""
+
+    source: str
+    summary: str
+
+
+class Row(NamedTuple):
+    """A request in a step: ``tokens`` to compute on top of ``context`` tokens that have KV."""
+
+    id: int
+    tokens: int
+    context: int
+
+
+#: Why somebody was passed over: ``blocks`` are too few, or enough but ``reserved`` for others; no
+#: ``slot`` is free; the token ``budget`` of the step is spent; it is ``deferred`` with its bucket
+#: (of length, of modality), which does not run now; or another ``rule`` keeps it out.
+Why = Literal["blocks", "reserved", "slot", "budget", "deferred", "rule"]
+
+
+class Held(NamedTuple):
+    """The head of the waiting queue after a decision, and why it was not taken."""
+
+    id: int
+    why: Why
+
+
+#: Why somebody was preempted: too few ``blocks``; it was not in the ``bucket`` of equal lengths
+#: that runs; or the ``patience`` of the head of the queue was at its end.
+Need = Literal["blocks", "bucket", "patience"]
+
+
+class Swap(NamedTuple):
+    """A request's KV that goes to host memory or comes back: ``blocks`` of them, and which
+    (``table``, in order) where blocks have numbers."""
+
+    id: int
+    blocks: int
+    table: tuple[int, ...] = ()
+
+
+class Cause(NamedTuple):
+    """For whose sake a request was preempted, None for that of all who stay, and why."""
+
+    by: int | None
+    why: Need = "blocks"
+
+
+@dataclass(slots=True)
+class Batch:
+    """One decision: what the model is to compute in the next step.
+
+    ``scheduled`` lists ``(request id, new tokens)`` in the engine's order and ``context`` the
+    tokens whose KV each of them already has. ``emits`` are the ids that get a token when the step
+    has run. ``preempted`` are the ids whose blocks were taken back, in order (an id may stand
+    twice), ``ignored`` those refused, ``lost`` those that no queue holds any more though they
+    never ended. ``fatal`` says why the real engine dies on this batch, if it does. Before the step
+    runs, the KV of ``swapped_out`` is copied to host memory, then that of ``swapped_in`` from it.
+    ``loads`` are requests that have blocks now and wait for so many tokens of KV from elsewhere.
+
+    For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
+    behind it, ``aside`` are those that sit this step out though they are not in the queue, and
+    ``causes`` belong to ``preempted``, one for each.
+
+    A scheduler may keep requests that decode in lockstep as a group and then lists its changes
+    only: ``joined`` and ``left`` since the batch before, with the ``decodes`` members that are left
+    and the ``decode_context`` tokens of KV that they have in all. ``expand`` then gives all rows,
+    while the batch is the newest.
+    """
+
+    scheduled: list[tuple[int, int]] = field(default_factory=list)
+    context: list[int] = field(default_factory=list)
+    emits: list[int] = field(default_factory=list)
+    kind: Kind = "idle"
+    preempted: list[int] = field(default_factory=list)
+    ignored: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    fatal: str | None = None
+    held: Held | None = None
+    aside: dict[int, Why] = field(default_factory=dict)
+    causes: list[Cause] = field(default_factory=list)
+    decodes: int = 0
+    decode_context: int = 0
+    joined: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    expand: Callable[[], list[Row]] | None = None
+    swapped_out: list[Swap] = field(default_factory=list)
+    swapped_in: list[Swap] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+
+    def preempt(self, victim: int, by: int | None, why: Need = "blocks") -> None:
+        """Note that the blocks of ``victim`` were taken back, and the cause (see ``Cause``)."""
+        self.preempted.append(victim)
+        self.causes.append(Cause(by, why))
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to compute."""
+        return bool(self.scheduled or self.decodes)
+
+    def rows(self) -> list[Row]:
+        """All rows in the engine's order; with a group, only until the next decision."""
+        if self.expand is not None:
+            return self.expand()
+        return [Row(i, n, c) for (i, n), c in zip(self.scheduled, self.context, strict=True)]
+
+
+@dataclass(slots=True)
+class Completion:
+    """What became of a batch: ids that were given a token, and ids that ended, in order.
+
+    ``delivered`` does not repeat the members of a decode group, who all got one.
+    """
+
+    delivered: list[int]
+    finished: list[int]
+
+
+class Livelock(Exception):
+    """A single ``schedule`` call of the real engine would never return.
+
+    ``cycle`` names the requests that go round; ``why`` says how, in one sentence.
+    """
+
+    def __init__(self, why: str, cycle: Sequence[int]) -> None:
+        super().__init__(why)
+        self.why = why
+        self.cycle = list(cycle)
+
+
+class Scheduler(Protocol):
+    """What the engine loop needs from a scheduler."""
+
+    @property
+    def pipeline_depth(self) -> int:
+        """Batches in flight: 1 completes a batch before the next ``schedule``, 2 after it."""
+
+    def add(self, prompt: Prompt) -> None:
+        """Take a new request, just before a ``schedule`` call."""
+
+    def schedule(self) -> Batch:
+        """Decide the next step. Raises Livelock where the real call would never return."""
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Account for a batch that has run; ``ended`` are the ids whose token was their last."""
+
+    def abort(self, request_id: int) -> None:
+        """The client of this request has gone away."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can use (a null block is not one of them)."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be had now, cached but unreferenced ones included."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of the waiting queue."""
+
+    @property
+    def num_running(self) -> int:
+        """Length of the running list."""
+
+    def leap(self, most: int) -> int:
+        """For how many steps, at least 1 and at most ``most``, ``schedule`` would return the batch
+        that it has just returned, if nothing came from outside and nobody ended."""
+
+    def skip(self, steps: int) -> list[int]:
+        """Do what that many pairs of ``complete`` and ``schedule`` would do in such a stretch.
+
+        Returns the free blocks after each of the ``schedule`` calls.
+        """
+
+    def waiting_ids(self) -> list[int]:
+        """Ids in the waiting queue, head first."""
+
+    def running_ids(self) -> list[int]:
+        """Ids in the running list, in the engine's own order."""
+
+    def blocks_held(self) -> Mapping[int, int]:
+        """Blocks in each live request's table, by id (shared blocks count for each sharer)."""
+
+    def fingerprint(self) -> Hashable:
+        """All state that decides what ``schedule`` does next.
+
+        If it is equal at two steps and nothing came from outside in between, the engine goes
+        round in a circle for ever.
+        """

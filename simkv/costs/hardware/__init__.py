@@ -1,0 +1,1 @@
+"""Models and GPUs as data, and how much KV fits."""

@@ -1,0 +1,101 @@
+"""Executors say how long a step takes; the scheduler cannot tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from simkv.core.scheduler import Batch
+
+
+class Load(NamedTuple):
+    """What a step makes the GPU do.
+
+    ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
+    tokens of earlier KV; ``decode_seqs`` sequences compute one token each and read
+    ``decode_context`` tokens of KV in all. ``prefill_pairs`` counts, over the prefills, the pairs
+    of a token and a token that it attends to. ``emits`` sequences have a token sampled.
+    ``shortest`` and ``longest`` are the KV that single decodes read; they are only filled in for
+    an executor that asks for them (``load_of``), else 0. Engines in lock-step compute
+    ``group_tokens`` in all, 0 stands for an engine by itself. Before the step starts, so many
+    blocks of KV are swapped to and from host memory.
+    """
+
+    prefill_seqs: int
+    prefill_tokens: int
+    prefill_context: int
+    decode_seqs: int
+    decode_context: int
+    prefill_pairs: int = 0
+    emits: int = 0
+    shortest: int = 0
+    longest: int = 0
+    group_tokens: int = 0
+    swap_out_blocks: int = 0
+    swap_in_blocks: int = 0
+
+
+def pairs(tokens: int, context: int) -> int:
+    """Pairs of a token and a token that it attends to (itself included) in a prefill."""
+    return tokens * context + tokens * (tokens + 1) // 2
+
+
+def load_of(batch: Batch, *, spread: bool = False) -> Load:
+    """Sum up the newest batch; in a mixed one a row of a single token on top of KV is a decode.
+
+    With ``spread`` the shortest and the longest decode are looked for, row by row.
+    """
+    load = _computed(batch)
+    if batch.swapped_out or batch.swapped_in:
+        load = load._replace(
+            swap_out_blocks=sum(swap.blocks for swap in batch.swapped_out),
+            swap_in_blocks=sum(swap.blocks for swap in batch.swapped_in),
+        )
+    if not spread or not load.decode_seqs:
+        return load
+    always = batch.kind == "decode"
+    contexts = [r.context for r in batch.rows() if always or (r.tokens == 1 and r.context)]
+    return load._replace(shortest=min(contexts), longest=max(contexts))
+
+
+def _computed(batch: Batch) -> Load:
+    decode_seqs, decode_context = batch.decodes, batch.decode_context
+    emits = len(batch.emits) + decode_seqs
+    if batch.kind == "decode":
+        decode_seqs += len(batch.scheduled)
+        return Load(0, 0, 0, decode_seqs, decode_context + sum(batch.context), 0, emits)
+    prefill_seqs = prefill_tokens = prefill_context = prefill_pairs = 0
+    for (_, tokens), context in zip(batch.scheduled, batch.context, strict=True):
+        if tokens == 1 and context and batch.kind == "mixed":
+            decode_seqs += 1
+            decode_context += context
+        else:
+            prefill_seqs += 1
+            prefill_tokens += tokens
+            prefill_context += context
+            prefill_pairs += pairs(tokens, context)
+    prefill = (prefill_seqs, prefill_tokens, prefill_context)
+    return Load(*prefill, decode_seqs, decode_context, prefill_pairs, emits)
+
+
+class Executor(Protocol):
+    """Runs a batch, for real or on paper.
+
+    One that has ``wants_spread`` true is told the shortest and longest decode of each step.
+    """
+
+    def run(self, load: Load) -> float:
+        """Seconds that a step with this load takes."""
+
+    def foresee(self, load: Load, steps: int) -> list[float]:
+        """Seconds of each of the ``steps`` steps that would follow a step of nothing but decodes.
+
+        Nothing counts as run until ``ran`` says how many of them were. An executor that cannot
+        know returns an empty list, and is asked step by step.
+        """
+
+    def ran(self, load: Load, seconds: Sequence[float]) -> None:
+        """The first steps foreseen for ``load`` were run and took ``seconds``."""
+
+    def idle(self) -> float:
+        """Seconds that a pass takes in which the scheduler finds nothing to run."""

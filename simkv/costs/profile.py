@@ -1,0 +1,286 @@
+"""Cost profiles: what a step of a named engine on a named GPU costs, as typed JSON."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simkv.core.errors import InputError, nearest
+from simkv.costs.attention import AttentionCost, Table
+from simkv.costs.load import Load
+
+Feature = Literal[
+    "steps",
+    "prefill_seqs",
+    "prefill_tokens",
+    "prefill_context",
+    "prefill_pairs",
+    "decode_seqs",
+    "decode_context",
+    "tokens",
+    "slots",
+    "group_tokens",
+    "emits",
+    "decode_mean",
+    "mixed_decode_seqs",
+    "swap_out_blocks",
+    "swap_in_blocks",
+]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Piece(_Model):
+    """``base + slope * feature`` seconds for values of the feature up to ``up_to`` (inclusive)."""
+
+    up_to: int | None = None
+    base: float
+    slope: float = 0.0
+
+
+class Term(_Model):
+    """One summand of a step's cost, in seconds.
+
+    It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
+    or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``group_tokens``
+    those of all engines in lock-step, ``emits`` the sequences that have a token sampled,
+    ``decode_mean`` the mean context of the decodes, ``mixed_decode_seqs`` the decodes beside
+    prefills), given as ``seconds`` per unit, as linear ``pieces``, or as a ``table`` of measured
+    ``[value, seconds]`` points with straight lines between them. ``when`` restricts it to steps
+    that prefill anything, that decode anything, that do both (``mixed``) or that do nothing but
+    decode (``pure decode``).
+    """
+
+    name: str
+    feature: Feature
+    when: Literal["prefill", "decode", "mixed", "pure decode", "any"] = "any"
+    seconds: Seconds | None = None
+    pieces: list[Piece] | None = Field(None, min_length=1)
+    table: list[tuple[float, float]] | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Term:
+        given = [f for f in ("seconds", "pieces", "table") if getattr(self, f) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of seconds, pieces, table is needed; found {given}")
+        if self.pieces:
+            limits = [p.up_to for p in self.pieces]
+            finite = [limit for limit in limits[:-1] if limit is not None]
+            if limits[-1] is not None or len(finite) < len(limits) - 1 or finite != sorted(finite):
+                raise ValueError("pieces need a rising up_to each, and none in the last")
+        if self.table and [x for x, _ in self.table] != sorted({x for x, _ in self.table}):
+            raise ValueError("table needs strictly rising values")
+        return self
+
+
+class StepError(_Model):
+    """Relative errors over ``points`` steps that were not fitted to: 0.01 is one per cent.
+
+    ``median`` and ``p95`` are of the absolute error, ``bias`` is the mean with its sign.
+    """
+
+    points: int
+    median: float
+    p95: float
+    bias: float
+
+
+class Fit(_Model):
+    """How good the terms are where they were fitted: ``rms_s`` over ``points`` figures.
+
+    ``held_out`` are the errors on steps that were not fitted to, by kind of step.
+    """
+
+    points: int
+    rms_s: float | None = None
+    note: str = ""
+    held_out: dict[str, StepError] = {}
+
+
+class Profile(_Model):
+    """What a step costs, on what, how that is known, and where it holds.
+
+    The time is the sum of the ``terms`` and, where there is one, of the ``attention`` table.
+    ``graph_sizes`` are the numbers of tokens for which the engine has captured CUDA graphs: a step
+    is padded to the next one (``slots``), beyond the largest none is.
+    ``range`` gives, by feature, the smallest and largest value per step that the data cover.
+    ``idle_pass_s`` is the time of a scheduler pass that finds nothing to run. ``front_s`` is what
+    passes before the engine core has a request that was sent (API server, tokens, queues);
+    ``simkv validate`` adds it, the clients of a scenario speak to the core directly.
+    """
+
+    format: Literal[1] = 1
+    name: str
+    engine: str
+    model: str
+    gpu: str
+    basis: Literal["measured", "fitted to published figures", "assumed"]
+    terms: list[Term] = Field(min_length=1)
+    attention: Table | None = None
+    graph_sizes: list[int] = []
+    idle_pass_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    front_s: Seconds = 0.0
+    range: dict[Feature, tuple[float, float]]
+    fit: Fit
+    source: list[str]
+
+    @model_validator(mode="after")
+    def _costs_time(self) -> Profile:
+        if self.graph_sizes != sorted(set(self.graph_sizes)):
+            raise ValueError("graph_sizes must rise strictly")
+        for load in (Load(1, 1, 0, 0, 0, 1, 1), Load(0, 0, 0, 1, 1, 0, 1)):
+            if StepCost(self)(load) < 1e-9:
+                kind = "prefill" if load.prefill_seqs else "decode"
+                raise ValueError(f"terms: a {kind} step of one sequence must cost 1e-9 s or more")
+        return self
+
+
+def feature_of(load: Load, feature: Feature, graph_sizes: Sequence[int] = ()) -> float:
+    """Value of a feature of one step; ``slots`` depend on the sizes of the CUDA graphs."""
+    if feature == "steps":
+        return 1
+    if feature in ("tokens", "slots"):
+        tokens = load.prefill_tokens + load.decode_seqs
+        if feature == "slots" and graph_sizes and tokens <= graph_sizes[-1]:
+            return graph_sizes[bisect_left(graph_sizes, tokens)]
+        return tokens
+    if feature == "group_tokens":
+        return load.group_tokens or load.prefill_tokens + load.decode_seqs
+    if feature == "decode_mean":
+        return load.decode_context / load.decode_seqs if load.decode_seqs else 0
+    if feature == "mixed_decode_seqs":
+        return load.decode_seqs if load.prefill_seqs else 0
+    value: int = getattr(load, feature)
+    return value
+
+
+class StepCost:
+    """A profile as a function from a step's load to seconds."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._terms = [(term, _form(term)) for term in profile.terms]
+        self._attention = AttentionCost(profile.attention) if profile.attention else None
+        self._graph_sizes = profile.graph_sizes
+        by_context = [t for t in profile.terms if t.feature in ("decode_context", "decode_mean")]
+        self._by_batch_only = not by_context and all(
+            t.feature != "group_tokens" for t in profile.terms
+        )
+        self._linear = self._attention is None and all(
+            t.seconds is not None and t.feature == "decode_context" for t in by_context
+        )
+        self._slope = sum(
+            t.seconds or 0.0 for t in by_context if t.when not in ("prefill", "mixed")
+        )
+        self._by_batch: dict[int, float] = {}
+
+    def __call__(self, load: Load) -> float:
+        plain = not (load.prefill_seqs or load.swap_out_blocks or load.swap_in_blocks)
+        if self._linear and plain:
+            base, slope = self.of_decodes(load.decode_seqs)
+            return base + slope * load.decode_context
+        if self._attention is None:
+            return self._sum(load)
+        if self._by_batch_only and plain:
+            return self.of_decodes(load.decode_seqs)[0] + self._attention(load)
+        return self._sum(load) + self._attention(load)
+
+    def of_decodes(self, seqs: int) -> tuple[float, float]:
+        """Seconds of a step that decodes ``seqs`` sequences, and per token of their context.
+
+        Only for a profile that is ``linear`` in the context; each of them has a token sampled.
+        """
+        base = self._by_batch.get(seqs)
+        if base is None:
+            base = self._by_batch[seqs] = self._sum(Load(0, 0, 0, seqs, 0, 0, seqs))
+        return base, self._slope
+
+    @property
+    def wants_spread(self) -> bool:
+        """Whether it has to know the shortest and the longest decode of a step."""
+        return self._attention is not None and self._attention.wants_spread
+
+    @property
+    def linear(self) -> bool:
+        """Whether the cost of a step of decodes is a straight line over their context."""
+        return self._linear
+
+    def _sum(self, load: Load) -> float:
+        total = 0.0
+        for term, form in self._terms:
+            if term.when in ("prefill", "mixed") and not load.prefill_seqs:
+                continue
+            if term.when in ("decode", "mixed", "pure decode") and not load.decode_seqs:
+                continue
+            if term.when == "pure decode" and load.prefill_seqs:
+                continue
+            total += form(feature_of(load, term.feature, self._graph_sizes))
+        return max(total, 0.0)  # far outside the range a falling line may get below
+
+
+def _form(term: Term) -> Callable[[float], float]:
+    if term.seconds is not None:
+        per_unit = term.seconds
+        return lambda x: per_unit * x
+    if term.pieces is not None:
+        pieces = term.pieces
+
+        def by_pieces(x: float) -> float:
+            piece = next(p for p in pieces if p.up_to is None or x <= p.up_to)
+            return piece.base + piece.slope * x
+
+        return by_pieces
+    assert term.table is not None
+    xs, ys = zip(*term.table, strict=True)
+
+    def by_table(x: float) -> float:
+        """Straight lines between points; beyond the ends the nearest line goes on."""
+        if len(xs) == 1:
+            return float(ys[0])
+        right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+        left = right - 1
+        slope = (ys[right] - ys[left]) / (xs[right] - xs[left])
+        return max(float(ys[left] + slope * (x - xs[left])), 0.0)
+
+    return by_table
+
+
+PACKAGED = Path(__file__).parent / "profiles"
+
+
+def packaged_profiles() -> list[str]:
+    """Names of the profiles that come with simkv."""
+    return sorted(path.stem for path in PACKAGED.glob("*.json"))
+
+
+def load_profile(name: str, beside: Path | None = None) -> Profile:
+    """A packaged profile by name, or one from a JSON file (relative to the folder ``beside``).
+
+    Raises InputError if there is no such profile or if it is not valid.
+    """
+    if name.endswith(".json"):
+        path = (beside or Path()) / name
+        if not path.is_file():
+            raise InputError(f"profile: there is no file {path}")
+    else:
+        path = PACKAGED / f"{name}.json"
+        if name not in packaged_profiles():
+            known = packaged_profiles()
+            raise InputError(
+                f"profile: {name!r} is not known{nearest(name, known)}; expected one of "
+                f"{', '.join(known)}, or the path of a .json file"
+            )
+    try:
+        return Profile.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise InputError(f"{path}: {where}: {first['msg']}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text") from error

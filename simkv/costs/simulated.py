@@ -1,0 +1,87 @@
+"""The executor that looks a step's duration up in a cost profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simkv.costs.load import Load, pairs
+from simkv.costs.profile import Feature, Profile, StepCost, feature_of
+
+
+def later(load: Load, steps: int) -> Load:
+    """The load of the same decodes ``steps`` steps on: each has read as many tokens more."""
+    context = load.decode_context + steps * load.decode_seqs
+    shortest, longest = load.shortest, load.longest
+    if longest:
+        shortest, longest = shortest + steps, longest + steps
+    return Load(0, 0, 0, load.decode_seqs, context, 0, load.emits, shortest, longest)
+
+
+class SimulatedExecutor:
+    """Takes as long as the profile says, and keeps count of what lay outside its range.
+
+    ``outside`` maps a feature to the seconds of steps in which it left the range, and ``extremes``
+    to the smallest and largest value seen; ``busy`` is the sum of all steps, in seconds, and
+    ``outside_s`` of those that left the range in any feature.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.busy = 0.0
+        self.outside_s = 0.0
+        self.outside: dict[Feature, float] = {}
+        self.extremes: dict[Feature, tuple[float, float]] = {}
+        self._cost = StepCost(profile)
+        self.wants_spread = self._cost.wants_spread
+        self._range = list(profile.range.items())
+
+    def run(self, load: Load) -> float:
+        seconds = self._cost(load)
+        self._account(load, seconds)
+        return seconds
+
+    def foresee(self, load: Load, steps: int) -> list[float]:
+        if not self._cost.linear:
+            return [self._cost(later(load, step)) for step in range(1, steps + 1)]
+        base, slope = self._cost.of_decodes(load.decode_seqs)
+        context, seqs = load.decode_context, load.decode_seqs
+        return [base + slope * (context + step * seqs) for step in range(1, steps + 1)]
+
+    def ran(self, load: Load, seconds: Sequence[float]) -> None:
+        if self._inside(later(load, 1)) and self._inside(later(load, len(seconds))):
+            self.busy += sum(seconds)
+            return
+        for step, taken in enumerate(seconds, start=1):
+            self._account(later(load, step), taken)
+
+    def _inside(self, load: Load) -> bool:
+        return all(
+            not (value := feature_of(load, feature)) or low <= value <= high
+            for feature, (low, high) in self._range
+        )
+
+    def _account(self, load: Load, seconds: float) -> None:
+        self.busy += seconds
+        left = False
+        for feature, (low, high) in self._range:
+            value = feature_of(load, feature)
+            # A step without any prefill (or decode) is not outside the range of prefills.
+            if value and not low <= value <= high:
+                left = True
+                self.outside[feature] = self.outside.get(feature, 0.0) + seconds
+                least, most = self.extremes.get(feature, (value, value))
+                self.extremes[feature] = (min(least, value), max(most, value))
+        if left:
+            self.outside_s += seconds
+
+    def alone(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Seconds from first to last token's end of a request that has the GPU to itself.
+
+        One prefill, then decodes at batch 1, taken at their mean context.
+        """
+        first = self._cost(Load(1, prompt_tokens, 0, 0, 0, pairs(prompt_tokens, 0), 1))
+        decodes = output_tokens - 1
+        return first + decodes * self._cost(Load(0, 0, 0, 1, prompt_tokens + decodes // 2, 0, 1))
+
+    def idle(self) -> float:
+        return self.profile.idle_pass_s

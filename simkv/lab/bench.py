@@ -1,0 +1,117 @@
+"""How near the kernels come to the device's ceilings: the first look at a new GPU.
+
+    for row in bench(MODELS["llama-3-8b"], SIZES, "cuda"):
+        print(row.what, row.value, row.unit, row.ceiling)
+
+Attention runs through all layers of the model, so keys and values come from the device's memory and
+not from its cache. Bytes and FLOPs are counted by hand: each byte of KV once, four FLOPs per head,
+dimension and pair of tokens.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from simkv.costs.load import pairs
+from simkv.lab.anchor import Anchor
+from simkv.lab.machine import ceilings
+from simkv.lab.points import Limits, Point
+from simkv.lab.pool import Layout
+from simkv.lab.shapes import ModelShape
+from simkv.lab.stand import Stand
+
+#: 64 rows with 4,096 tokens of context, and a prompt of 4,096 tokens.
+SIZES = Limits(decodes=64, tokens=4096, context=4096, kv_tokens=64 * 4112 + 8192)
+SMALL_SIZES = Limits(decodes=8, tokens=128, context=128, kv_tokens=4096)
+
+
+class Row(NamedTuple):
+    """A measurement; ``ceiling`` is what the device reaches at most, None where there is none."""
+
+    what: str
+    value: float
+    unit: str
+    ceiling: float | None = None
+
+    def __str__(self) -> str:
+        share = "" if not self.ceiling else f"   {100 * self.value / self.ceiling:5.1f} % of"
+        top = "" if not self.ceiling else f" {self.ceiling:,.4g} {self.unit}"
+        return f"{self.what:<44}{self.value:>12,.4g} {self.unit}{share}{top}"
+
+
+def bench(
+    shape: ModelShape,
+    sizes: Limits,
+    device: str,
+    *,
+    repeats: int = 20,
+    anchor: Anchor | None = None,
+) -> Iterator[Row]:
+    """Ceilings, attention in both layouts of the pool, a step of one row; then the ``anchor``."""
+    top = ceilings(device)
+    yield Row("copy on the device, read and written", top.bytes_per_s / 1e9, "GB/s")
+    yield Row("copy from the host", top.host_bytes_per_s / 1e9, "GB/s")
+    yield Row("matrix product", top.flops_per_s / 1e12, "TFLOP/s")
+    layouts: tuple[Layout, ...] = ("layer", "block")
+    for layout in layouts:
+        made = Stand(shape, sizes, device, layout)
+        itemsize = made.runner.pool.data.element_size()
+        for rows in (1, sizes.decodes):
+            point = Point("decode", (sizes.context,) * rows)
+            moved = rows * sizes.context * shape.kv_bytes_per_token(itemsize)
+            rate = moved / median(made.time(point, repeats)) / 1e9
+            what = f"decode attention, {rows} x {sizes.context}, {layout} layout"
+            yield Row(what, rate, "GB/s", top.bytes_per_s / 1e9)
+        point = Point("prefill", (), ((sizes.tokens, 0),))
+        rate = _flops(shape, sizes.tokens) / median(made.time(point, repeats)) / 1e12
+        what = f"prefill attention, {sizes.tokens}, {layout} layout"
+        yield Row(what, rate, "TFLOP/s", top.flops_per_s / 1e12)
+        if layout == "block":
+            yield from _steps(made, shape, itemsize, repeats, top.bytes_per_s)
+            if anchor:
+                yield from _anchored(made, anchor, shape, itemsize, repeats)
+        del made
+        gc.collect()
+        if torch.device(device).type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _steps(
+    made: Stand, shape: ModelShape, itemsize: int, repeats: int, bytes_per_s: float
+) -> Iterator[Row]:
+    """Whole steps with hardly any KV: how much a step costs beyond reading the weights."""
+    floor = 1e3 * shape.step_weights * itemsize / bytes_per_s
+    for rows in (1, made.limits.decodes):
+        taken = 1e3 * median(made.time(Point("step", (16,) * rows), repeats))
+        yield Row(f"a step of {rows} rows over the time of its weights", taken / floor, "x")
+
+
+def _anchored(
+    made: Stand, anchor: Anchor, shape: ModelShape, itemsize: int, repeats: int
+) -> Iterator[Row]:
+    """The same attention by another library: its rate, and how far its numbers are from ours."""
+    sizes = made.limits
+    ours, made.model.ops = made.model.ops, anchor.beside(made.model.ops)
+    for point in (
+        Point("decode", (sizes.context,) * sizes.decodes),
+        Point("prefill", (), ((sizes.tokens, 0),)),
+    ):
+        error = made.difference(point, ours, made.model.ops)
+        taken = median(made.time(point, repeats))
+        if point.part == "decode":
+            moved = sizes.decodes * sizes.context * shape.kv_bytes_per_token(itemsize)
+            yield Row(f"{anchor.name}: decode attention", moved / taken / 1e9, "GB/s")
+        else:
+            rate = _flops(shape, sizes.tokens) / taken / 1e12
+            yield Row(f"{anchor.name}: prefill attention", rate, "TFLOP/s")
+        yield Row(f"{anchor.name}: difference to ours, {point.part}", error, "relative")
+    made.model.ops = ours
+
+
+def _flops(shape: ModelShape, tokens: int) -> float:
+    return 4.0 * pairs(tokens, 0) * shape.layers * shape.heads * shape.head_dim

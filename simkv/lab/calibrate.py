@@ -1,0 +1,170 @@
+"""From a device to a cost profile: measure, see what the host adds, fit, write."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from simkv.core.errors import InputError
+from simkv.core.version import __version__
+from simkv.costs.profile import Profile
+from simkv.lab.campaign import Sample, check_same, measure
+from simkv.lab.executor import Pass
+from simkv.lab.fit import Host, Measured, RealStep, by_part, drift, fit_profile
+from simkv.lab.machine import machine
+from simkv.lab.points import Limits, plan
+from simkv.lab.serve import Server
+from simkv.lab.served import Setup
+from simkv.lab.shapes import ModelShape
+from simkv.lab.stand import Stand
+from simkv.scenario.scenario import Scenario
+
+
+def calibrate(
+    setup: Setup,
+    limits: Limits,
+    folder: Path,
+    budget_s: float,
+    *,
+    repeats: int = 20,
+    progress: Callable[[], None] = lambda: None,
+) -> tuple[Profile, list[Sample]]:
+    """Measure within ``budget_s`` seconds, the start of the model included, and fit.
+
+    Goes on with an earlier campaign. After the budget comes only a short run that shows what the
+    host adds. Leaves in ``folder`` the raw measurements (``samples.csv``), what they were made on
+    (``campaign.json``), on a GPU its clocks, power and temperature before every batch of points
+    (``clocks.csv``), and the profile (``profile.json``). Raises InputError if the folder holds a
+    campaign of something else, or too little was measured for a fit.
+    """
+    begin = perf_counter()
+    about = machine(setup.device)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_same(
+        folder / "campaign.json",
+        {
+            **about,
+            "version": __version__,
+            "shape": asdict(setup.shape),
+            "limits": asdict(limits),
+            "layout": setup.layout,
+        },
+    )
+    stand = Stand(setup.shape, limits, setup.device, setup.layout)
+    stand.runner.warm_up(setup.warm_up)
+    samples = measure(
+        stand,
+        plan(limits),
+        folder / "samples.csv",
+        budget_s - (perf_counter() - begin),
+        repeats=repeats,
+        progress=progress,
+    )
+    del stand
+    gc.collect()
+    if torch.device(setup.device).type == "cuda":
+        torch.cuda.empty_cache()
+    passes = real_run(setup, limits)
+    real = [RealStep(p.load, p.seconds, p.timing.gpu_s) for p in passes if p.timing]
+    idle = [p for p in passes if not p.timing]
+    host = host_of([*idle, *[p for p in passes if p.timing][::2]])
+    gpu = str(about["device"])
+    try:
+        profile = fit_profile(
+            samples,
+            host,
+            real,
+            name=f"{setup.shape.name}-{setup.device}",
+            model=setup.shape.name,
+            gpu=gpu,
+            source=[
+                f"simkv {__version__}, {len(samples)} measurements, {about['date']}",
+                f"torch {about['torch']}, {about.get('nvidia_smi') or about['python']}",
+                f"the device drifted by {100 * drift(samples):+.1f} % during the campaign",
+            ],
+        )
+    except ValueError as error:
+        raise InputError(f"{folder}: {error}") from error
+    new = folder / ".profile.json.new"
+    new.write_text(profile.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
+    new.replace(folder / "profile.json")
+    return profile, samples
+
+
+def real_run(setup: Setup, limits: Limits) -> list[Pass]:
+    """A short real run, from which is seen what serving adds: the loop, the scheduler, cold caches.
+
+    All requests come at once, so there are mixed steps first and smaller batches of decodes later.
+    """
+    blocks = limits.kv_tokens // limits.block_size
+    longest = limits.context // 2
+    budget = max(limits.decodes, min(limits.tokens // 4, 2048))
+    scenario = Scenario.model_validate(
+        {
+            "name": "host",
+            "workload": {
+                "arrivals": {
+                    "num_prompts": 2 * limits.decodes,
+                    "request_rate": 1e6,
+                    "prompt_tokens": {
+                        "distribution": "lognormal",
+                        "mean": limits.context // 16,
+                        "max": longest,
+                    },
+                    "output_tokens": {"distribution": "uniform", "low": 16, "high": 64},
+                }
+            },
+            "engine": {
+                "name": "vllm",
+                "block_size": limits.block_size,
+                "num_gpu_blocks": blocks,
+                "max_num_seqs": limits.decodes,
+                "max_num_batched_tokens": budget,
+                "max_model_len": longest + 65,
+                "async_scheduling": False,
+            },
+            "profile": "unit-step",
+        }
+    )
+    setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # it has just been busy
+    return Server(scenario, setup).serve().passes
+
+
+def host_of(passes: Sequence[Pass]) -> Host:
+    """Steps less their device time: a constant, a slope over the sequences that decode, and more
+    for steps with prefills."""
+    steps = [(p.load, p.seconds - p.timing.gpu_s) for p in passes if p.timing]
+    rest = np.array([seconds for _, seconds in steps])
+    rows = np.array([[1.0, load.decode_seqs, bool(load.prefill_seqs)] for load, _ in steps])
+    (step_s, sequence_s, prefill_s), _ = nnls(rows / rest[:, None], np.ones(len(rest)))
+    idle = [p.seconds for p in passes if not p.timing]
+    idle_s = median(idle) if idle else max(step_s, 1e-6)
+    return Host(float(step_s), float(sequence_s), idle_s, float(prefill_s))
+
+
+def achieved(samples: Sequence[Sample], shape: ModelShape, itemsize: int) -> dict[str, Any]:
+    """What the attention kernels reach at their largest points: GB/s and TFLOP/s."""
+    parts = by_part(samples)
+    found: dict[str, Any] = {}
+    if decodes := parts.get("decode"):
+        most = max(decodes, key=lambda p: p.load.decode_context)
+        moved = most.load.decode_context * shape.kv_bytes_per_token(itemsize)
+        found["decode attention GB/s"] = round(moved / most.seconds / 1e9, 1)
+    if prefills := parts.get("prefill"):
+        widest = max(prefills, key=_pairs)
+        flops = 4 * _pairs(widest) * shape.layers * shape.heads * shape.head_dim
+        found["prefill attention TFLOP/s"] = round(flops / widest.seconds / 1e12, 2)
+    return found
+
+
+def _pairs(point: Measured) -> int:
+    return point.load.prefill_pairs

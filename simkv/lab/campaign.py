@@ -1,0 +1,157 @@
+"""The measurement campaign: what the parts of a step cost on this device, point by point.
+
+Points come in order of use, each twice, in an independently shuffled order within small batches;
+a sentinel before every batch shows drift. Every measurement is appended to a CSV file at once, and
+a campaign that is started again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, get_type_hints
+
+import numpy as np
+
+from simkv.core.errors import InputError
+from simkv.costs.load import Load
+from simkv.lab.machine import SMI_FIELDS, nvidia_smi
+from simkv.lab.points import Point, sentinel
+from simkv.lab.stand import Stand
+
+#: Points between two sentinels.
+BATCH = 20
+
+
+class Sample(NamedTuple):
+    """One measurement: seconds at the median and the tenth and ninetieth percentile of repeats.
+
+    ``at_s`` is the time since the campaign began; ``size`` what the step was padded to.
+    """
+
+    key: str
+    passed: int
+    part: str
+    prefill_seqs: int
+    prefill_tokens: int
+    prefill_context: int
+    decode_seqs: int
+    decode_context: int
+    prefill_pairs: int
+    longest: int
+    size: str
+    median_s: float
+    p10_s: float
+    p90_s: float
+    repeats: int
+    at_s: float
+
+
+def measure(
+    stand: Stand,
+    points: Sequence[Point],
+    path: Path,
+    budget_s: float,
+    *,
+    repeats: int = 20,
+    passes: int = 2,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Sample]:
+    """Measure ``points`` until all are done or the time is over; append to the CSV at ``path``.
+
+    What is in the file already is not measured again. Returns all that is in it at the end.
+    """
+    begin = perf_counter()
+    _mend(path)
+    done = {(sample.key, sample.passed) for sample in read_samples(path)}
+    earlier = max((sample.at_s for sample in read_samples(path)), default=0.0)
+    random = np.random.default_rng(seed)
+    watch = sentinel(stand.limits)
+    for start in range(0, len(points), BATCH):
+        batch = points[start : start + BATCH]
+        for passed in range(passes):
+            order = [watch, *(batch[i] for i in random.permutation(len(batch)))]
+            for index, point in enumerate(order):
+                turn = passed if index else passed + passes * (start // BATCH)
+                key = point.key if index else f"sentinel {point.key}"
+                if (key, turn) in done:
+                    continue
+                if perf_counter() - begin > budget_s:
+                    return read_samples(path)
+                if not index and stand.on_gpu:
+                    _note_clocks(path.with_name("clocks.csv"), earlier + perf_counter() - begin)
+                seconds = stand.time(point, repeats)
+                at = earlier + perf_counter() - begin
+                _append(path, _sample(stand, point, key, turn, seconds, at))
+                progress()
+    return read_samples(path)
+
+
+def _sample(
+    stand: Stand, point: Point, key: str, passed: int, seconds: list[float], at: float
+) -> Sample:
+    low, median, high = np.percentile(seconds, (10, 50, 90))
+    longest = max((*point.decodes, *(t + c for t, c in point.prefills)), default=0)
+    swap = point.part in ("swap out", "swap in")
+    load = Load(0, 0, 0, 0, 0) if swap else point.load
+    size = f"{point.decodes[0]} blocks" if swap else "x".join(map(str, stand.size(point)))
+    spread = (float(median), float(low), float(high))
+    return Sample(key, passed, point.part, *load[:6], longest, size, *spread, len(seconds), at)
+
+
+def _append(path: Path, sample: Sample) -> None:
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if new:
+            writer.writerow(Sample._fields)
+        writer.writerow(sample)
+
+
+def _note_clocks(path: Path, at_s: float) -> None:
+    """Append what the device says of itself: it can throttle in the middle of a campaign."""
+    new = not path.exists()
+    with path.open("a", encoding="utf-8") as file:
+        if new:
+            file.write(f"at_s,{SMI_FIELDS}\n")
+        file.write(f"{at_s:.3f},{nvidia_smi().replace(', ', ',')}\n")
+
+
+def _mend(path: Path) -> None:
+    """Drop a last line that was cut short."""
+    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """All measurements of a file; none if there is no file. Raises InputError."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    if not rows or tuple(rows[0]) != Sample._fields:
+        raise InputError(f"{path}: not measurements of this version of simkv")
+    kinds = get_type_hints(Sample).values()
+    return [
+        Sample(*(kind(value) for kind, value in zip(kinds, row, strict=True))) for row in rows[1:]
+    ]
+
+
+def check_same(path: Path, about: dict[str, Any]) -> None:
+    """Write what a campaign is about beside its measurements, or compare with what is there.
+
+    Raises InputError if the measurements there were made of something else.
+    """
+    if not path.exists():
+        path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        return
+    there = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("shape", "limits", "device", "torch", "version", "layout"):
+        if there.get(name) != about[name]:
+            raise InputError(
+                f"{path}: {name} was {there.get(name)}, now {about[name]}; use another --out"
+            )

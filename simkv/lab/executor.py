@@ -1,0 +1,175 @@
+"""The seam: simkv's engine loop, with the wall for a clock and a device for an executor.
+
+    clock = WallClock()
+    executor = TorchExecutor(runner, tables, clock)
+    engine = Engine(clock, executor.watch(scheduler), executor, leaping=False)
+
+The loop, the schedulers, the record and the figures are those of the simulation. A step lasts from
+the decision that launched it (or from the end of the step before it) until its tokens are on the
+host, so the host's work is in it. A request that arrives meanwhile is seen by the next decision;
+one that arrives while the engine sleeps wakes it, and the step that follows counts from the
+arrival. So the recorded lengths of steps and idle passes are all that decided what was decided,
+and a simulation that is fed them must decide the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from time import perf_counter, sleep
+from typing import Any, NamedTuple, cast
+
+import simpy
+
+from simkv.core.request import Prompt
+from simkv.core.scheduler import Batch, Completion, Kind, Row, Scheduler
+from simkv.costs.load import Load
+from simkv.lab.runner import Runner, Timing
+from simkv.lab.tables import Tables
+
+#: The operating system may oversleep by about this much (s); the rest is waited for awake.
+SPIN = 0.0005
+
+
+class WallClock(simpy.Environment):
+    """SimPy time that is the time since ``start``; events wait until it has come.
+
+    With ``hurry`` set it waits no more, as nobody would notice: the clients have their answers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hurry = False
+        self.start()
+
+    def start(self) -> None:
+        """Now is 0."""
+        self._origin = perf_counter()
+
+    def wall(self) -> float:
+        """Seconds since ``start``; never before SimPy's time, unless in a hurry."""
+        return perf_counter() - self._origin
+
+    def step(self) -> None:
+        due = self.peek()
+        while not self.hurry and due < float("inf") and (ahead := due - self.wall()) > 0:
+            if ahead > SPIN:
+                sleep(ahead - SPIN)
+        super().step()
+
+
+class Pass(NamedTuple):
+    """One iteration of the engine's loop; times in seconds.
+
+    ``seconds`` is what the engine was told, ``start`` when that began. An idle pass launched
+    nothing. ``schedule_s`` is the time inside the scheduler's ``schedule``. ``longest_context`` is
+    the longest context of a decode, ``longest_prefill`` the most tokens of KV that a prefill ends
+    with.
+    """
+
+    kind: Kind
+    start: float
+    seconds: float
+    schedule_s: float
+    timing: Timing | None
+    load: Load
+    longest_context: int
+    longest_prefill: int
+    preempted: int
+
+
+class TorchExecutor:
+    """Runs what its scheduler decides on a device and measures it; ``passes`` is the log.
+
+    A step is over when ``run`` returns, so a pipelined scheduler's next decision does not overlap
+    with it: each step's host time adds to its device time, and both are in the log.
+    """
+
+    def __init__(self, runner: Runner, tables: Tables, clock: WallClock) -> None:
+        self.runner = runner
+        self.tables = tables
+        self.clock = clock
+        self.passes: list[Pass] = []
+        self._batch = Batch()
+        self._rows: list[Row] = []
+        self._schedule_s = 0.0
+        self._busy_until = 0.0
+
+    def watch(self, scheduler: Scheduler) -> Scheduler:
+        """The same scheduler, for the engine; its requests and decisions come by here."""
+        return cast(Scheduler, _Watched(scheduler, self))
+
+    def decided(self, batch: Batch, seconds: float) -> None:
+        """The scheduler decided; the next ``run`` or ``idle`` is about this batch."""
+        self._batch, self._rows, self._schedule_s = batch, batch.rows(), seconds
+
+    def run(self, load: Load) -> float:
+        """Run the batch; returns the seconds since its decision or the end of the step before."""
+        rows, batch = self._rows, self._batch
+        listed = {i for i, _ in batch.scheduled}
+        emits = {*batch.emits, *(row.id for row in rows if row.id not in listed)}
+        start = max(float(self.clock.now), self._busy_until)
+        flight = self.runner.launch(rows, emits, self.tables, batch.swapped_out, batch.swapped_in)
+        done = self.runner.wait(flight)
+        seconds = self.clock.wall() - start
+        self._busy_until = start + seconds
+        prefills = [row for row in rows if row.tokens > 1]
+        self.passes.append(
+            Pass(
+                batch.kind,
+                start,
+                seconds,
+                self._schedule_s,
+                done.timing,
+                load,
+                max((row.context for row in rows if row.tokens == 1), default=0),
+                max((row.context + row.tokens for row in prefills), default=0),
+                len(batch.preempted),
+            )
+        )
+        return seconds
+
+    def foresee(self, load: Load, steps: int) -> list[float]:  # noqa: ARG002
+        """Nothing: what a step costs is known when it has run."""
+        return []
+
+    def ran(self, load: Load, seconds: Sequence[float]) -> None:  # noqa: ARG002
+        raise AssertionError("nothing was foreseen")
+
+    def idle(self) -> float:
+        """Seconds that the scheduler took to find nothing to run."""
+        start = float(self.clock.now)
+        seconds = max(self.clock.wall() - start, 1e-6)
+        nothing = Load(0, 0, 0, 0, 0)
+        self.passes.append(Pass("idle", start, seconds, self._schedule_s, None, nothing, 0, 0, 0))
+        return seconds
+
+
+class _Watched:
+    """A scheduler whose requests and decisions are shown to the executor first."""
+
+    def __init__(self, inner: Scheduler, executor: TorchExecutor) -> None:
+        self._inner = inner
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def add(self, prompt: Prompt) -> None:
+        self._executor.runner.admit(prompt)
+        self._inner.add(prompt)
+
+    def abort(self, request_id: int) -> None:
+        self._inner.abort(request_id)
+        self._executor.runner.retire(request_id)
+
+    def schedule(self) -> Batch:
+        begin = perf_counter()
+        batch = self._inner.schedule()
+        self._executor.decided(batch, perf_counter() - begin)
+        return batch
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        completion = self._inner.complete(batch, ended)
+        for i in completion.finished:
+            self._executor.runner.retire(i)
+        return completion

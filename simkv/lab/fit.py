@@ -1,0 +1,294 @@
+"""From the measurements of a campaign to a cost profile, and its error on steps it never saw.
+
+    step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
+         + what a whole step costs beyond its parts, alone and in service + host
+
+``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles.
+Attention is a straight line over what it reads: tokens of context and rows for decodes, pairs of
+tokens for prefills. All are fitted to relative errors, with no negative coefficient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from simkv.costs.erring import kind_of
+from simkv.costs.load import Load
+from simkv.costs.profile import Feature, Fit, Piece, Profile, StepCost, StepError, Term
+from simkv.lab.campaign import Sample
+from simkv.lab.validate import step_error
+
+Floats = npt.NDArray[np.float64]
+
+
+class Host(NamedTuple):
+    """The host's share of a step, in seconds: fixed, per sequence that decodes, and more if there
+    are prefills; and that of an idle pass."""
+
+    step_s: float
+    sequence_s: float
+    idle_s: float
+    prefill_s: float = 0.0
+
+
+class RealStep(NamedTuple):
+    """A step of a real run: what it did, its whole time and the device's part of it (s)."""
+
+    load: Load
+    seconds: float
+    device_s: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A point with the median of all its passes, in seconds."""
+
+    sample: Sample
+    seconds: float
+
+    @property
+    def load(self) -> Load:
+        s = self.sample
+        return Load(
+            s.prefill_seqs,
+            s.prefill_tokens,
+            s.prefill_context,
+            s.decode_seqs,
+            s.decode_context,
+            s.prefill_pairs,
+        )
+
+    @property
+    def slots(self) -> int:
+        """Token slots of the padded step."""
+        return int(self.sample.size.split("x")[0])
+
+
+def by_part(samples: Sequence[Sample]) -> dict[str, list[Measured]]:
+    """The points of a campaign by part, each once."""
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if not sample.key.startswith("sentinel"):
+            groups.setdefault(sample.key, []).append(sample)
+    parts: dict[str, list[Measured]] = {}
+    for group in groups.values():
+        found = Measured(group[0], median(s.median_s for s in group))
+        parts.setdefault(found.sample.part, []).append(found)
+    return parts
+
+
+def drift(samples: Sequence[Sample]) -> float:
+    """Last sentinel over the first, less one; 0 if there are not two."""
+    seen = [s.median_s for s in samples if s.key.startswith("sentinel")]
+    return seen[-1] / seen[0] - 1.0 if len(seen) > 1 else 0.0
+
+
+def fit_profile(
+    samples: Sequence[Sample],
+    host: Host,
+    real: Sequence[RealStep] = (),
+    *,
+    name: str,
+    model: str,
+    gpu: str,
+    source: list[str],
+) -> Profile:
+    """The profile that the samples give. Raises ValueError if a part was not measured at all.
+
+    ``real`` are steps of a short real run: from every other one, what a step on the device takes
+    beyond its parts measured alone (caches are cold); the rest tell the profile's error. Without
+    them it is told by whole steps of the campaign, and is that of the device alone.
+    """
+    parts = by_part(samples)
+    for part in ("rest", "decode", "prefill"):
+        if not parts.get(part):
+            raise ValueError(f"no point of part {part!r} was measured; a longer budget is needed")
+    decoding = [p for p in parts["rest"] if not p.load.prefill_seqs]
+    prefilling = [p for p in parts["rest"] if not p.load.decode_seqs]
+    both = [p for p in parts["rest"] if p.load.prefill_seqs and p.load.decode_seqs]
+    if not decoding or not prefilling:
+        raise ValueError("the step without attention was not measured for decodes and prefills")
+    terms = [
+        _term("all but attention, decodes", "decode_seqs", "pure decode", pieces=_stairs(decoding)),
+        _term("all but attention, prefills", "tokens", "prefill", pieces=_stairs(prefilling)),
+        *_lines("decode attention", "decode", parts["decode"], ["decode_context", "decode_seqs"]),
+        *_lines(
+            "prefill attention",
+            "prefill",
+            parts["prefill"],
+            ["prefill_pairs", "prefill_tokens", "prefill_seqs"],
+        ),
+        *_copies("swap out", "swap_out_blocks", parts.get("swap out", [])),
+        *_copies("swap in", "swap_in_blocks", parts.get("swap in", [])),
+        _term("more rows to sample", "steps", "mixed", seconds=_mixed_extra(both, prefilling)),
+        _term("host, per step", "steps", "any", seconds=host.step_s),
+        _term("host, per sequence that decodes", "decode_seqs", "any", seconds=host.sequence_s),
+        _term("host, per step with prefills", "steps", "prefill", seconds=host.prefill_s),
+    ]
+    fitted = [p for part in ("rest", "decode", "prefill") for p in parts[part]]
+    profile = Profile(
+        name=name,
+        engine="simkv gpu",
+        model=model,
+        gpu=gpu,
+        basis="measured",
+        terms=terms,
+        idle_pass_s=host.idle_s,
+        range=_range(fitted + parts.get("step", [])) | _swapped(parts),
+        fit=Fit(
+            points=len(fitted),
+            note="classes measured apart; what whole steps cost beyond their sum is from half of "
+            "the whole steps, the error from the other half"
+            + (" of a real run, host and device" if real else ", on the device alone"),
+        ),
+        source=source,
+    )
+    seen, unseen = halves(parts.get("step", []))
+    profile = profile.model_copy(update={"terms": [*terms, *_residual(profile, seen)]})
+    cost = StepCost(_on_device(profile))
+    told_by = [(step.load, step.seconds) for step in unseen]
+    if real:
+        extra = _in_service(cost, real[::2])
+        profile = profile.model_copy(update={"terms": [*profile.terms, *extra]})
+        cost = StepCost(profile)
+        told_by = [(step.load, step.seconds) for step in real[1::2]]
+    held_out, rms = errors(cost, told_by), _rms(cost, told_by)
+    fit = profile.fit.model_copy(update={"held_out": held_out, "rms_s": rms})
+    return profile.model_copy(update={"fit": fit})
+
+
+def _in_service(cost: Callable[[Load], float], real: Sequence[RealStep]) -> list[Term]:
+    """What steps of a real run take on the device beyond those measured alone, by kind."""
+    terms = []
+    for when, prefills in (("pure decode", False), ("prefill", True)):
+        beyond = [
+            step.device_s - cost(step.load)
+            for step in real
+            if bool(step.load.prefill_seqs) is prefills
+        ]
+        if beyond:
+            seconds = max(median(beyond), 0.0)
+            terms.append(_term(f"service, {when}", "steps", when, seconds=seconds))
+    return terms
+
+
+def halves(steps: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+    """Every other step of each kind, and the rest."""
+    ordered = sorted(steps, key=lambda step: (kind_of(step.load), step.sample.key))
+    return ordered[::2], ordered[1::2]
+
+
+def _residual(profile: Profile, steps: Sequence[Measured]) -> list[Term]:
+    """What whole steps cost beyond the sum of their parts: a constant, if they cost more."""
+    if not steps:
+        return []
+    cost = StepCost(_on_device(profile))
+    beyond = median(step.seconds - cost(step.load) for step in steps)
+    return [_term("whole steps beyond their parts", "steps", "any", seconds=max(beyond, 0.0))]
+
+
+def errors(
+    cost: Callable[[Load], float], steps: Sequence[tuple[Load, float]]
+) -> dict[str, StepError]:
+    """Relative errors of predicted against measured steps, by kind of step and over all."""
+    kinds: dict[str, list[float]] = {}
+    for load, seconds in steps:
+        error = cost(load) / seconds - 1.0
+        for kind in (kind_of(load), "all"):
+            kinds.setdefault(kind, []).append(error)
+    return {kind: step_error(found) for kind, found in sorted(kinds.items())}
+
+
+def _rms(cost: Callable[[Load], float], steps: Sequence[tuple[Load, float]]) -> float | None:
+    gaps = [cost(load) - seconds for load, seconds in steps]
+    return float(np.sqrt(np.mean(np.square(gaps)))) if gaps else None
+
+
+def _on_device(profile: Profile) -> Profile:
+    """The profile without the host's terms, which the campaign's steps do not have."""
+    terms = [term for term in profile.terms if not term.name.startswith("host")]
+    return profile.model_copy(update={"terms": terms})
+
+
+def _copies(name: str, feature: Feature, points: Sequence[Measured]) -> list[Term]:
+    """A constant and a slope over the blocks that are copied; nothing where none is."""
+    if len(points) < 2:
+        return []
+    rows = [[1.0, float(p.sample.size.split()[0])] for p in points]
+    base, slope = nonnegative(rows, points)
+    pieces = [Piece(up_to=0, base=0.0), Piece(base=float(base), slope=float(slope))]
+    return [_term(name, feature, "any", pieces=pieces)]
+
+
+def _stairs(points: Sequence[Measured]) -> list[Piece]:
+    """A step function over the padded sizes; beyond the largest, in proportion to it."""
+    by_size = {p.slots: p.seconds for p in points}
+    sizes = sorted(by_size)
+    pieces = [Piece(up_to=size, base=by_size[size]) for size in sizes]
+    return [*pieces, Piece(base=0.0, slope=by_size[sizes[-1]] / sizes[-1])]
+
+
+def _lines(
+    name: str, when: str, points: Sequence[Measured], features: Sequence[Feature]
+) -> list[Term]:
+    """A constant and a slope for each feature, none negative, by least relative squares."""
+    columns: list[Feature] = ["steps", *features]
+    found = nonnegative([[_value(p.load, f) for f in columns] for p in points], points)
+    return [
+        _term(f"{name}, {feature}", feature, when, seconds=float(seconds))
+        for feature, seconds in zip(columns, found, strict=True)
+    ]
+
+
+def _term(name: str, feature: Feature, when: str, **form: Any) -> Term:
+    return Term.model_validate({"name": name, "feature": feature, "when": when, **form})
+
+
+def nonnegative(rows: Sequence[Sequence[float]], points: Sequence[Measured]) -> Floats:
+    """Coefficients >= 0 that make ``rows @ x`` relatively closest to the measured seconds."""
+    seconds = np.array([p.seconds for p in points])
+    matrix = np.array(rows, dtype=np.float64) / seconds[:, None]
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    solution, _ = nnls(matrix / scale, np.ones(len(points)))
+    return np.asarray(solution / scale, dtype=np.float64)
+
+
+def _value(load: Load, feature: Feature) -> float:
+    return 1.0 if feature == "steps" else float(getattr(load, feature))
+
+
+def _mixed_extra(both: Sequence[Measured], prefilling: Sequence[Measured]) -> float:
+    """What the same token slots cost more with rows that decode among them; at least 0."""
+    alone = {p.slots: p.seconds for p in prefilling}
+    extra = [p.seconds - alone[p.slots] for p in both if p.slots in alone]
+    return max(median(extra), 0.0) if extra else 0.0
+
+
+def _range(points: Sequence[Measured]) -> dict[Feature, tuple[float, float]]:
+    features: list[Feature] = [
+        "prefill_tokens",
+        "prefill_context",
+        "decode_seqs",
+        "decode_context",
+    ]
+    found: dict[Feature, tuple[float, float]] = {}
+    for feature in features:
+        values = [value for p in points if (value := _value(p.load, feature))]
+        if values:
+            found[feature] = (min(values), max(values))
+    return found
+
+
+def _swapped(parts: dict[str, list[Measured]]) -> dict[Feature, tuple[float, float]]:
+    """How many blocks were copied at once, at least and at most."""
+    ways: dict[str, Feature] = {"swap out": "swap_out_blocks", "swap in": "swap_in_blocks"}
+    counts = {way: [float(p.sample.size.split()[0]) for p in parts.get(way, [])] for way in ways}
+    return {ways[way]: (min(found), max(found)) for way, found in counts.items() if found}

@@ -1,0 +1,139 @@
+"""Serve a scenario for real: its workload by the wall clock, its scheduler, steps on a device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from simkv.core.errors import InputError
+from simkv.lab.executor import TorchExecutor, WallClock
+from simkv.lab.runner import Runner, RunnerConfig, covering
+from simkv.lab.served import Served, Setup, figures
+from simkv.lab.tables import build_with_tables
+from simkv.proof.conform.recorder import Recorder
+from simkv.run.engine import Engine, serve
+from simkv.scenario.scenario import Scenario
+from simkv.workload.workload import clients
+
+#: Tokens that a pipelined engine may compute past a request's last one, with room to spare.
+OVERSHOOT = 8
+#: Rows that the largest decode graph has, unless fewer can run.
+MOST_DECODES = 512
+
+
+class Server:
+    """Everything that serves one scenario; ``serve`` does it, once.
+
+    A ``runner`` that is large enough can serve one scenario after another; without one it is made.
+    Raises InputError if the model and the cache do not fit the device, or the runner is too small.
+    """
+
+    def __init__(self, scenario: Scenario, setup: Setup, runner: Runner | None = None) -> None:
+        config = runner_config(scenario, setup)
+        if runner is None:
+            check_fits(setup, config)
+            runner = Runner(setup.shape, config, setup.device)
+        elif covering([config, runner.config]) != runner.config:
+            raise InputError(f"{scenario.name}: needs {config}, the runner has {runner.config}")
+        runner.reset()
+        self.scenario = scenario
+        self.setup = setup
+        self.clients = clients(scenario.workload, scenario.timeout)
+        self.requests = sorted(self.clients.requests, key=lambda request: request.arrival)
+        scheduler, tables, _ = build_with_tables(scenario.engine)
+        self.runner = runner
+        self.clock = WallClock()
+        self.executor = TorchExecutor(runner, tables, self.clock)
+        self.recorder = Recorder(scheduler, scenario.engine)
+
+    def serve(self, advance: Callable[[], None] | None = None) -> Served:
+        """Serve the workload by the wall clock; ``advance`` is called whenever a request ends."""
+        left = len(self.requests)
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            lives = engine.record.lives.values()
+            self.clock.hurry = left <= 0 and all(life.outcome for life in lives)
+            if advance:
+                advance()
+
+        engine = Engine(
+            self.clock,
+            self.executor.watch(self.recorder),
+            self.executor,
+            self.scenario.engine_ready,
+            ended,
+            leaping=False,
+        )
+        self.runner.warm_up(self.setup.warm_up)
+        with no_garbage_collection():
+            self.clock.start()
+            record = serve(engine, self.clients, self.scenario.horizon)
+        self.recorder.close()
+        return Served(
+            self.scenario,
+            self.requests,
+            record,
+            self.executor.passes,
+            self.recorder,
+            figures(record, self.executor.passes),
+        )
+
+
+def runner_config(scenario: Scenario, setup: Setup) -> RunnerConfig:
+    """What a runner needs to serve a scenario. Raises InputError for one that cannot be served."""
+    if scenario.pipeline:
+        raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
+    if scenario.fleet is not None:
+        raise InputError("fleet: one engine runs on one device; leave it out to serve for real")
+    requests = clients(scenario.workload, scenario.timeout).requests
+    engine: Any = scenario.engine
+    scheduler, _, block_size = build_with_tables(engine)
+    most_seqs = getattr(engine, "max_num_seqs", None) or engine.max_running_requests
+    return RunnerConfig(
+        num_blocks=scheduler.num_blocks,
+        block_size=block_size,
+        seats=len(requests),
+        max_len=max(r.prompt_tokens + r.output_tokens for r in requests) + OVERSHOOT,
+        max_decodes=min(most_seqs, len(requests), MOST_DECODES),
+        host_blocks=getattr(engine, "num_cpu_blocks", 0),
+        graph_tokens=setup.graph_tokens,
+        layout=setup.layout,
+        seed=setup.seed,
+    )
+
+
+def check_fits(setup: Setup, config: RunnerConfig) -> None:
+    """Raise InputError if weights, KV pool and token store are more than the device has free."""
+    on_gpu = torch.device(setup.device).type == "cuda"
+    itemsize = 2 if on_gpu else 4
+    shape = setup.shape
+    weights = (shape.step_weights + (0 if shape.tied else shape.vocab * shape.hidden)) * itemsize
+    cache = (config.num_blocks + 1) * config.block_size * shape.kv_bytes_per_token(itemsize)
+    store = 4 * (config.seats + 1) * config.max_len
+    free = torch.cuda.mem_get_info()[0] if on_gpu else 8 << 30
+    if weights + cache + store > 0.95 * free:
+        gib = [f"{x / (1 << 30):.1f}" for x in (weights, cache, store, free)]
+        raise InputError(
+            f"{shape.name} on {setup.device}: weights {gib[0]} GiB, {config.num_blocks} blocks of "
+            f"KV {gib[1]} GiB and {config.seats} requests of {config.max_len} tokens {gib[2]} GiB "
+            f"do not fit into {gib[3]} GiB"
+        )
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep Python's collector from stopping a step."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -1,0 +1,123 @@
+"""What a served scenario was and did, and how it is written down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from simkv.core.request import Request
+from simkv.core.version import __version__
+from simkv.lab.executor import Pass
+from simkv.lab.machine import ceilings, machine
+from simkv.lab.pool import Layout
+from simkv.lab.shapes import ModelShape
+from simkv.measure.metrics import request_rows, summary
+from simkv.proof.conform.recorder import Recorder, decision_hashes, write_trace
+from simkv.report.files import MARK, replacing, resolved
+from simkv.run.record import Record
+from simkv.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What to serve with: a model's shape, a device, and how its cache lies in memory.
+
+    ``graph_tokens`` is the largest step that may become a CUDA graph (0: none); ``warm_up`` are
+    the seconds of steps before the clock starts, which bring a GPU to its working clocks.
+    """
+
+    shape: ModelShape
+    device: str = "cpu"
+    layout: Layout = "block"
+    graph_tokens: int = 2816
+    warm_up: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a run was and did. ``requests`` in the order of their arrival."""
+
+    scenario: Scenario
+    requests: list[Request]
+    record: Record
+    passes: list[Pass]
+    recorder: Recorder
+    summary: dict[str, Any]
+
+    @property
+    def stopped(self) -> str:
+        """Why requests were left over, if any were, in the words of a decision trace."""
+        if stop := self.record.standstill:
+            return f"no progress: {stop.why}"
+        cut = self.summary["cut_off"]
+        return "the horizon came first" if cut else "no progress: the engine fell asleep"
+
+
+def figures(record: Record, passes: list[Pass]) -> dict[str, Any]:
+    """The figures of ``summary.json``, and how the time was spent."""
+    found = summary(record)
+    del found["jain_index"]  # needs the time of each request alone on the device
+    steps = [p for p in passes if p.timing]
+    timings = [p.timing for p in steps if p.timing]
+    wall = sum(p.seconds for p in steps)
+    return found | {
+        "device_share": sum(t.gpu_s for t in timings) / wall if wall else 0.0,
+        "graph_share": sum(t.graph for t in timings) / len(steps) if steps else 0.0,
+        "unbacked_tokens": sum(t.unbacked for t in timings),
+        "premature_tokens": sum(t.premature for t in timings),
+    }
+
+
+def write_served(folder: Path, runs: dict[str, Served], setup: Setup) -> list[str]:
+    """Write runs (by variant) to ``folder``, complete or not at all.
+
+    ``summary.json``, ``requests.csv``, ``passes.csv`` (a line per iteration of the engine's loop),
+    ``scenario.yaml``, and per variant a decision trace ``decisions-<variant>.jsonl.gz``. Returns
+    the names of what it wrote.
+    """
+    import pandas as pd
+    from ruamel.yaml import YAML
+
+    with replacing(folder) as new:
+        about = {
+            "version": __version__,
+            "setup": asdict(setup),
+            "machine": machine(setup.device),
+            "ceilings": ceilings(setup.device)._asdict(),
+            "variants": {name: _summary(run) for name, run in runs.items()},
+        }
+        (new / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        requests = [row for name, run in runs.items() for row in request_rows(name, run.record)]
+        pd.DataFrame(requests).to_csv(new / "requests.csv", index=False)
+        passes = [row for name, run in runs.items() for row in pass_rows(name, run)]
+        pd.DataFrame(passes).to_csv(new / "passes.csv", index=False)
+        for name, run in runs.items():
+            trace = new / f"decisions-{name}.jsonl.gz"
+            write_trace(trace, run.recorder, run.requests, run.stopped)
+        nothing: dict[str, Any] = {"expect": {}, "published": {}}
+        scenarios = {n: run.scenario.model_copy(update=nothing) for n, run in runs.items()}
+        with (new / "scenario.yaml").open("w", encoding="utf-8") as file:
+            YAML().dump(resolved(scenarios), file)
+        return sorted(path.name for path in new.iterdir())
+
+
+def _summary(run: Served) -> dict[str, Any]:
+    hashes = decision_hashes(run.recorder.lines)
+    return {**run.summary, "decisions": len(hashes), "decisions_hash": hashes[-1] if hashes else ""}
+
+
+def pass_rows(variant: str, run: Served) -> list[dict[str, Any]]:
+    """One row per iteration of the engine's loop, times in seconds; see ``Pass`` and ``Timing``."""
+    rows = []
+    for p in run.passes:
+        row: dict[str, Any] = {"variant": variant, **p._asdict(), **p.load._asdict()}
+        timing = row.pop("timing")
+        del row["load"]
+        if timing:
+            row |= timing._asdict()
+            row["size"] = "x".join(map(str, timing.size))
+        rows.append(row)
+    return rows

@@ -1,0 +1,160 @@
+"""A model with its cache full of random numbers, and a way to time any part of a step on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from simkv.core.scheduler import Row, blocks_for
+from simkv.lab.buckets import step_size
+from simkv.lab.graphs import capture
+from simkv.lab.inputs import Fields, StepSize, fields_of, fill, packed_length
+from simkv.lab.points import Limits, Point
+from simkv.lab.pool import HostBlocks, Layout, swap_in, swap_out
+from simkv.lab.runner import Runner, RunnerConfig
+from simkv.lab.shapes import ModelShape
+
+
+class Stand:
+    """A model with its cache full of random numbers, and a way to time a point on it."""
+
+    def __init__(
+        self, shape: ModelShape, limits: Limits, device: str, layout: Layout = "block"
+    ) -> None:
+        self.limits = limits
+        config = RunnerConfig(
+            num_blocks=limits.kv_tokens // limits.block_size,
+            block_size=limits.block_size,
+            seats=limits.decodes + 64,
+            max_len=limits.context + limits.tokens + 8,
+            max_decodes=limits.decodes,
+            graph_tokens=0,
+            layout=layout,
+        )
+        self.runner = Runner(shape, config, device)
+        self.model = self.runner.model
+        # Never zeros: a device can be faster on them.
+        for block in self.runner.pool.blocks.split(256):
+            block.normal_()
+        vocab = (self.model.seats + 1, self.model.max_len)
+        self.model.tokens.copy_(torch.randint(0, shape.vocab, vocab, dtype=torch.int32))
+        self.host = HostBlocks(self.runner.pool, 64)
+        self.on_gpu = self.runner.on_gpu
+        self._random = np.random.default_rng(0)
+
+    def time(self, point: Point, repeats: int) -> list[float]:
+        """Seconds of each of ``repeats`` runs; one more, the first, is thrown away."""
+        run = self._run(point)
+        if not self.runner.on_gpu:
+            return [_host_seconds(run) for _ in range(repeats + 1)][1:]
+        if point.part not in ("swap out", "swap in"):
+            run = capture(run)[0].replay
+        run()
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(repeats)
+        ]
+        for begin, end in events:
+            begin.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) / 1000.0 for begin, end in events]
+
+    def difference(self, point: Point, ops: Any, others: Any) -> float:
+        """Relative difference of attention by ``ops`` and by ``others`` in the first layer."""
+        size = self.size(point)
+        fields = self._fields(point, size)
+        q = self._queries(size)
+        keys, values = self.runner.pool.layer(0)
+        count = len(point.decodes) + sum(tokens for tokens, _ in point.prefills)
+        a, b = (
+            o.attend(q, fields, size, keys, values, self.model.tables)[:count].float()
+            for o in (ops, others)
+        )
+        return float((a - b).norm() / a.norm())
+
+    def size(self, point: Point) -> StepSize:
+        """What a step like this is padded to."""
+        tokens = len(point.decodes) + sum(t for t, _ in point.prefills)
+        return step_size(
+            len(point.decodes), len(point.prefills), tokens, self.runner.config.max_decodes
+        )
+
+    def _run(self, point: Point) -> Callable[[], Any]:
+        if point.part in ("swap out", "swap in"):
+            count = point.decodes[0]
+            blocks = [1 + 2 * i for i in range(count)]  # never two in a row, as in a used pool
+            move = swap_out if point.part == "swap out" else swap_in
+            return lambda: move(self.runner.pool, blocks, self.host, range(count))
+        size = self.size(point)
+        fields = self._fields(point, size)
+        if point.part == "step":
+            return lambda: self.model.step(fields, size)
+        if point.part == "rest":
+            return lambda: self._without_attention(fields, size)
+        q = self._queries(size)
+        return lambda: self._attention_only(q, fields, size)
+
+    def _queries(self, size: StepSize) -> torch.Tensor:
+        shape, pool = self.model.shape, self.runner.pool.data
+        return torch.randn(
+            size.tokens, shape.heads, shape.head_dim, device=pool.device, dtype=pool.dtype
+        )
+
+    def _fields(self, point: Point, size: StepSize) -> Fields:
+        """Inputs of a point, its rows in random blocks."""
+        decodes = [Row(i, 1, context) for i, context in enumerate(point.decodes)]
+        prefills = [
+            Row(i, tokens, context)
+            for i, (tokens, context) in enumerate(point.prefills, len(decodes))
+        ]
+        free = self._random.permutation(np.arange(1, self.runner.pool.num_blocks + 1))
+        for row in (*decodes, *prefills):
+            count = blocks_for(row.context + row.tokens, self.limits.block_size)
+            taken, free = free[:count], free[count:]
+            self.model.tables[row.id, :count] = torch.from_numpy(taken.astype(np.int32)).to(
+                self.runner.device
+            )
+        packed = np.zeros(packed_length(size), dtype=np.int32)
+        seats = {row.id: row.id for row in (*decodes, *prefills)}
+        fill(fields_of(packed, size), decodes, prefills, seats, seats, self.model.seats)
+        return fields_of(torch.from_numpy(packed).to(self.runner.device), size)
+
+    def _without_attention(self, fields: Fields, size: StepSize) -> torch.Tensor:
+        ops = self.model.ops
+        self.model.ops = _WithoutAttention(ops)
+        try:
+            return self.model.step(fields, size)
+        finally:
+            self.model.ops = ops
+
+    def _attention_only(self, q: torch.Tensor, fields: Fields, size: StepSize) -> torch.Tensor:
+        out = q
+        for index in range(self.model.shape.layers):
+            keys, values = self.runner.pool.layer(index)
+            out = self.model.ops.attend(q, fields, size, keys, values, self.model.tables)
+        return out
+
+
+class _WithoutAttention:
+    """The model's operations, with attention handing its queries on."""
+
+    def __init__(self, ops: Any) -> None:
+        self._ops = ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def attend(self, q: torch.Tensor, *_: Any) -> torch.Tensor:
+        return q
+
+
+def _host_seconds(run: Callable[[], Any]) -> float:
+    begin = perf_counter()
+    run()
+    return perf_counter() - begin

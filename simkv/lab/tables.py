@@ -1,0 +1,124 @@
+"""Schedulers whose block tables are real: for each request, the numbers of its blocks in order.
+
+A simulation may only count blocks. A device has to know which they are, and this is all that it
+needs: a mapping from request id to a list of block numbers, from 1, that covers every token of the
+batch when ``schedule`` returns it. A list only grows; where blocks are replaced, another list
+object takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simkv.core.prefix import Content
+from simkv.core.radix import Node, RadixTree
+from simkv.core.scheduler import Scheduler
+from simkv.schedulers import build
+from simkv.schedulers.sglang.memory import Memory, Req
+from simkv.schedulers.sglang.scheduler import SglangConfig, SglangScheduler
+from simkv.schedulers.vllm import scheduler as vllm_rules
+from simkv.schedulers.vllm.scheduler import VllmConfig
+
+Tables = Mapping[int, Sequence[int]]
+
+
+def build_with_tables(config: Any) -> tuple[Scheduler, Tables, int]:
+    """The scheduler of an engine's config, its block tables, and the tokens in a block."""
+    if isinstance(config, SglangConfig):
+        cache = not config.disable_radix_cache
+        memory = PagedMemory(config.max_total_num_tokens, config.page_size, cache)
+        return SglangScheduler(config, memory), memory.tables, config.page_size
+    scheduler: Any
+    if isinstance(config, VllmConfig):
+        scheduler = vllm_rules.build(config, tables=True)
+        pool = scheduler.tables
+    else:
+        scheduler = build(config)
+        pool = scheduler.manager.pool if config.name == "fastdeploy" else scheduler.pool
+    return scheduler, pool.tables, config.block_size
+
+
+class PagedMemory(Memory):
+    """SGLang's memory with its pages numbered, and so with a block table for every request.
+
+    Counts and decisions are those of ``Memory``.
+    """
+
+    def __init__(self, tokens: int, page_size: int, prefix_cache: bool) -> None:
+        super().__init__(tokens, page_size, prefix_cache)
+        self.tables: dict[int, list[int]] = {}
+        self.free_pages = list(range(tokens // page_size, 0, -1))
+        self.pages: PagedTree | None = None
+        if prefix_cache:
+            self.tree = self.pages = PagedTree(page_size, self.free_pages)
+
+    def extend(self, rows: Sequence[Req]) -> None:
+        super().extend(rows)
+        for r in rows:
+            if r.id not in self.tables:
+                self.tables[r.id] = self.pages.path(r.node) if self.pages and r.node else []
+            self._fill(r)
+
+    def grow(self, rows: Sequence[Req]) -> None:
+        super().grow(rows)
+        for r in rows:
+            self._fill(r)
+
+    def publish(self, req: Req, tokens: int) -> None:
+        if self.pages is None:
+            return
+        table = self.tables[req.id]
+        self.pages.offered = table
+        super().publish(req, tokens)
+        assert req.node is not None
+        cached = self.pages.path(req.node)
+        own = table[: len(cached)]
+        if own != cached:  # somebody else computed the same tokens first
+            self.free_pages += [a for a, b in zip(own, cached, strict=True) if a != b]
+            self.tables[req.id] = cached + table[len(cached) :]
+
+    def release(self, req: Req) -> None:
+        self.free_pages += self.tables.pop(req.id, [])[req.owned // self.page_size :]
+        super().release(req)
+
+    def _fill(self, r: Req) -> None:
+        table = self.tables[r.id]
+        for _ in range(self.up(r.kv) // self.page_size - len(table)):
+            table.append(self.free_pages.pop())
+
+
+class PagedTree(RadixTree):
+    """A radix tree that knows which pages its nodes hold; what it evicts goes to ``free_pages``.
+
+    A node that ``insert`` makes takes its pages from the table ``offered``.
+    """
+
+    def __init__(self, page_size: int, free_pages: list[int]) -> None:
+        super().__init__(page_size)
+        self.offered: Sequence[int] = ()
+        self._free_pages = free_pages
+        self._pages: dict[Node, list[int]] = {}
+
+    def path(self, node: Node) -> list[int]:
+        """Pages of all tokens from the root to the end of ``node``."""
+        pieces = [self._pages[part] for part in self._path(node)]
+        return [page for piece in reversed(pieces) for page in piece]
+
+    def insert(self, content: Content, tokens: int) -> tuple[int, Node]:
+        present, node = super().insert(content, tokens)
+        if node.end > present:
+            self._pages[node] = list(self.offered[self._page(present) : self._page(node.end)])
+        return present, node
+
+    def _split(self, node: Node, tokens: int) -> Node:
+        upper = super()._split(node, tokens)
+        pages, cut = self._pages[node], self._page(tokens)
+        self._pages[upper], self._pages[node] = pages[:cut], pages[cut:]
+        return upper
+
+    def _evicted(self, node: Node) -> None:
+        self._free_pages += self._pages.pop(node)
+
+    def _page(self, tokens: int) -> int:
+        return tokens // self.page_size

@@ -1,0 +1,1 @@
+"""What came of a run: figures, goodput, how far they can be trusted."""

@@ -1,0 +1,111 @@
+"""How far the seconds of a simulation can be trusted, from what its cost profile knows of itself.
+
+A profile that was measured carries its error on steps that it was not fitted to, by kind of step.
+The run is simulated twice more, with every step cheaper and dearer by as much as 95 of 100 such
+steps are off, all in the same direction; what comes out is the interval of each figure. So
+queueing, preemptions and starvation are in it, not only the sum of the steps. It holds inside the
+range of the measurements; the share of the time outside is told beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from simkv.core.figures import STATISTICS, figure
+from simkv.costs.erring import Erring, Side, scales
+from simkv.costs.load import Executor
+from simkv.costs.profile import Profile, StepError
+
+#: Figures that get an interval, named as in ``summary.json``.
+FIGURES = (
+    "makespan_s",
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    "preemptions",
+    "recomputed_tokens",
+    "starved",
+    "longest_stall_s",
+    *(f"{name}.{s}" for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms") for s in STATISTICS),
+)
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """What is known of a run's error.
+
+    ``outside`` is the share of the busy time that lay outside the profile's range; ``errors`` are
+    the profile's own, by kind of step; ``intervals`` the smallest and largest value of each figure
+    (empty where the profile knows no error). ``note`` says it in a sentence.
+    """
+
+    profile: str
+    basis: str
+    outside: float
+    errors: dict[str, StepError]
+    intervals: dict[str, tuple[float, float]]
+    note: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As in ``summary.json``."""
+        return {
+            "profile": self.profile,
+            "basis": self.basis,
+            "outside_range_share": self.outside,
+            "step_errors": {kind: error.model_dump() for kind, error in self.errors.items()},
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "note": self.note,
+        }
+
+
+def fidelity(
+    profile: Profile,
+    outside: float,
+    figures: Mapping[str, Any],
+    again: Callable[[Callable[[Executor], Executor]], Mapping[str, Any]] | None,
+) -> Fidelity:
+    """The fidelity of a run with these ``figures`` (a summary).
+
+    ``again`` simulates the run once more, with an executor changed by what it is given, and
+    returns its summary; None where that is not wanted.
+    """
+    errors = profile.fit.held_out
+    intervals: dict[str, tuple[float, float]] = {}
+    if errors and again:
+        sides: tuple[Side, ...] = ("cheaper", "dearer")
+        others = [again(partial(Erring, scale=scales(errors, side))) for side in sides]
+        intervals = {name: _ends(name, [figures, *others]) for name in FIGURES}
+    return Fidelity(
+        profile.name,
+        profile.basis,
+        outside,
+        errors,
+        intervals,
+        _note(profile, outside, bool(intervals)),
+    )
+
+
+def _ends(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    values = [float(figure(dict(run), name)) for run in runs]
+    return min(values), max(values)
+
+
+def _note(profile: Profile, outside: float, computed: bool) -> str:
+    errors = profile.fit.held_out
+    if not errors:
+        return (
+            f"costs by {profile.name} ({profile.basis}): its error on steps that it was not fitted "
+            f"to is not known, so no figure has an interval"
+        )
+    by_kind = {kind: error for kind, error in errors.items() if kind != "all"} or errors
+    worst = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in by_kind.items())
+    said = f"costs by {profile.name} ({profile.basis}): 95 of 100 steps are off by at most {worst}"
+    if computed:
+        said += "; intervals are of runs with every step off by that, one way and the other"
+    if outside:
+        share = f"{100 * outside:.1f} % of the busy time"
+        said += f"; {share} lay outside its range, where no error is known"
+    return said

@@ -1,0 +1,1 @@
+"""Evidence: recorded decisions, recorded runs, public incidents."""

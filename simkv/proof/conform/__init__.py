@@ -1,0 +1,1 @@
+"""Replay recorded decisions of real engines and compare every step."""

@@ -1,0 +1,92 @@
+"""Replay recorded decisions of real engines through simkv's schedulers and compare every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from simkv.proof.conform.trace import Line, Trace, TraceError, ending, read_trace
+
+#: One module per engine, each with ``replay(header, at_least) -> iterator of step lines``: the
+#: decisions of simkv's scheduler on the recorded workload, and a closing line
+#: ``{"truncated": True, "ending": ..., "why": ...}`` if the engine dies, or if its state repeats
+#: after ``at_least`` lines.
+Replay = Callable[[Line, int], Iterator[Line]]
+ENGINES = ("fastdeploy", "mistralrs", "sglang", "vllm")
+
+ENDED = "all requests ended"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step at which simkv and the recording part, and the fields that differ there."""
+
+    step: str
+    recorded: Line
+    simulated: Line
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome for one trace file: equal if ``difference`` is None. ``steps`` were compared."""
+
+    path: Path
+    engine: str
+    variant: str
+    steps: int
+    difference: Difference | None
+
+
+def check(path: Path) -> Result:
+    """Replay one trace file and compare every field of every recorded line.
+
+    Raises TraceError if the file is not a trace that this version of simkv can replay.
+    """
+    trace = read_trace(path)
+    replay = _replayer(trace)
+    try:
+        count, difference = compare(trace, replay(trace.header, len(trace.steps)))
+    except Exception as error:  # a header may say anything
+        raise TraceError(f"{path}:1: header: cannot be replayed: {error!r}") from error
+    return Result(path, trace.header["engine"], trace.header["variant"], count, difference)
+
+
+def compare(trace: Trace, simulated: Iterator[Line]) -> tuple[int, Difference | None]:
+    """Count the equal leading lines of ``trace``; the first that differs, if any.
+
+    Every field that was recorded must be reproduced, and the run must end where the recorded one
+    ends: by itself, or in the same kind of impasse (see ``trace.ending``).
+    """
+    for count, line in enumerate(trace.steps):
+        ours = next(simulated, {})
+        missed = {k: v for k, v in line.items() if k not in ours or ours[k] != v}
+        if missed:
+            step = str(line.get("step", line.get("tick")))
+            return count, Difference(step, missed, {k: ours.get(k) for k in missed})
+    return len(trace.steps), _compare_ends(trace.truncated, simulated)
+
+
+def _compare_ends(truncated: Line | None, simulated: Iterator[Line]) -> Difference | None:
+    """After the last recorded step simkv must end too; it may go on only towards an impasse."""
+    recorded = {"ending": ending(truncated) if truncated else ENDED}
+    for ours in simulated:
+        if truncated and not ours.get("truncated"):
+            continue
+        if truncated and ours["ending"] == recorded["ending"]:
+            return None
+        return Difference("end", recorded, ours)
+    return Difference("end", recorded, {"ending": ENDED}) if truncated else None
+
+
+def _replayer(trace: Trace) -> Replay:
+    engine = trace.header["engine"]
+    if engine not in ENGINES:
+        raise TraceError(
+            f"{trace.path}:1: engine: {engine!r} is not known; expected one of {', '.join(ENGINES)}"
+        )
+    module: Any = import_module(f"simkv.proof.conform.{engine}")
+    replay: Replay = module.replay
+    return replay

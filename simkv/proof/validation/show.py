@@ -1,0 +1,102 @@
+"""The scores as tables on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from simkv.proof.validation.score import STATISTICS, Figure, Score
+from simkv.proof.validation.sensitivity import Otherwise
+
+TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "queue"}
+
+
+def print_case(console: Console, found: Score, changed: Sequence[Otherwise]) -> None:
+    """One case: measured, predicted, error, and the error of the simulator it comes from."""
+    console.print()
+    console.print(Text(found.case.name, "bold"), Text(f": {found.case.facts.model}"), sep="")
+    console.print(f"costs: {found.profile}", markup=False)
+    for note in found.replayed.notes:
+        console.print(f"note: {note}", markup=False)
+    origin = escape(found.case.facts.origin_simulator.simulator)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("figure", "measured", "predicted", "error", origin):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for f in found.figures:
+        table.add_row(*_cells(f))
+    console.print(table)
+    for per in found.per_request:
+        if per.mape is None:
+            console.print(f"{TITLES[per.metric]}: request by request off by {per.mae_ms:,.1f} ms")
+            continue
+        beside = "" if per.origin_mape is None else f" ({origin}: {per.origin_mape:.2f} %)"
+        console.print(
+            f"{TITLES[per.metric]}: request by request off by {per.mape:.2f} % on average{beside}, "
+            f"median {per.median_ape:.2f} %, {per.mae_ms:,.1f} ms"
+        )
+    if changed:
+        _print_changed(console, found, changed)
+
+
+def _cells(f: Figure) -> tuple[str, ...]:
+    if f.metric in TITLES:
+        name, unit = f"{TITLES[f.metric]} {f.statistic} (ms)", 1
+    else:
+        name, unit = f.metric.replace("_s", " (s)"), 0 if f.metric == "preemptions" else 3
+    origin = "" if f.origin_pct is None else f"{f.origin_pct:+.1f} %"
+    error = f"{f.error_pct:+.2f} %" if f.measured > 1 else ""
+    return name, f"{f.measured:,.{unit}f}", f"{f.predicted:,.{unit}f}", error, origin
+
+
+def _print_changed(console: Console, found: Score, changed: Sequence[Otherwise]) -> None:
+    console.print("If it were otherwise (error of the mean and of P99, per cent):")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("change")
+    for name in ("TTFT", "TPOT", "E2E"):
+        table.add_column(name, justify="right")
+    rows = [("as simulated", found), *((other.change, other.score) for other in changed)]
+    for change, s in rows:
+        table.add_row(change, *(_pair(s, metric) for metric in ("ttft_ms", "tpot_ms", "e2e_ms")))
+    console.print(table)
+
+
+def _pair(s: Score, metric: str) -> str:
+    if not s.has(metric):
+        return ""
+    mean, tail = s.figure(metric, "mean"), s.figure(metric, "p99")
+    return f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}"
+
+
+def print_all(console: Console, scores: Sequence[Score]) -> None:
+    """All cases in one table of errors, the originating simulator's below."""
+    console.print("\n[bold]All cases: error in per cent[/bold]")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("case", "", "metric", *STATISTICS, "per request"):
+        table.add_column(column, justify="left" if column in ("case", "", "metric") else "right")
+    for s in scores:
+        for row in case_rows(s):
+            table.add_row(*map(escape, row))
+    console.print(table)
+
+
+def case_rows(s: Score) -> list[list[str]]:
+    """A row per metric with our errors, and one with those of the simulator it comes from."""
+    rows = []
+    origin = s.case.facts.origin_simulator.simulator
+    for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        if not s.has(metric):
+            continue
+        figures = [s.figure(metric, statistic) for statistic in STATISTICS]
+        per = next(p for p in s.per_request if p.metric == metric)
+        ours = [f"{f.error_pct:+.2f}" for f in figures]
+        each = "" if per.mape is None else f"{per.mape:.2f}"
+        rows.append([s.case.name, "simkv", TITLES[metric], *ours, each])
+        if any(f.origin_pct is not None for f in figures):
+            theirs = ["" if f.origin_pct is None else f"{f.origin_pct:+.1f}" for f in figures]
+            mape = "" if per.origin_mape is None else f"{per.origin_mape:.2f}"
+            rows.append(["", origin, "", *theirs, mape])
+    return rows

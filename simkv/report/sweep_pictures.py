@@ -1,0 +1,322 @@
+"""Pictures of a sweep: a figure against a knob, and two figures against each other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from simkv.core.errors import InputError, nearest
+from simkv.core.figures import FIGURES
+from simkv.report.style import (
+    BLUE,
+    DARK,
+    GREY,
+    PURPLE,
+    RED,
+    SKY,
+    WIDTH,
+    YELLOW,
+    house_style,
+    logarithmic,
+    save,
+    title_and_legend,
+)
+from simkv.search.sweep.design import assignment
+
+#: Colours of lines; beyond so many they are all grey, for nobody could tell them apart.
+COLOURS = (BLUE, RED, "#009E73", PURPLE, SKY, "#E69F00", "#117733", "#CC6677", YELLOW, DARK)
+MARKERS = "osD^vP"
+#: Figures that only runs with a fleet have.
+OF_FLEETS = ("fleet.mean_in_system", "fleet.imbalance")
+#: From such a ratio of the greatest value to the least an axis is logarithmic.
+DECADES = 30.0
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A ``figure`` (of summary.json) against a ``knob`` (its path, or ``variant``)."""
+
+    figure: str
+    knob: str
+
+    @property
+    def file(self) -> str:
+        return _file(f"{self.figure}-by-{self.knob}")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure, and whether more of it is better."""
+
+    figure: str
+    more: bool
+
+    def __str__(self) -> str:
+        return f"{self.figure}:{'max' if self.more else 'min'}"
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """What nothing else beats in all of its ``goals``; the first two are drawn."""
+
+    goals: tuple[Goal, ...]
+
+    @property
+    def file(self) -> str:
+        return _file("pareto-" + "-".join(goal.figure for goal in self.goals))
+
+
+def _file(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name) + ".png"
+
+
+def parse_plot(text: str, knobs: Sequence[str]) -> Plot:
+    """``FIGURE:KNOB``. Raises InputError if there is no such figure, or no such knob."""
+    figure, colon, knob = text.partition(":")
+    _known(figure, f"--plot {text}")
+    known = [*knobs, "variant"]
+    if not colon or knob not in known:
+        raise InputError(
+            f"--plot {text}: {knob!r} is not a knob of this sweep{nearest(knob, known)}; expected "
+            f"FIGURE:KNOB, KNOB one of {', '.join(known)}"
+        )
+    return Plot(figure, knob)
+
+
+def parse_pareto(text: str) -> Pareto:
+    """``FIGURE:max,FIGURE:min``, two or more. Raises InputError if it is not like that."""
+    goals = []
+    for part in text.split(","):
+        figure, _, better = part.strip().partition(":")
+        if better not in ("min", "max"):
+            raise InputError(
+                f"--pareto {text}: expected FIGURE:max or FIGURE:min; found {part.strip()!r}"
+            )
+        _known(figure, f"--pareto {text}")
+        goals.append(Goal(figure, better == "max"))
+    if len({goal.figure for goal in goals}) < max(len(goals), 2):
+        raise InputError(f"--pareto {text}: expected two or more different figures")
+    return Pareto(tuple(goals))
+
+
+def _known(figure: str, where: str) -> None:
+    known = (*FIGURES, *OF_FLEETS)
+    if figure not in known:
+        raise InputError(
+            f"{where}: {figure!r} is not a figure of summary.json{nearest(figure, known)}; "
+            f"expected one of {', '.join(known)}"
+        )
+
+
+def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> None:
+    """Raise InputError if a table of runs has not got one of the figures."""
+    for figure in figures:
+        if figure not in frame:
+            what = "only fleets have it" if figure in OF_FLEETS else "this table has no such figure"
+            raise InputError(f"{where}: {figure}: {what}")
+
+
+def means(frame: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str]) -> pd.DataFrame:
+    """A row per point and variant, averaged over its repeats.
+
+    ``point``, the knobs, ``variant`` and the figures, for each figure ``±figure``, half of the
+    95 % confidence interval of its mean (Student's t; NaN for one repeat), and ``unserved``,
+    whether any request of any repeat did not finish. A figure is NaN if it is empty in a repeat.
+    """
+    rows = []
+    for (point, variant), group in frame.groupby(["point", "variant"], sort=False):
+        row: dict[str, Any] = {"point": point, "variant": variant}
+        row |= {knob: group[knob].iloc[0] for knob in knobs}
+        for name in figures:
+            values = group[name].to_numpy(dtype=np.float64)
+            row[name] = math.fsum(values) / len(values)
+            row[f"±{name}"] = _half_interval(values)
+        row["unserved"] = bool((group["finished"] < group["requests"]).any())
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _half_interval(values: npt.NDArray[np.float64]) -> float:
+    if len(values) < 2:
+        return math.nan
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def pareto_front(points: pd.DataFrame, goals: Sequence[Goal]) -> pd.Series[bool]:
+    """Which rows no other row beats: as good in every goal, and better in one.
+
+    A row without one of the figures is not among them.
+    """
+    costs = np.column_stack(
+        [points[goal.figure].to_numpy(np.float64) * (-1 if goal.more else 1) for goal in goals]
+    )
+    on_front = [
+        not np.isnan(row).any() and not ((costs <= row).all(1) & (costs < row).any(1)).any()
+        for row in costs
+    ]
+    return pd.Series(on_front, index=points.index, dtype=bool)
+
+
+def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Path) -> Path:
+    """Draw a figure against a knob into ``folder``, one line per setting of the others."""
+    points = means(frame, knobs, [plot.figure])
+    others = [name for name in (*knobs, "variant") if name != plot.knob]
+    others = [name for name in others if len({repr(value) for value in points[name]}) > 1]
+    lines = [group for _, group in points.groupby(others, sort=False)] if others else [points]
+    sampled = len(lines) > 1 and max(map(len, lines)) == 1
+    if sampled:  # nothing is held still, so there are no lines to draw
+        others = ["variant"] if "variant" in others else []
+        lines = [group for _, group in points.groupby("variant", sort=False)]
+    repeats = int(frame["repeat"].max()) + 1
+    with house_style():
+        figure = Figure(figsize=(WIDTH, 5.6))
+        axes = figure.add_subplot()
+        handles: list[Any] = []
+        places = _places(axes, list(points[plot.knob]))
+        for number, line in enumerate(lines):
+            colour = COLOURS[number] if len(lines) <= len(COLOURS) else "#999999"
+            marker = MARKERS[number % len(MARKERS)]
+            _draw_line(axes, line, plot, places, colour, marker, not sampled)
+            if others and len(lines) <= len(COLOURS):
+                label = ", ".join(_setting(name, line[name].iloc[0]) for name in others)
+                handles.append(Line2D([], [], color=colour, marker=marker, label=label))
+        if points["unserved"].any():
+            handles.append(_hollow())
+        axes.set_xlabel(plot.knob)
+        axes.set_ylabel(plot.figure)
+        axes.grid(color=GREY, linewidth=0.5)
+        _logarithmic(axes, "y", points[plot.figure])
+        many = (
+            f", {len(lines)} settings of {', '.join(others)}" if len(lines) > len(COLOURS) else ""
+        )
+        seeds = f", mean of {repeats} seeds, 95 % confidence" if repeats > 1 else ""
+        title_and_legend(figure, f"{plot.figure} by {plot.knob}{many}{seeds}", handles)
+        return save(figure, folder / plot.file)
+
+
+def _setting(knob: str, value: Any) -> str:
+    plain = value.item() if isinstance(value, np.generic) else value
+    return str(plain) if knob == "variant" else assignment(knob, plain)
+
+
+def _hollow() -> Line2D:
+    return Line2D(
+        [], [], linestyle="", marker="o", mfc="white", mec=DARK, label="some requests unserved"
+    )
+
+
+def _places(axes: Axes, values: Sequence[Any]) -> dict[str, float]:
+    """Where on the x axis each value goes: numbers at their place, anything else side by side."""
+    different = {repr(value): value for value in values}
+    numbers = [v for v in different.values() if isinstance(v, int | float | np.number)]
+    finite = not any(isinstance(v, bool | np.bool_) or not math.isfinite(v) for v in numbers)
+    if len(numbers) == len(different) and finite:
+        _logarithmic(axes, "x", numbers)
+        return {name: float(value) for name, value in different.items()}
+    axes.set_xticks(range(len(different)), [str(value) for value in different.values()])
+    return {name: float(place) for place, name in enumerate(different)}
+
+
+def _logarithmic(axes: Axes, which: str, values: Any) -> None:
+    """Make an axis logarithmic if its values are positive and far apart."""
+    known = [float(value) for value in values if not math.isnan(value)]
+    if known and min(known) > 0 and max(known) / min(known) >= DECADES:
+        logarithmic(axes, which)
+
+
+def _draw_line(
+    axes: Axes,
+    line: pd.DataFrame,
+    plot: Plot,
+    places: dict[str, float],
+    colour: str,
+    marker: str,
+    joined: bool,
+) -> None:
+    x = np.array([places[repr(value)] for value in line[plot.knob]])
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], line[plot.figure].to_numpy()[order]
+    error = line[f"±{plot.figure}"].to_numpy()[order]
+    hollow = line["unserved"].to_numpy()[order]
+    bars = None if np.isnan(error).all() else np.nan_to_num(error)
+    style = "-" if joined else ""
+    axes.errorbar(
+        x, y, bars, color=colour, linestyle=style, linewidth=1.4, elinewidth=0.9, capsize=3
+    )
+    for which, fill in ((~hollow, colour), (hollow, "white")):
+        axes.plot(x[which], y[which], marker, color=colour, mfc=fill, ms=5.5, zorder=4)
+
+
+def front_of(
+    frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The points of a table, averaged over repeats, and those that nothing beats, in order."""
+    names = [goal.figure for goal in pareto.goals]
+    points = means(frame, knobs, names)
+    front = points[pareto_front(points, pareto.goals)]
+    return points, front.sort_values(names, kind="stable").reset_index(drop=True)
+
+
+def write_pareto(
+    frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto, folder: Path
+) -> tuple[Path, pd.DataFrame]:
+    """Draw the points by the first two goals, with the front marked; returns it as a table too.
+
+    The table is sorted by the first goal, and its rows are numbered as in the picture.
+    """
+    names = [goal.figure for goal in pareto.goals]
+    points, front = front_of(frame, knobs, pareto)
+    on_front = pareto_front(points, pareto.goals)
+    with house_style():
+        figure = Figure(figsize=(WIDTH, 6.2))
+        axes = figure.add_subplot()
+        if len(names) == 2:
+            style = "steps-pre" if pareto.goals[0].more else "steps-post"
+            axes.plot(front[names[0]], front[names[1]], color=RED, linewidth=1.0, drawstyle=style)
+        handles = _draw_points(axes, points[~on_front], front, names)
+        for goal, axis in zip(pareto.goals[:2], (axes.xaxis, axes.yaxis), strict=True):
+            axis.set_label_text(f"{goal.figure} ({'more' if goal.more else 'less'} is better)")
+        axes.grid(color=GREY, linewidth=0.5)
+        _logarithmic(axes, "x", points[names[0]])
+        _logarithmic(axes, "y", points[names[1]])
+        title = (
+            f"Pareto front: {len(front)} of {len(points)} by {', '.join(map(str, pareto.goals))}"
+        )
+        title_and_legend(figure, title, handles)
+        path = save(figure, folder / pareto.file)
+    return path, front
+
+
+def _draw_points(
+    axes: Axes, beaten: pd.DataFrame, front: pd.DataFrame, names: Sequence[str]
+) -> list[Any]:
+    x, y = names[:2]
+    for points, colour, size in ((beaten, "#999999", 5.0), (front, RED, 7.0)):
+        for hollow in (False, True):
+            some = points[points["unserved"] == hollow]
+            fill = "white" if hollow else colour
+            axes.plot(some[x], some[y], "o", color=colour, mfc=fill, ms=size, zorder=4)
+    for number, place in enumerate(zip(front[x], front[y], strict=True)):
+        axes.annotate(
+            str(number), place, xytext=(5, 5), textcoords="offset points", fontsize=9, zorder=5
+        )
+    handles: list[Any] = [
+        Line2D([], [], linestyle="", marker="o", color=RED, label="nothing beats it"),
+        Line2D([], [], linestyle="", marker="o", color="#999999", label="beaten"),
+    ]
+    if front["unserved"].any() or beaten["unserved"].any():
+        handles.append(_hollow())
+    return handles

@@ -1,0 +1,235 @@
+"""What ``simkv bisect`` and ``simkv whatif`` print, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from simkv.report.console import say
+from simkv.search.whatif.bisect import Flip, Flips, Sample
+from simkv.search.whatif.changes import Change
+from simkv.search.whatif.condition import Condition, IsBound
+from simkv.search.whatif.evaluate import Figures
+from simkv.search.whatif.whatif import Effect, WhatIf
+
+#: Figures of ``summary.json`` that the JSON of a run has.
+SHOWN = (
+    "requests",
+    "finished",
+    "starved",
+    "stalled",
+    "rejected",
+    "lost",
+    "cut_off",
+    "makespan_s",
+    "preemptions",
+    "recomputed_tokens",
+    "longest_stall_s",
+    "ttft_ms.median",
+    "ttft_ms.p99",
+    "e2e_ms.median",
+    "e2e_ms.mean",
+    "e2e_ms.p99",
+)
+_COLUMNS = ("Finished", "Starved", "Stalled", "E2E p50 (s)", "Stall (s)", "Preempted")
+
+
+def print_flips(console: Console, found: Flips, when: Condition | None = None) -> None:
+    """The flips in a sentence each, then every value that was tried; ``when`` is what may flip."""
+    figure = when.figure if isinstance(when, IsBound) else None
+    for flip in found.flips:
+        say(console, _flip(found, flip))
+    if not found.flips:
+        say(console, f"{found.path}: no flip found; it is {found.samples[0].state} throughout.")
+    say(console, _sampling(found))
+    table = Table(box=box.SIMPLE)
+    columns = ((figure,) if figure else ()) + _COLUMNS
+    table.add_column(found.path)
+    table.add_column("Shown" if when else "Verdict")
+    for name in columns:
+        table.add_column(name, justify="right")
+    new_states = {id(flip.high) for flip in found.flips}
+    for sample in found.samples:
+        table.add_row(
+            _word(sample.value),
+            sample.state,
+            *_cells(sample.figures, figure),
+            style="bold" if id(sample) in new_states else None,
+        )
+    console.print(table)
+    for sample in found.samples:
+        if sample.refused:
+            say(console, f"{_word(sample.value)} is not allowed: {sample.refused}")
+
+
+def _flip(found: Flips, flip: Flip) -> str:
+    low, high = flip.low, flip.high
+    between = "" if found.complete or found.values == len(found.samples) else ", or between them"
+    return (
+        f"{found.path}: {low.state} at {_word(low.value)}, "
+        f"{high.state} at {_word(high.value)}{between}"
+    )
+
+
+def _sampling(found: Flips) -> str:
+    tried = len(found.samples)
+    if tried == found.values:
+        return f"All {tried} values were tried."
+    more = tried - found.sampled
+    text = (
+        f"{found.sampled} of {found.values} values were sampled, and {max(more, 0)} more at flips"
+    )
+    if not found.complete:
+        return f"{text} until the limit on runs came; flips are not narrowed down."
+    return f"{text}. Between two that agree, what flips and flips back is not seen."
+
+
+def print_whatif(console: Console, found: WhatIf, everything: bool = False) -> None:
+    """The answer in a line, then the changes that help, that hurt, and that change little."""
+    best = found.best
+    say(console, f"As it is: {found.base.shown}")
+    if best is None:
+        say(console, f"None of {len(found.effects)} single changes helps.")
+    else:
+        say(console, f"Best single change: {best.sentence}")
+    if best and best.change.kind == "memory":
+        others = [e for e in found.judged("fixes", "helps") if e.change.kind != "memory"]
+        if others:
+            say(console, f"Best in the same memory: {others[0].sentence}")
+    effects = found.judged("fixes", "helps", "changes little", "hurts")
+    shown = effects if everything else _one_per_field(effects)
+    table = Table(box=box.SIMPLE)
+    table.add_column("")
+    table.add_column("Change", no_wrap=console.width >= 120)
+    table.add_column("Verdict")
+    columns = ((found.by,) if found.by else ()) + _COLUMNS
+    for name in (*columns, "Helped", "Hurt"):
+        table.add_column(name, justify="right")
+    table.add_row("", "none", found.base.verdict, *_cells(found.base, found.by), "", "")
+    for effect in shown:
+        table.add_row(
+            effect.judgement,
+            str(effect.change),
+            effect.figures.verdict,
+            *_cells(effect.figures, found.by),
+            str(len(effect.newly_finished) + len(effect.faster)),
+            str(len(effect.newly_failed) + len(effect.slower)),
+        )
+    console.print(table)
+    if more := len(effects) - len(shown):
+        say(console, f"{more} more value{'s' * (more > 1)} of these fields: --all, --json")
+    if same := found.judged("changes nothing"):
+        say(console, f"Changes nothing: {_fields(effect.change for effect in same)}")
+    if found.refused:
+        say(console, f"Not allowed: {_fields(change for change, _ in found.refused)}")
+
+
+def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
+    """The best value of each field that helps, the first of one that does not; variants all."""
+    seen: set[tuple[str, bool]] = set()
+    kept = []
+    for effect in effects:
+        helps = effect.judgement in ("fixes", "helps")
+        key = (effect.change.field, helps)
+        if effect.change.kind == "variant" or key not in seen:
+            kept.append(effect)
+        seen.add(key)
+    return kept
+
+
+def _fields(changes: Iterable[Change]) -> str:
+    return ", ".join(
+        dict.fromkeys(
+            f"variant {change.after}" if change.kind == "variant" else change.field
+            for change in changes
+        )
+    )
+
+
+def _cells(figures: Figures | None, figure: str | None) -> list[str]:
+    if figures is None:
+        return [""] * (len(_COLUMNS) + (figure is not None))
+    served = figures["finished"] > 0
+    return [
+        *([f"{figures[figure]:.6g}"] if figure else []),
+        f"{figures['finished']:.0f}",
+        f"{figures['starved']:.0f}",
+        f"{figures['stalled']:.0f}",
+        f"{figures['e2e_ms.median'] / 1000:.2f}" if served else "",
+        f"{figures['longest_stall_s']:.2f}",
+        f"{figures['preemptions']:.0f}",
+    ]
+
+
+def _word(value: Any) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def flips_json(found: Flips) -> dict[str, Any]:
+    """All that was tried and where it flips, as plain data."""
+    return {
+        "path": found.path,
+        "values": found.values,
+        "sampled": found.sampled,
+        "complete": found.complete,
+        "runs": found.runs,
+        "flips": [
+            {
+                "below": {"value": flip.low.value, "state": flip.low.state},
+                "above": {"value": flip.high.value, "state": flip.high.state},
+            }
+            for flip in found.flips
+        ],
+        "samples": [_sample_json(sample) for sample in found.samples],
+    }
+
+
+def _sample_json(sample: Sample) -> dict[str, Any]:
+    plain: dict[str, Any] = {"value": sample.value, "state": sample.state}
+    if sample.figures is None:
+        return {**plain, "refused": sample.refused}
+    return {**plain, **figures_json(sample.figures)}
+
+
+def whatif_json(found: WhatIf) -> dict[str, Any]:
+    """All changes in order of rank, as plain data."""
+    return {
+        "base": figures_json(found.base),
+        "by": found.by,
+        "best": found.best.sentence if found.best else None,
+        "runs": found.runs,
+        "changes": [
+            {
+                "kind": effect.change.kind,
+                "field": effect.change.field,
+                "before": effect.change.before,
+                "after": effect.change.after,
+                "judgement": effect.judgement,
+                "sentence": effect.sentence,
+                "newly_finished": effect.newly_finished,
+                "newly_failed": effect.newly_failed,
+                "faster": effect.faster,
+                "slower": effect.slower,
+                "e2e_ratio": effect.e2e_ratio,
+                **figures_json(effect.figures),
+            }
+            for effect in found.effects
+        ],
+        "refused": [
+            {"field": change.field, "after": change.after, "why": why}
+            for change, why in found.refused
+        ],
+    }
+
+
+def figures_json(figures: Figures) -> dict[str, Any]:
+    """The verdict and the chief figures of a run."""
+    return {
+        "verdict": figures.verdict,
+        "verdict_detail": figures.detail,
+        "figures": {name: figures[name] for name in SHOWN},
+    }

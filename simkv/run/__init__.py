@@ -1,0 +1,1 @@
+"""The loop: engine, clock, record, the pipeline of three threads, and fleets."""

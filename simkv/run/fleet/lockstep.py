@@ -1,0 +1,83 @@
+"""Engines in lock-step: forward pass k of one is forward pass k of all, as long as the slowest.
+
+So run the data-parallel ranks of a mixture-of-experts model, which exchange tokens in every layer
+(vLLM 0.19.0, ``DPEngineCoreProc.run_busy_loop`` in ``vllm/v1/engine/core.py`` and
+``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``; see docs/vllm-versions.md).
+
+A rank without work runs dummy passes while another works: its next request waits for the end of
+the pass, with which all ranks decide again. A dummy pass is never the slowest. Not modelled are the
+up to 31 dummy passes after the last request, and that all ranks are padded to the same number of
+tokens where CUDA graphs are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simkv.core.scheduler import Batch
+from simkv.costs.load import load_of
+from simkv.run.engine import Engine, Process
+
+
+class LockStep:
+    """Runs ``engines`` of one world in lock-step; they must have the same pipeline depth.
+
+    Hand requests to the engines; start ``run()`` in place of theirs. There are no leaps.
+    Raises ValueError if there is no engine, or if the depths differ.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        depths = {engine.scheduler.pipeline_depth for engine in engines}
+        if len(depths) != 1:
+            raise ValueError(f"pipeline depths {sorted(depths)}: one and the same was expected")
+        self.engines = list(engines)
+        self._depth = depths.pop()
+
+    def run(self) -> Process:
+        """The iterations of all engines, as a SimPy process."""
+        first, gpu_free = self.engines[0], 0.0
+        yield first._moment(first._ready)
+        while True:
+            awake = [engine for engine in self.engines if engine._wake is None]
+            if not awake:
+                yield first.env.any_of([engine._wake for engine in self.engines if engine._wake])
+                yield first._moment(first.env.now)
+                continue
+            decided: list[tuple[Engine, Batch]] = []
+            for engine in awake:
+                batch = engine._schedule()
+                if batch is None:
+                    self._all_die(engine)
+                    return
+                decided.append((engine, batch))
+            gpu_free = self._launch(decided, max(first.env.now, gpu_free))
+            # Who has room for a batch more does not wait for the oldest.
+            full = [(e, b) for e, b in decided if len(e._in_flight) >= self._depth or not b]
+            running = [e._in_flight[0].end for e, _ in full if e._in_flight[0].batch]
+            if running:
+                yield first._moment(max(running))
+            turns = [(e, e._end_turn(b, e._in_flight.popleft())) for e, b in full]
+            for engine, turn in turns:
+                if turn == "sleep" and not engine._inbox:
+                    engine._wake = engine.env.event()
+            idle = [engine.executor.idle() for engine, turn in turns if turn == "idle"]
+            if idle and all(turn != "on" for _, turn in turns) and len(full) == len(decided):
+                yield first._moment(first.env.now + max(idle))
+
+    def _launch(self, decided: Sequence[tuple[Engine, Batch]], start: float) -> float:
+        """Put what was decided on the GPUs, all at ``start``; returns when they are free again."""
+        loads = [(e, load_of(b, spread=e._spread)) for e, b in decided if b]
+        tokens = sum(load.prefill_tokens + load.decode_seqs for _, load in loads)
+        seconds = max(
+            (e.executor.run(load._replace(group_tokens=tokens)) for e, load in loads), default=0.0
+        )
+        for engine, batch in decided:
+            engine._in_flight.append(engine._launch(batch, start, seconds)[1])
+        return start + seconds
+
+    def _all_die(self, dead: Engine) -> None:
+        """Nobody gets past the pass in which one is missing."""
+        for engine in self.engines:
+            if engine is not dead:
+                ids = [*engine.scheduler.running_ids(), *engine.scheduler.waiting_ids()]
+                engine._die("engine died", "another engine in lock-step with it died", ids)

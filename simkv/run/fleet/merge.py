@@ -1,0 +1,104 @@
+"""One record for the whole fleet, made of those of its replicas.
+
+The step logs stand one after the other: rows of one replica are consecutive and in order of time,
+rows of different replicas are not. What is worked out from a request's own rows (tokens, latencies,
+gaps) holds; what needs all steps in order of time is for the records of the replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import accumulate
+from operator import itemgetter
+
+from simkv.core.request import Request
+from simkv.run.record import Life, Record, StepLog
+
+
+def whole(
+    parts: Sequence[Record],
+    lives: Mapping[int, Sequence[tuple[int, Life]]],
+    end: float,
+    requests: Mapping[int, Request] | None = None,
+    in_vain: Mapping[int, Sequence[tuple[int, Life]]] | None = None,
+) -> Record:
+    """The record of a fleet that was over at ``end`` (s).
+
+    ``lives`` has, by request, what the client saw: one life or several that follow each other, each
+    with the index of the part that it was led in; ``in_vain`` those of which it saw nothing, whose
+    preemptions count all the same. The standstill is that of the first part that came to one.
+    ``requests`` are as their clients sent them, where replicas saw them otherwise.
+    """
+    record = Record(sum(part.num_blocks for part in parts))
+    record.steps = _joined(part.steps for part in parts)
+    record.idle_passes = sum(part.idle_passes for part in parts)
+    record.end = end
+    for part in parts:
+        record.alone_s.update(part.alone_s)
+    stops = [part.standstill for part in parts if part.standstill]
+    record.standstill = min(stops, key=lambda stop: stop.since, default=None)
+    offsets = [0, *accumulate(len(part.steps) for part in parts)]
+    for i, way in lives.items():
+        life = _one([_shifted(life, offsets[part]) for part, life in way])
+        if in_vain and i in in_vain:
+            life = _counted(life, [_shifted(other, offsets[part]) for part, other in in_vain[i]])
+        record.lives[i] = replace(life, request=requests[i]) if requests else life
+    return record
+
+
+def _joined(logs: Iterable[StepLog]) -> StepLog:
+    whole = StepLog()
+    for log in logs:
+        for column in fields(StepLog):
+            getattr(whole, column.name).extend(getattr(log, column.name))
+    return whole
+
+
+def _shifted(life: Life, rows: int) -> Life:
+    """The life in a log that starts ``rows`` rows later."""
+    if not rows:
+        return life
+    return replace(
+        life,
+        segments=[s._replace(first=s.first + rows, last=s.last + rows) for s in life.segments],
+        chunks=[chunk._replace(row=chunk.row + rows) for chunk in life.chunks],
+        dropped=[row + rows for row in life.dropped],
+        preempted_rows=[row + rows for row in life.preempted_rows],
+    )
+
+
+def _one(lives: Sequence[Life]) -> Life:
+    """A life that was led on several replicas, one after the other."""
+    if len(lives) == 1:
+        return lives[0]
+    first_tokens = [life.first_token for life in lives if life.first_token is not None]
+    last_tokens = [life.last_token for life in lives if life.last_token is not None]
+    return replace(
+        _counted(lives[-1], lives[:-1]),
+        request=lives[0].request,
+        first_token=first_tokens[0] if first_tokens else None,
+        last_token=last_tokens[-1] if last_tokens else None,
+        tokens=sum(life.tokens for life in lives),
+        segments=[segment for life in lives for segment in life.segments],
+        dropped=[row for life in lives for row in life.dropped],
+        seen=lives[0].seen,
+        chunks=[chunk for life in lives for chunk in life.chunks],
+        aside=[change for life in lives for change in life.aside],
+    )
+
+
+def _counted(life: Life, others: Sequence[Life]) -> Life:
+    """The life with the preemptions and recomputed tokens of the others too, in order of rows."""
+    lives = [*others, life]
+    columns = ((x.preempted_rows, x.preempted_at, x.causes) for x in lives)
+    taken = [one for rows, at, causes in columns for one in zip(rows, at, causes, strict=True)]
+    taken.sort(key=itemgetter(0))
+    return replace(
+        life,
+        bounces=sum(x.bounces for x in lives),
+        recomputed_tokens=sum(x.recomputed_tokens for x in lives),
+        preempted_rows=[row for row, _, _ in taken],
+        preempted_at=[at for _, at, _ in taken],
+        causes=[cause for _, _, cause in taken],
+    )

@@ -1,0 +1,67 @@
+"""What the router knows of the replicas, and how old it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simkv.run.engine import Engine
+from simkv.run.fleet.routers import Router, Signal
+
+
+@dataclass(slots=True)
+class Load:
+    """How many wait and run on a replica, and the share of its blocks that is in use."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+
+
+def kv_usage(engine: Engine) -> float:
+    """The share of a replica's blocks that is in use now."""
+    return 1.0 - engine.free_blocks / engine.scheduler.num_blocks
+
+
+class Board:
+    """The loads that the router reads: as they are, or as they were at the last ``refresh``.
+
+    ``engines`` gives the engines that are there, by replica. If ``interval`` (s) is not 0, somebody
+    has to refresh it at its multiples.
+    """
+
+    def __init__(
+        self,
+        engines: Callable[[], Sequence[tuple[int, Engine]]],
+        router: Router,
+        interval: float,
+    ) -> None:
+        self.router = router
+        self.interval = interval if router.reads_load or router.reads_kv else 0.0
+        self._reads_kv = router.reads_kv
+        self._reads = router.reads_load or router.reads_kv
+        self._engines = engines
+        self._loads: dict[int, Load] = {}
+
+    def signal(self, replica: int, engine: Engine, in_flight: int) -> Signal:
+        """What the router knows of a replica."""
+        if self.interval:
+            load = self._loads.get(replica) or Load()
+            return Signal(replica, in_flight, load.waiting, load.running, load.kv_usage)
+        if not self._reads:
+            return Signal(replica, in_flight)
+        usage = kv_usage(engine) if self._reads_kv else 0.0
+        return Signal(replica, in_flight, engine.num_waiting, engine.num_running, usage)
+
+    def sent(self, replica: int) -> None:
+        """The router has sent a request to ``replica``."""
+        if self.interval and self.router.counts_own_sends:
+            self._loads.setdefault(replica, Load()).waiting += 1
+
+    def refresh(self) -> bool:
+        """Look at all replicas; returns whether they are idle and will stay so."""
+        self._loads = {
+            i: Load(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
+            for i, e in self._engines()
+        }
+        return not any(x.waiting or x.running or x.kv_usage for x in self._loads.values())

@@ -1,0 +1,69 @@
+"""KV on its way from the replica that prefilled to the one that decodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from simkv.core.request import Request, Segment
+from simkv.scenario.fleet import KvTransfer
+
+
+@dataclass
+class Handover:
+    """A request between two replicas, by the places of their stints; times in seconds.
+
+    Its prompt was computed at ``ready``; ``tokens`` of KV were asked for at ``asked``, when there
+    were blocks for them, and were there at ``there``.
+    """
+
+    request: Request
+    source: int
+    target: int
+    ready: float
+    asked: float | None = None
+    there: float | None = None
+    tokens: int = 0
+
+
+class Links:
+    """When transfers end. What is sent over one link goes one after the other, at full speed.
+
+    Every replica that prefills has a link of its own, unless all share one.
+    """
+
+    def __init__(self, rule: KvTransfer) -> None:
+        self.rule = rule
+        self._free_at: dict[int, float] = {}
+
+    def send(self, source: int, tokens: int, now: float) -> float:
+        """When ``tokens`` of KV that leave ``source`` from ``now`` on are there (s)."""
+        link = -1 if self.rule.shared_link else source
+        start = max(now, self._free_at.get(link, 0.0))
+        end = start + tokens * self.rule.bytes_per_token / self.rule.bandwidth
+        self._free_at[link] = end
+        return end + self.rule.latency
+
+
+class Halves(NamedTuple):
+    """A request as the two sides see it; the second is None if the first token is the last."""
+
+    prefill: Request
+    decode: Request | None
+
+
+def halves(request: Request, max_model_len: int) -> Halves:
+    """The prompt and its first token; and the rest, whose prompt includes that token."""
+    first = replace(request, output_tokens=1, max_tokens=1)
+    prompt = request.prompt_tokens
+    if request.output_tokens == 1 or request.max_tokens == 1 or prompt + 1 >= max_model_len:
+        return Halves(first, None)
+    segments = request.segments or (Segment(f"u{request.id}", 0, prompt),)
+    rest = replace(
+        request,
+        prompt_tokens=prompt + 1,
+        output_tokens=request.output_tokens - 1,
+        max_tokens=request.max_tokens - 1,
+        segments=(*segments, Segment(f"o{request.id}", 0, 1)),
+    )
+    return Halves(first, rest)

@@ -1,0 +1,345 @@
+"""What is kept of a run: one row per step, and per request a short list of segments."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import NamedTuple
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler import Batch, Cause, Held, Why
+from simkv.costs.load import Load
+
+
+class Segment(NamedTuple):
+    """A request in consecutive rows ``first`` to ``last`` of the step log.
+
+    If ``emits``, a ``decode`` emits one token at the end of each of them and a ``prefill`` one at
+    the end of the last.
+    """
+
+    kind: str
+    first: int
+    last: int
+    emits: bool
+
+
+NOTHING = Segment("", -1, -1, False)
+#: For whose sake, where the scheduler does not say.
+UNKNOWN = Cause(None)
+
+
+class Chunk(NamedTuple):
+    """In ``row`` a request computed ``tokens`` tokens on top of ``context`` ones that had KV."""
+
+    row: int
+    tokens: int
+    context: int
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One request's way through the engine; times in seconds since the start of the run.
+
+    ``preempted_at`` are the times at which computed KV was taken away, ``bounces`` how often the
+    engine took back blocks before it had computed anything into them. ``recomputed_tokens`` had
+    been computed before. ``tokens`` reached the client, the first and the last at the times given;
+    these three are worked out from the segments when the run is over. The tokens of ``dropped``
+    rows were computed and thrown away by the engine.
+
+    ``seen`` is when the scheduler was told of it. ``causes`` and ``preempted_rows`` belong to
+    ``preempted_at``: who caused it, and how many rows the step log had, which tells its place among
+    the steps where a pipelined scheduler decides several at one time. ``chunks``
+    are its prefill rows and whatever else it started from another context than it had reached.
+    ``aside`` are the times from which it sat aside, and why; an empty word ends that.
+    """
+
+    request: Request
+    outcome: Outcome | None = None
+    reason: str = ""
+    first_token: float | None = None
+    last_token: float | None = None
+    ended_at: float | None = None
+    tokens: int = 0
+    bounces: int = 0
+    recomputed_tokens: int = 0
+    preempted_at: list[float] = field(default_factory=list)
+    preempted_rows: list[int] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    seen: float | None = None
+    causes: list[Cause] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    aside: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the client gives up, or None."""
+        timeout = self.request.timeout
+        return None if timeout is None else self.request.arrival + timeout
+
+
+@dataclass(slots=True)
+class StepLog:
+    """Columns of the step log, a row per step: times in seconds, the rest counts.
+
+    Queues and free blocks are those that the schedule call of the step left behind; ``decided`` is
+    when that was.
+    """
+
+    decided: array[float] = field(default_factory=lambda: array("d"))
+    start: array[float] = field(default_factory=lambda: array("d"))
+    end: array[float] = field(default_factory=lambda: array("d"))
+    kind: list[str] = field(default_factory=list)
+    prefill_seqs: array[int] = field(default_factory=lambda: array("q"))
+    prefill_tokens: array[int] = field(default_factory=lambda: array("q"))
+    decode_seqs: array[int] = field(default_factory=lambda: array("q"))
+    preempted: array[int] = field(default_factory=lambda: array("q"))
+    waiting: array[int] = field(default_factory=lambda: array("q"))
+    running: array[int] = field(default_factory=lambda: array("q"))
+    free_blocks: array[int] = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+
+class Queues(NamedTuple):
+    """What a schedule call left behind: requests waiting and running, and blocks free."""
+
+    waiting: int
+    running: int
+    free_blocks: int
+
+
+@dataclass(slots=True)
+class Standstill:
+    """The engine stopped for good at ``since``: it died, or its state repeats for ever.
+
+    A state that repeats was met first at ``cycle_start`` (s). ``held`` are the blocks that the
+    requests hold.
+    """
+
+    kind: str
+    since: float
+    why: str
+    requests: list[int]
+    held: dict[int, int] = field(default_factory=dict)
+    cycle_start: float | None = None
+
+
+class Record:
+    """Everything that a run leaves behind, written while it goes.
+
+    ``alone_s`` is the time that each request would take by itself, where the executor knows it.
+    ``heads`` are the times from which a request stood at the head of the queue, and why it was
+    held there; None where nobody waited.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.lives: dict[int, Life] = {}
+        self.steps = StepLog()
+        self.idle_passes = 0
+        self.standstill: Standstill | None = None
+        self.end = 0.0
+        self.alone_s: dict[int, float] = {}
+        self.heads: list[tuple[float, Held | None]] = []
+        self._held: Held | None = None
+        self._aside: dict[int, Why] = {}
+        self._computed: dict[int, int] = {}
+        self._has_kv: set[int] = set()
+        self._emitting: set[int] = set()
+        self._decoding_since: dict[int, int] = {}
+
+    def arrive(self, request: Request) -> Life:
+        """A request reached the engine."""
+        life = self.lives[request.id] = Life(request)
+        self._computed[request.id] = 0
+        return life
+
+    def decided(self, batch: Batch, now: float) -> None:
+        """Note what a schedule call did to requests that it did not run."""
+        if batch.preempted:
+            self._note_preempted(batch, now)
+        if batch.held != self._held:
+            self._held = batch.held
+            self.heads.append((now, batch.held))
+
+    def _note_preempted(self, batch: Batch, now: float) -> None:
+        for i, cause in zip(batch.preempted, batch.causes or repeat(UNKNOWN), strict=False):
+            life = self.lives[i]
+            if i in self._has_kv:
+                self._has_kv.discard(i)
+                life.preempted_at.append(now)
+                life.preempted_rows.append(len(self.steps))
+                life.causes.append(cause)
+            else:
+                life.bounces += 1
+
+    def set_aside(self, aside: dict[int, Why], now: float) -> None:
+        """From now on these requests sit aside, and nobody else."""
+        if aside == self._aside:
+            return
+        for i in self._aside.keys() - aside.keys():
+            self.lives[i].aside.append((now, ""))
+        for i, why in aside.items():
+            if why != self._aside.get(i):
+                self.lives[i].aside.append((now, why))
+        self._aside = aside
+
+    def step(
+        self,
+        batch: Batch,
+        load: Load,
+        start: float,
+        end: float,
+        queues: Queues,
+        decided: float | None = None,
+    ) -> int:
+        """Append the row of a step and what it changes for its requests; returns its index.
+
+        It was ``decided`` at ``start`` if nothing else is said.
+        """
+        log = self.steps
+        row = len(log)
+        log.decided.append(start if decided is None else decided)
+        log.start.append(start)
+        log.end.append(end)
+        log.kind.append(batch.kind)
+        log.prefill_seqs.append(load.prefill_seqs)
+        log.prefill_tokens.append(load.prefill_tokens)
+        log.decode_seqs.append(load.decode_seqs)
+        log.preempted.append(len(batch.preempted))
+        log.waiting.append(queues.waiting)
+        log.running.append(queues.running)
+        log.free_blocks.append(queues.free_blocks)
+        emits = set(batch.emits)
+        known = self._emitting
+        for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
+            life = self.lives[i]
+            self._count_tokens(life, context, tokens)
+            kind = "decode" if tokens == 1 and i in known and i in emits else "prefill"
+            segments = life.segments
+            previous = segments[-1] if segments else NOTHING
+            goes_on = previous.kind == kind and previous.last == row - 1
+            if goes_on and (kind == "decode" or not previous.emits):
+                segments[-1] = Segment(kind, previous.first, row, i in emits)
+            else:
+                segments.append(Segment(kind, row, row, i in emits))
+            if kind == "prefill" or not goes_on:
+                life.chunks.append(Chunk(row, tokens, context))
+        known |= emits
+        for i in batch.joined:
+            self._decoding_since[i] = row
+        return row
+
+    def repeat(
+        self,
+        batch: Batch,
+        decided: Sequence[float],
+        ends: Sequence[float],
+        free_blocks: Sequence[int],
+    ) -> None:
+        """Append the rows of the steps that follow the newest one with the same batch of decodes.
+
+        They are ``decided`` at those times, end at ``ends`` and leave ``free_blocks``.
+        """
+        log, steps = self.steps, len(ends)
+        log.decided.extend(decided)
+        log.start.append(log.end[-1])
+        log.start.extend(ends[:-1])
+        log.end.extend(ends)
+        log.free_blocks.extend(free_blocks)
+        log.kind.extend([log.kind[-1]] * steps)
+        for column in (
+            log.prefill_seqs,
+            log.prefill_tokens,
+            log.decode_seqs,
+            log.waiting,
+            log.running,
+        ):
+            column.extend([column[-1]] * steps)
+        log.preempted.extend([0] * steps)
+        for i, _ in batch.scheduled:
+            segments = self.lives[i].segments
+            segments[-1] = segments[-1]._replace(last=segments[-1].last + steps)
+            self._computed[i] += steps
+
+    def leave(self, i: int, last: int) -> int:
+        """Request ``i`` has decoded in a group up to row ``last``; returns in how many steps."""
+        first = self._decoding_since.pop(i)
+        steps = last - first + 1
+        if steps > 0:
+            self.lives[i].segments.append(Segment("decode", first, last, True))
+            self._computed[i] += steps
+        return steps
+
+    def decoding_since(self, i: int) -> int | None:
+        """Row in which ``i`` joined the decode group, or None if it is in none."""
+        return self._decoding_since.get(i)
+
+    def close(self, last: int) -> None:
+        """The run is over: end the segments that are open, and work out what clients received."""
+        for i in list(self._decoding_since):
+            self.leave(i, last)
+        for life in self.lives.values():
+            if life.dropped:
+                _drop(life)
+            self._settle(life)
+
+    def _settle(self, life: Life) -> None:
+        """Count the tokens that came before the client was gone (or at its finish)."""
+        assert life.ended_at is not None
+        ends, until = self.steps.end, life.ended_at
+        if self.standstill and life.outcome is Outcome.STALLED:
+            until = min(until, self.standstill.since)
+        inclusive = life.outcome not in (Outcome.STARVED, Outcome.CUT_OFF)
+        for first, last in emitting_rows(life):
+            count = (bisect_right if inclusive else bisect_left)(
+                ends, until, first, last + 1
+            ) - first
+            if not count:
+                break
+            if life.first_token is None:
+                life.first_token = ends[first]
+            life.tokens += count
+            life.last_token = ends[first + count - 1]
+
+    def _count_tokens(self, life: Life, context: int, tokens: int) -> None:
+        i = life.request.id
+        known = self._computed[i]
+        if known > context:
+            life.recomputed_tokens += min(known, context + tokens) - context
+        self._computed[i] = max(known, context + tokens)
+        self._has_kv.add(i)
+
+
+def emitting_rows(life: Life) -> Iterator[tuple[int, int]]:
+    """Ranges (first, last) of rows of the step log at whose ends the request emitted a token."""
+    for segment in life.segments:
+        if segment.emits:
+            yield (segment.first if segment.kind == "decode" else segment.last), segment.last
+
+
+def _drop(life: Life) -> None:
+    """Cut the rows whose token the engine threw away out of the emitting segments."""
+    gone = set(life.dropped)
+    kept: list[Segment] = []
+    for segment in life.segments:
+        here = [row for row in range(segment.first, segment.last + 1) if row in gone]
+        if segment.kind == "prefill":
+            kept.append(segment._replace(emits=segment.emits and segment.last not in gone))
+            continue
+        start = segment.first
+        for row in here:
+            if row > start:
+                kept.append(Segment("decode", start, row - 1, segment.emits))
+            kept.append(Segment("decode", row, row, False))
+            start = row + 1
+        if start <= segment.last:
+            kept.append(Segment("decode", start, segment.last, segment.emits))
+    life.segments = kept

@@ -1,0 +1,1 @@
+"""The scenario file: typed models, line numbers, saving."""

@@ -1,0 +1,152 @@
+"""YAML files as plain data that still knows the line of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.reader import ReaderError
+
+from simkv.core.errors import InputError
+
+#: A file may not be larger, nor unfold its aliases to more values, than this.
+MOST_BYTES = 64 << 20
+MOST_VALUES = 2_000_000
+
+
+class Document:
+    """A YAML file as plain data (``tree``), and where each value comes from."""
+
+    def __init__(self, path: Path, data: Any) -> None:
+        self.path = path
+        self.tree = data
+        self.set: dict[tuple[str, ...], str] = {}
+
+    def override(self, assignment: str) -> None:
+        """Apply ``path=value`` of the command line. Raises InputError if it makes no sense."""
+        target, equals, text = assignment.partition("=")
+        keys = target.strip().split(".")
+        if not equals or not all(keys):
+            raise InputError(f"--set {assignment}: expected path=value, as in engine.block_size=16")
+        try:
+            value = YAML(typ="safe", pure=True).load(text)
+        except Exception as error:  # the reader trips over odd input in many ways
+            raise InputError(f"--set {assignment}: the value is not YAML") from error
+        _count_values(f"--set {assignment}", value)
+        node = self.tree
+        for depth, key in enumerate(keys[:-1]):
+            known = find_key(node, key)
+            if known is None and not isinstance(node, dict):
+                raise InputError(f"--set {assignment}: {'.'.join(keys[:depth])} has no fields")
+            child = None if known is None else node[known]
+            # A copy, for an alias of the same node elsewhere has to stay as it is.
+            child = {} if child is None else copy(child)
+            node[key if known is None else known] = child
+            node = child
+        if isinstance(node, list):
+            index = int(keys[-1]) if keys[-1].isdecimal() else -1
+            if not 0 <= index < len(node):
+                raise InputError(f"--set {assignment}: expected an index from 0 to {len(node) - 1}")
+            node[index] = value
+        elif isinstance(node, dict):
+            known = find_key(node, keys[-1])
+            node[keys[-1] if known is None else known] = value
+        else:
+            raise InputError(f"--set {assignment}: {'.'.join(keys[:-1])} has no fields")
+        self.set[tuple(keys)] = assignment
+
+    def place(self, location: Sequence[str | int]) -> str:
+        """``file:line`` or ``--set …`` for the value at ``location``, or for what encloses it."""
+        keys = tuple(str(part) for part in location)
+        for length in range(len(keys), 0, -1):
+            if keys[:length] in self.set:
+                return f"--set {self.set[keys[:length]]}"
+        line, node = 1, self.tree
+        for part in location:
+            positions = getattr(node, "lc", None)
+            here = find_key(node, part)
+            if here is None or positions is None or positions.data is None:
+                break
+            if here in positions.data:
+                line = positions.data[here][0] + 1
+            node = node[here]
+        return f"{self.path}:{line}"
+
+
+def find_key(node: Any, part: str | int) -> Any:
+    """The key or index by which ``node`` knows ``part``, or None."""
+    if isinstance(node, dict):
+        return next((key for key in node if str(key) == str(part)), None)
+    if isinstance(node, list) and str(part).isdecimal() and int(part) < len(node):
+        return int(part)
+    return None
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file. Raises InputError with the line of what cannot be read."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read: {(error.strerror or 'error').lower()}"
+        ) from error
+    if len(raw) > MOST_BYTES:
+        raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; give a trace file instead")
+    try:
+        data = YAML(typ="rt", pure=True).load(raw.decode())
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text") from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise InputError(
+            f"{path}:{line}: not valid YAML: {error.problem or error.context}"
+        ) from error
+    except RecursionError as error:
+        raise InputError(f"{path}:1: nested too deeply") from error
+    except ReaderError as error:
+        line = raw.decode().count("\n", 0, error.position) + 1
+        raise InputError(f"{path}:{line}: not valid YAML: {error.reason}") from error
+    except Exception as error:  # the reader trips over odd input in many ways
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path}:1: not valid YAML: {reason}") from error
+    if not isinstance(data, dict):
+        found = "nothing" if data is None else "a list" if isinstance(data, list) else repr(data)
+        raise InputError(f"{path}:1: a mapping of fields is expected; found {found}")
+    _count_values(str(path), data)
+    return Document(path, data)
+
+
+def _count_values(source: str, data: Any) -> None:
+    """Refuse aliases that unfold to too many values (a "YAML bomb") or contain themselves."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def place(node: Any) -> str:
+        position = getattr(node, "lc", None)
+        return source if position is None else f"{source}:{position.line + 1}"
+
+    def size(node: Any) -> int:
+        if not isinstance(node, dict | list):
+            return 1
+        if id(node) in open_nodes:
+            raise InputError(f"{place(node)}: an alias contains itself")
+        if id(node) not in sizes:
+            open_nodes.add(id(node))
+            values = node.values() if isinstance(node, dict) else node
+            sizes[id(node)] = 1 + sum(size(value) for value in values)
+            open_nodes.discard(id(node))
+            if sizes[id(node)] > MOST_VALUES:
+                raise InputError(
+                    f"{place(node)}: aliases unfold to more than {MOST_VALUES:,} values"
+                )
+        return sizes[id(node)]
+
+    try:
+        size(data)
+    except RecursionError as error:
+        raise InputError(f"{source}: nested too deeply") from error

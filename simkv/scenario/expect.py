@@ -1,0 +1,148 @@
+"""What a scenario expects of its variants: bounds on their figures, and whether they held.
+
+expect:
+  before: {verdict: livelock, finished: {le: 3}}
+  after:
+    makespan_s: {within: [3.0, 3.2]}
+    request: {0: {preemptions: 0, ttft_s: {le: 1.5}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isclose
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
+
+from simkv.core.figures import FIGURES
+
+Verdict = Literal[
+    "served",
+    "livelock",
+    "deadlock",
+    "engine died",
+    "lost",
+    "starved",
+    "rejected",
+    "cut_off",
+]
+
+
+Ending = Literal["finished", "starved", "rejected", "lost", "stalled", "cut_off"]
+
+
+#: Columns of ``requests.csv`` that one request may be held to; times in seconds.
+REQUEST_FIGURES = (
+    "first_token_s",
+    "finish_s",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "preemptions",
+    "recomputed_tokens",
+)
+
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Bound(_Model):
+    """What a figure must be: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
+
+    ``within`` is ``[low, high]``, both included. Numbers that differ by less than 1e-9, relative,
+    are equal.
+    """
+
+    eq: Number | None = None
+    le: Number | None = None
+    ge: Number | None = None
+    within: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Bound:
+        given = [name for name, value in self if value is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"exactly one of eq, le, ge, within is needed; found {found}")
+        if self.within and self.within[0] > self.within[1]:
+            raise ValueError(f"within needs [low, high]; found {self.within}")
+        return self
+
+    def missed_by(self, found: float) -> float:
+        """How far ``found`` is off, with its sign; 0 if the bound holds."""
+        low, high = self._range()
+        nearest = min(max(found, low), high)
+        return 0.0 if isclose(found, nearest, rel_tol=1e-9, abs_tol=1e-9) else found - nearest
+
+    def _range(self) -> tuple[float, float]:
+        if self.within is not None:
+            return self.within[0], self.within[1]
+        if self.eq is not None:
+            return self.eq, self.eq
+        low, high = self.ge, self.le
+        return float("-inf") if low is None else low, float("inf") if high is None else high
+
+    def __str__(self) -> str:
+        if self.within is not None:
+            return f"within {self.within[0]:g} .. {self.within[1]:g}"
+        sign, value = next(
+            (sign, value)
+            for sign, value in (("=", self.eq), ("<=", self.le), (">=", self.ge))
+            if value is not None
+        )
+        return f"{sign} {value:.10g}"
+
+
+def _bare_number(value: Any) -> Any:
+    return value if isinstance(value, dict | Bound) else {"eq": value}
+
+
+def _bare_word(value: Any) -> Any:
+    return value["eq"] if isinstance(value, dict) and list(value) == ["eq"] else value
+
+
+#: A bare number stands for ``{eq: number}``, and for words the other way round.
+Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type=float | Bound)]
+
+
+def _with_bounds(base: type[_Model], names: tuple[str, ...]) -> Any:
+    """``base`` with an optional bound for each of ``names``, so that a wrong name is an error."""
+    fields: dict[str, Any] = dict.fromkeys(names, (Expected | None, None))
+    return create_model(base.__name__.lstrip("_"), __base__=base, __doc__=base.__doc__, **fields)
+
+
+class _OfRequest(_Model):
+    """What must come of one request: its ``outcome``, and bounds on its row of requests.csv."""
+
+    outcome: Annotated[Ending, BeforeValidator(_bare_word)] | None = None
+
+
+if TYPE_CHECKING:
+    OfRequest = _OfRequest
+else:
+    OfRequest = _with_bounds(_OfRequest, REQUEST_FIGURES)
+
+
+class _Expectations(_Model):
+    """What must come of one variant: its ``verdict``, and bounds on its figures in summary.json.
+
+    ``request`` holds single requests to account, by id.
+    """
+
+    verdict: Annotated[Verdict, BeforeValidator(_bare_word)] | None = None
+    request: dict[Annotated[int, Field(ge=0, strict=False)], OfRequest] = {}
+
+
+if TYPE_CHECKING:
+    Expectations = _Expectations
+else:
+    Expectations = _with_bounds(_Expectations, FIGURES)
+
+
+def given(expected: Expectations | OfRequest) -> Iterator[tuple[str, Bound | str]]:
+    return ((name, value) for name, value in expected if isinstance(value, Bound | str))

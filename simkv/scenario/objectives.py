@@ -1,0 +1,142 @@
+"""What a plan must hold to: bounds on figures, as in ``ttft_ms.p99<=500``.
+
+objectives = [parse_objective("ttft_ms.p99<=500"), parse_objective("jain_index>=0.5")]
+values = figures(summary)
+[objective for objective in objectives if not objective.holds(values)]
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simkv.core.errors import InputError, nearest
+from simkv.core.figures import FIGURES, figure
+
+#: Figures that are worked out from those of summary.json, and what they mean.
+DERIVED = {
+    "unserved": "requests that did not finish, whatever the reason",
+    "preemption_rate": "preemptions per request",
+    "recompute_tax": "tokens computed again, per token of what was served",
+    "good": "requests within the limits of --goodput",
+    "goodput": "of those, per second",
+    "goodput_share": "their share of all requests",
+}
+#: Of these only those that --goodput tells.
+OF_GOODPUT = ("good", "goodput", "goodput_share")
+KNOWN = (*FIGURES, *DERIVED)
+#: With limits of --goodput and no bound on it, this share of all requests must be good.
+DEFAULT_SHARE = 0.99
+#: Whoever bounds one of these has said what becomes of requests that are not served.
+_OF_FATE = {"unserved", "finished", "starved", "rejected", "lost", "stalled", "cut_off"}
+
+_FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A figure that must be at most (``<=``) or at least (``>=``) a ``limit``.
+
+    ``assumed`` says that nobody asked for it and that it is held all the same.
+    """
+
+    figure: str
+    sign: str
+    limit: float
+    assumed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.sign} {self.limit:g}"
+
+    def holds(self, values: Mapping[str, float | None]) -> bool:
+        """Whether a run with these figures keeps to it; a figure that is not there does not."""
+        return self.slack(values) >= 0.0
+
+    def slack(self, values: Mapping[str, float | None]) -> float:
+        """How far the figure is on the right side, per limit (0.1: a tenth of it); else negative.
+
+        Minus infinity if there is no figure; if the limit is 0, in the figure's own unit.
+        """
+        value = values.get(self.figure)
+        if value is None or math.isnan(value):
+            return -math.inf
+        room = self.limit - value if self.sign == "<=" else value - self.limit
+        if math.isclose(value, self.limit, rel_tol=1e-9, abs_tol=1e-12):
+            return 0.0
+        return room / (abs(self.limit) or 1.0)
+
+    def worst(self, found: Iterable[float | None]) -> float | None:
+        """Of several values of its figure the one that is worst; None if one is missing."""
+        values = list(found)
+        known = [value for value in values if value is not None]
+        if len(known) < len(values) or not known:
+            return None
+        return max(known) if self.sign == "<=" else min(known)
+
+
+def parse_objective(text: str) -> Objective:
+    """``FIGURE<=NUMBER`` or ``FIGURE>=NUMBER``. Raises InputError if it is not like that."""
+    found = _FORM.fullmatch(text)
+    if not found:
+        raise InputError(
+            f"--slo {text}: expected FIGURE<=NUMBER or FIGURE>=NUMBER, as in 'ttft_ms.p99<=500'"
+        )
+    figure, sign, number = found.groups()
+    if figure not in KNOWN:
+        raise InputError(
+            f"--slo {text}: {figure!r} is not a figure of a run{nearest(figure, KNOWN)}; expected "
+            f"one of {', '.join(KNOWN)}"
+        )
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):
+        raise InputError(f"--slo {text}: expected a number after {sign}; found {number}")
+    return Objective(figure, sign, limit)
+
+
+def complete(asked: Sequence[Objective], goodput: Mapping[str, float]) -> list[Objective]:
+    """The objectives with those that are held unless something is said about it.
+
+    Everybody must be served, and of limits of goodput (ms by name) nearly all requests must keep
+    to. Raises InputError if nothing is asked for, or something twice, or goodput without limits.
+    """
+    if not asked and not goodput:
+        raise InputError("--slo: missing; expected an objective, as in 'ttft_ms.p99<=500'")
+    keys = [(objective.figure, objective.sign) for objective in asked]
+    for objective in asked:
+        if keys.count((objective.figure, objective.sign)) > 1:
+            raise InputError(f"--slo {objective}: {objective.figure} is bounded twice")
+        if objective.figure in OF_GOODPUT and not goodput:
+            raise InputError(f"--slo {objective}: needs limits, as in --goodput ttft:500 tpot:50")
+    figures_asked = {objective.figure for objective in asked}
+    assumed = []
+    if not figures_asked & _OF_FATE:
+        assumed.append(Objective("unserved", "<=", 0.0, assumed=True))
+    if goodput and not figures_asked & set(OF_GOODPUT):
+        assumed.append(Objective("goodput_share", ">=", DEFAULT_SHARE, assumed=True))
+    return [*asked, *assumed]
+
+
+def figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """All figures of a run that objectives may bound; None for a latency without a sample."""
+    values: dict[str, float | None] = {}
+    for name in (*FIGURES, *OF_GOODPUT):
+        group = name.partition(".")[0]
+        if group not in summary:
+            continue
+        empty = group.endswith("_ms") and not summary[group]["mean"]
+        values[name] = None if empty else figure(dict(summary), name)
+    served = summary["total_input_tokens"] + summary["total_output_tokens"]
+    values["unserved"] = summary["requests"] - summary["finished"]
+    values["preemption_rate"] = _ratio(summary["preemptions"], summary["requests"])
+    values["recompute_tax"] = _ratio(summary["recomputed_tokens"], served)
+    return values
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None if part else 0.0

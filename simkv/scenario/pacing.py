@@ -1,0 +1,37 @@
+"""How the three threads of FastDeploy keep time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+Interval = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
+
+
+class Pacing(BaseModel):
+    """How the three threads keep time, in seconds, and how many requests the engine takes at once.
+
+    Engine: it sleeps ``schedule_interval`` after a call that gave no tasks, and ``queue_interval``
+    again and again while the worker has not taken the last ones; ``put_gap`` passes from a decision
+    to its put, when the tasks are serialised. Worker: ``step_gap`` passes from the message of a
+    step to the next border, where tasks are taken. Token processor: a message is heard
+    ``token_processor_lag`` after the end of its step.
+
+    The engine pulls new requests only while ``waiting`` is empty, then at most ``max_prefill_num``
+    and no more than slots are free; with null it takes all that have come. The defaults of the two
+    intervals and of this limit are FastDeploy's (``common_engine.py``, 2026-01). How long the rest
+    takes depends on the machine.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    schedule_interval: Interval = 0.005
+    queue_interval: Interval = 0.001
+    put_gap: Delay = 0.0
+    step_gap: Delay = 0.0
+    token_processor_lag: Delay = 0.0
+    max_prefill_num: Annotated[int, Field(gt=0)] | None = 3

@@ -1,0 +1,1 @@
+"""FastDeploy: resource manager, worker, and its reservations as variants."""

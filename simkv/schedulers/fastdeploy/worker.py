@@ -1,0 +1,172 @@
+"""The worker of FastDeploy: slots that decode by themselves until told otherwise.
+
+An actor of the pipeline in ``scheduler``; it knows neither queues nor time. Read
+at PaddlePaddle/FastDeploy@74d0f1c01 and @4fd877ed4 (``insert_tasks_v1``, ``update_inputs_v1``,
+``recover_decode_task``, ``save_with_output_msg``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import astuple, dataclass
+from typing import Literal, NamedTuple
+
+#: What a message says of a slot. A number k > 0 is the k-th output token of the request there.
+EOS = 0
+NOTHING = -1
+PREEMPTED = -9
+
+Message = list[int]
+#: ``ends(request id, k)``: whether the k-th output token of the request is its last.
+Ends = Callable[[int, int], bool]
+
+
+class WorkerCrash(RuntimeError):
+    """A task came without a slot: the real worker indexes its arrays with None and dies."""
+
+
+class Task(NamedTuple):
+    """What the engine put on the worker's queue for one request.
+
+    ``length`` counts prompt and output tokens as the engine knew them when the task was
+    serialised, ``blocks`` the blocks in the table that comes with it; a prefill computes the
+    tokens ``start`` to ``end`` (exclusive). A decode task delivers a block table, nothing else.
+    """
+
+    kind: Literal["prefill", "decode", "preempt"]
+    id: int
+    slot: int | None
+    start: int
+    end: int
+    prompt_tokens: int
+    length: int
+    blocks: int
+
+
+class Parcel(NamedTuple):
+    """One put: the tasks of one ``schedule`` call, and the highest slot in use plus one."""
+
+    tasks: list[Task]
+    bsz: int
+
+
+class Work(NamedTuple):
+    """What a slot computes in a step: new tokens after ``context`` ones; whether one comes out."""
+
+    id: int
+    tokens: int
+    context: int
+    emits: bool
+
+
+@dataclass(slots=True)
+class Slot:
+    """A slot that has seen a request; ``length`` counts its tokens, the last emitted included."""
+
+    id: int
+    prompt_tokens: int
+    length: int
+    blocks: int
+    start: int
+    end: int
+    state: Literal["prefill", "chunk stopped", "decode", "idle"] = "prefill"
+
+
+class Worker:
+    """Slots, their block tables, and the flags that acknowledge preemptions.
+
+    ``sentinel``: a preempted slot carries PREEMPTED in the next message (PR #5796); without, it
+    carries NOTHING, as a stalled one does. ``decode_clears_flag``: a decode task after the preempt
+    task takes that flag away. ``idle_sends``: a preemption that leaves nothing to run is
+    acknowledged by a message without a step (PR #7633).
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        sentinel: bool = True,
+        decode_clears_flag: bool = True,
+        idle_sends: bool = True,
+    ) -> None:
+        self.block_size = block_size
+        self.sentinel = sentinel
+        self.decode_clears_flag = decode_clears_flag
+        self.idle_sends = idle_sends
+        self.bsz = 0
+        self.slots: dict[int, Slot] = {}
+        self.flags: set[int] = set()
+        self._acknowledge = False
+        self._prefills: list[int] = []
+
+    def take(self, parcel: Parcel) -> None:
+        """Carry out the tasks of one put. Raises WorkerCrash for a request without a slot."""
+        self.bsz = parcel.bsz
+        for task in parcel.tasks:
+            i = task.slot
+            if i is None:
+                raise WorkerCrash(f"request {task.id} has no slot")
+            if task.kind == "preempt":
+                if i in self.slots:
+                    self.slots[i].state = "idle"
+                self.flags.add(i)
+                self._acknowledge = True
+            elif task.kind == "prefill":
+                self.slots[i] = Slot(
+                    task.id, task.prompt_tokens, task.length, task.blocks, task.start, task.end
+                )
+                self._prefills.append(i)
+                self.flags.discard(i)
+            else:
+                if i in self.slots:
+                    self.slots[i].blocks = task.blocks
+                if self.decode_clears_flag:
+                    self.flags.discard(i)
+
+    def work(self) -> list[Work]:
+        """What the next step computes: prefills in task order, then decodes by slot."""
+        prefills = [s for s in map(self.slots.__getitem__, self._prefills) if s.state == "prefill"]
+        decodes = [s for _, s in sorted(self.slots.items()) if self._decodes(s)]
+        return [Work(s.id, s.end - s.start, s.start, s.end >= s.length) for s in prefills] + [
+            Work(s.id, 1, s.length - 1, True) for s in decodes
+        ]
+
+    def stalled(self) -> list[int]:
+        """Ids of slots that would decode but lack the block for their last token, by slot."""
+        decoding = [s for _, s in sorted(self.slots.items()) if s.state == "decode"]
+        return [s.id for s in decoding if not self._decodes(s)]
+
+    def step(self, ends: Ends) -> Message | None:
+        """Run one step and report on every slot below ``bsz``; None if there was nothing to run.
+
+        A slot whose token is the last (``ends`` must say so at ``max_tokens`` too) falls idle.
+        """
+        active = [i for i, s in self.slots.items() if s.state == "prefill" or self._decodes(s)]
+        silent = not active and not (self._acknowledge and self.idle_sends)
+        self._acknowledge = False
+        self._prefills.clear()
+        if silent:
+            return None
+        tokens = {i: self._emit(self.slots[i], ends) for i in active}
+        if self.sentinel:
+            tokens.update(dict.fromkeys(self.flags, PREEMPTED))
+        self.flags.clear()
+        return [tokens.get(i, NOTHING) for i in range(self.bsz)]
+
+    def fingerprint(self) -> Hashable:
+        """All state that decides the following steps."""
+        slots = tuple(sorted((i, *astuple(s)) for i, s in self.slots.items() if s.state != "idle"))
+        return slots, tuple(sorted(self.flags)), self.bsz, self._acknowledge
+
+    def _decodes(self, slot: Slot) -> bool:
+        # The step writes the KV of the last emitted token; without a block for it the slot waits.
+        return slot.state == "decode" and slot.blocks * self.block_size >= slot.length
+
+    def _emit(self, slot: Slot, ends: Ends) -> int:
+        if slot.state == "prefill" and slot.end < slot.length:
+            slot.state = "chunk stopped"
+            return NOTHING
+        k = slot.length - slot.prompt_tokens + 1
+        slot.length += 1
+        slot.state = "idle" if ends(slot.id, k) else "decode"
+        return k if slot.state == "decode" else EOS

@@ -1,0 +1,1 @@
+"""mistral.rs: its paged-attention scheduler; pull requests as variants."""

@@ -1,0 +1,1 @@
+"""SGLang: its rules, and its policies as variants."""

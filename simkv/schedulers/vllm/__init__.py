@@ -1,0 +1,1 @@
+"""vLLM (v1): its rules, and its releases as data."""

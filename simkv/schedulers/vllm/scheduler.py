@@ -1,0 +1,810 @@
+"""vLLM's V1 scheduler, for a text-only model on one engine without speculative decoding.
+
+There is no prefill phase and no decode phase: each request has tokens without KV to catch up on,
+and a step gives the running requests, then the waiting ones, as many as the token budget allows.
+A running request that cannot grow takes the blocks of the last one (of the least urgent one under
+priority), which keeps its tokens and computes them all again.
+
+The asynchronous scheduler differs in one thing only: it decides a step before the last one's
+tokens are known. ``RequestState`` counts what is under way, so one set of rules serves both.
+
+The code reads as 0.33.0; where other versions differ it asks ``Rules``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
+from operator import attrgetter
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from simkv.core.blocks import BlockCounter, BlockPool
+from simkv.core.prefix import BlockKeys, Content
+from simkv.core.request import Prompt
+from simkv.core.scheduler import (
+    MOST_BLOCK_SIZE,
+    MOST_BLOCKS,
+    Batch,
+    Completion,
+    Held,
+    Row,
+    Scheduler,
+    Why,
+    blocks_for,
+)
+from simkv.schedulers.decodes import DecodeGroup
+from simkv.schedulers.vllm.versions import RULES, VARIANTS
+
+__all__ = ["VARIANTS", "VllmConfig", "VllmScheduler", "build"]
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    """Knobs of the engine, under its own names and with its defaults.
+
+    ``block_size`` is in tokens. ``num_gpu_blocks`` counts the null block too, so one less can be
+    used; vLLM finds it by measuring memory and takes ``max_model_len`` (tokens, prompt and output
+    together) from the model: the defaults of these two are ours.
+
+    ``max_num_seqs`` limits running requests (``max_num_active_seqs`` replaces it if set) and
+    ``max_num_batched_tokens`` the tokens of a step (``max_num_scheduled_tokens`` too, if set).
+    Their defaults are those of ``vllm serve`` on a GPU with less than 70 GiB or an A100; with
+    more memory it takes 8192 tokens (16384 from 160 GiB on) and 1024 requests.
+
+    ``long_prefill_token_threshold`` caps the tokens that one request gets in a step, 0 is off;
+    ``..._adaptive`` raises it to an equal share of the batch. ``scheduler_reserve_full_isl`` asks
+    at admission for room for the whole sequence, not for its first chunk only. ``watermark`` is
+    the share of all blocks that an admission must leave free, unless nothing runs.
+    ``prefill_schedule_interval`` lets prefills into every n-th step only while others decode.
+
+    ``scheduler_reserve_full_isl``, ``async_scheduling`` and ``enable_prefix_caching`` left out are
+    as the version has them: on, but the first two off in 0.11.0. Knobs that a version does not
+    have cannot be set with it.
+
+    ``num_cpu_blocks`` are those in host memory, for the variant that swaps (vLLM V0 made them from
+    ``--swap-space``).
+
+    ``startup_check``: false lets ``max_model_len`` exceed the cache, as vLLM did when
+    ``num_gpu_blocks_override`` was set (until its #41069 and #47272), and does where it takes the
+    layers of a model for smaller than they are (its #39734).
+
+    Raises ValueError where vLLM refuses to start.
+    """
+
+    name: Literal["vllm"] = "vllm"
+    variant: Literal["0.33.0", "0.33.0-skip-blocked", "0.33.0-swap", "0.19.0", "0.11.0"] = "0.33.0"
+    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 16
+    num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
+    max_num_seqs: Annotated[int, Gt(0)] = 256
+    max_num_batched_tokens: Annotated[int, Gt(0)] = 2048
+    max_num_scheduled_tokens: Annotated[int, Gt(0)] | None = None
+    max_num_active_seqs: Annotated[int, Gt(0)] | None = None
+    max_model_len: Annotated[int, Gt(1)] = 8192
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool | None = None
+    long_prefill_token_threshold: Annotated[int, Ge(0)] = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool | None = None
+    watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
+    prefill_schedule_interval: Annotated[int, Gt(0)] = 1
+    async_scheduling: bool | None = None
+    num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
+    startup_check: bool = True
+
+    def __post_init__(self) -> None:
+        rules = RULES[self.variant]
+        rules.refuse(self.variant, self)
+        spare = 1 if rules.spares_null_block else 0
+        usable = (self.num_gpu_blocks - spare) * self.block_size
+        if self.startup_check and usable < self.max_model_len:
+            raise ValueError(
+                f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} tokens"
+                f"{', less the null block,' if spare else ''} hold {usable} tokens; "
+                f"max_model_len {self.max_model_len} must fit"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs {self.max_num_seqs}"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
+                f"max_model_len {self.max_model_len} when enable_chunked_prefill is false"
+            )
+        if rules.threshold_spares_lone and self.long_prefill_token_threshold > self.max_model_len:
+            raise ValueError(
+                f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be at "
+                f"most max_model_len {self.max_model_len}"
+            )
+        if (self.max_num_active_seqs or 0) > self.max_num_seqs:
+            raise ValueError(
+                f"max_num_active_seqs: {self.max_num_active_seqs} must be at most max_num_seqs "
+                f"{self.max_num_seqs}"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request in the engine; all counts are in tokens.
+
+    ``length`` is prompt plus delivered tokens, never lost; the request ends at ``stop_length``.
+    ``computed`` have KV or will have it when the steps under way are done. ``chunk``: when last
+    scheduled, some tokens were left without KV.
+
+    Under way: ``placeholders`` are tokens to be delivered, ``in_flight`` tokens being computed,
+    ``stale`` those of them whose blocks were taken back.
+
+    Prefix cache: ``keys`` name the leading full blocks as far as they were needed, the first
+    ``registered`` blocks of the table carry theirs.
+
+    ``order`` is its place in ``running``; ``joined`` belongs to the decode group.
+    """
+
+    id: int
+    prompt: Prompt
+    length: int
+    stop_length: int
+    content: Content | None
+    order: int = 0
+    joined: int = 0
+    computed: int = 0
+    chunk: bool = False
+    placeholders: int = 0
+    in_flight: int = 0
+    stale: int = 0
+    registered: int = 0
+    keys: list[int] = field(default_factory=list)
+
+
+class FcfsQueue:
+    """Waiting requests as they came; one put back goes to the very front."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[int, RequestState] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._requests.values())
+
+    def head(self) -> RequestState:
+        return next(iter(self))
+
+    def add(self, r: RequestState) -> None:
+        self._requests[r.id] = r
+
+    def put_back(self, r: RequestState) -> None:
+        self.add(r)
+        self._requests.move_to_end(r.id, last=False)
+
+    def remove(self, r: RequestState) -> None:
+        del self._requests[r.id]
+
+
+class PriorityQueue:
+    """Waiting requests by (priority, arrival, id), smallest first, wherever they come from."""
+
+    def __init__(self) -> None:
+        self._requests: list[RequestState] = []  # the head is last, where a list pops fast
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return reversed(self._requests)
+
+    def head(self) -> RequestState:
+        return self._requests[-1]
+
+    def add(self, r: RequestState) -> None:
+        insort(self._requests, r, key=self._urgency)
+
+    put_back = add
+
+    def remove(self, r: RequestState) -> None:
+        del self._requests[bisect_left(self._requests, self._urgency(r), key=self._urgency)]
+
+    @staticmethod
+    def _urgency(r: RequestState) -> tuple[int, float, int]:
+        return (-r.prompt.priority, -r.prompt.arrival, -r.id)
+
+
+@dataclass(slots=True)
+class Step:
+    """One ``schedule`` call: its constants, the ``budget`` left, and what it has given so far.
+
+    ``threshold`` caps the tokens per request (0: no cap), ``hold`` keeps prefills out. ``prefill``
+    notes whether any got in. ``blocks`` are those that running requests got in this step. ``why``
+    the head of the queue was passed over goes into the ``batch``.
+    """
+
+    budget: int
+    threshold: int
+    hold: bool
+    prefill: bool = False
+    tokens: dict[RequestState, int] = field(default_factory=dict)
+    blocks: dict[RequestState, int] = field(default_factory=dict)
+    why: Why | None = None
+    batch: Batch = field(default_factory=Batch)
+
+    def pass_over(self, why: Why) -> None:
+        """A waiting request is not admitted; the first one is the head of the queue."""
+        self.why = self.why or why
+
+
+def build(config: VllmConfig, *, tables: bool = False) -> Scheduler:
+    """The scheduler of ``config.variant``; with ``tables`` it hands out real blocks in any case."""
+    if RULES[config.variant].swaps:
+        from simkv.schedulers.vllm.swap import VllmSwapScheduler
+
+        return VllmSwapScheduler(config, tables=tables)
+    return VllmScheduler(config, tables=tables)
+
+
+class VllmScheduler:
+    """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, one budget.
+
+    Running requests that decode stand in a ``DecodeGroup``, since all that the rules do to them
+    in a step is to give each one token, and a block to those whose blocks are full.
+    ``catching_up`` are the others that run: in prefill, or waiting for their last token.
+    """
+
+    def __init__(self, config: VllmConfig, *, tables: bool = False) -> None:
+        self.config = config
+        self.rules = rules = RULES[config.variant]
+        given, reserve = config.async_scheduling, config.scheduler_reserve_full_isl
+        self.pipeline_depth = 2 if (rules.async_scheduling if given is None else given) else 1
+        self._reserve = rules.scheduler_reserve_full_isl if reserve is None else reserve
+        usable = config.num_gpu_blocks - 1
+        cached = config.enable_prefix_caching
+        cached = rules.enable_prefix_caching if cached is None else cached
+        self.cache = BlockPool(usable) if cached else None
+        self.tables = self.cache or (BlockPool(usable) if tables else None)
+        self.pool = self.tables or BlockCounter(usable)
+        self.waiting = PriorityQueue() if config.policy == "priority" else FcfsQueue()
+        self.running: dict[int, RequestState] = {}
+        self.catching_up: dict[int, RequestState] = {}
+        self.decoding: DecodeGroup[RequestState] = DecodeGroup(config.block_size)
+        self._max_running = config.max_num_active_seqs or config.max_num_seqs
+        self._max_tokens = min(
+            config.max_num_scheduled_tokens or config.max_num_batched_tokens,
+            config.max_num_batched_tokens,
+        )
+        self._watermark = int(config.watermark * config.num_gpu_blocks)
+        self._keys = BlockKeys(config.block_size)
+        self._live: dict[int, RequestState] = {}
+        self._admissions = 0
+        self._refused: list[int] = []
+        self._tokens_delivered = 0
+        # Per batch under way: requests that were in its decode group and have left it since.
+        self._under_way: deque[list[RequestState]] = deque()
+        self._joined: list[int] = []
+        self._left: list[int] = []
+        self._rows: dict[int, Row] = {}
+        # For prefill_schedule_interval: non-empty steps since one with prefill, and whether an
+        # admission phase left requests behind, which allows prefills in the next step too.
+        self._since_prefill = config.prefill_schedule_interval
+        self._backlog = False
+        # Whether the waiting would be passed over again if nothing but decodes happened.
+        self._waiting_settled = False
+
+    def add(self, prompt: Prompt) -> None:
+        """Queue a request; a prompt of ``max_model_len`` or more is refused, as by the API server.
+
+        The next batch names it as ignored.
+        """
+        if prompt.prompt_tokens >= self.config.max_model_len:
+            self._refused.append(prompt.id)
+            return
+        stop = min(prompt.prompt_tokens + prompt.max_tokens, self.config.max_model_len)
+        content = Content(prompt) if self.cache else None
+        r = RequestState(prompt.id, prompt, prompt.prompt_tokens, stop, content)
+        self._live[r.id] = r
+        self.waiting.add(r)
+
+    def schedule(self) -> Batch:
+        """One call of the engine's ``schedule``."""
+        step = Step(self._max_tokens, self._threshold(), self._hold())
+        self._sort_out_decodes()
+        self._continue_running(step)
+        self._waiting_settled = False
+        if not step.batch.preempted:
+            self._admit_waiting(step)
+        return self._dispatch(step)
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Give the batch's requests their tokens; free those that end, by the model's word or ours.
+
+        A token that was under way when its request was preempted still counts; one whose request
+        has ended or was aborted since is dropped.
+        """
+        group, late, live = self.decoding, self._under_way.popleft(), self._live
+        stopped: list[RequestState] = []
+        if batch.decodes:
+            group.delivered += 1
+            self._tokens_delivered += 1
+            stopped = group.stopped(group.delivered)
+        completion = Completion([], [])
+        if not (stopped or ended or late or batch.scheduled):
+            return completion  # tokens for the group only
+        rows, emits = dict(batch.scheduled), set(batch.emits)
+        for r in late:
+            rows[r.id] = 1
+            emits.add(r.id)
+        touched = {i: live[i] for i in (*rows, *ended, *(r.id for r in stopped)) if i in live}
+        for r in sorted(touched.values(), key=lambda r: r.order):
+            stale = False
+            if n := rows.get(r.id, 0):
+                stale = r.stale > 0
+                r.in_flight -= n
+                if stale:
+                    r.stale -= n
+                if r.id not in emits:
+                    continue
+                r.length += 1
+                if not stale:
+                    r.placeholders -= 1
+            length = group.length(r) if r in group else r.length
+            if not stale:
+                self._register(r, length - 1)  # all but the new token have KV now
+            if length >= r.stop_length or r.id in ended:
+                self._remove(r)
+                completion.finished.append(r.id)
+        completion.delivered = [i for i in batch.emits if i in touched]
+        self._tokens_delivered += len(completion.delivered)
+        return completion
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request and free its blocks at once, as vLLM does when the client disconnects."""
+        if request_id in self._live:
+            self._remove(self._live[request_id])
+
+    def leap(self, most: int) -> int:
+        """Steps of nothing but decodes: until blocks run out or a request is at its end."""
+        group = self.decoding
+        if self.catching_up or not group or not self._waiting_settled:
+            return 1
+        stop = group.next_stop()
+        if stop is not None:
+            most = min(most, stop - group.scheduled + 1)
+        free = self.pool.free
+        if free >= (most // self.config.block_size + 1) * len(group):
+            return most  # enough for every member at every border
+        taken = accumulate(group.growth(most - 1))
+        return 1 + sum(1 for _ in takewhile(lambda blocks: blocks <= free, taken))
+
+    def skip(self, steps: int) -> list[int]:
+        """Let the group decode: blocks for those at a border, one step after the other."""
+        group, before = self.decoding, self.pool.free
+        free = [before - taken for taken in accumulate(group.growth(steps))]
+        self._since_prefill += steps
+        self._tokens_delivered += steps
+        if self.tables is None:
+            self.pool.take(-1, before - free[-1])
+            group.delivered += steps
+            group.step(steps)
+        else:
+            while steps:
+                quiet = min(group.quiet(1 if self.cache else 0), steps)
+                group.delivered += quiet or 1
+                if not quiet:
+                    self._grow_all()
+                group.step(quiet or 1)
+                steps -= quiet or 1
+        return free
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        return self.pool.free
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def waiting_ids(self) -> list[int]:
+        return [r.id for r in self.waiting]
+
+    def running_ids(self) -> list[int]:
+        return list(self.running)
+
+    def blocks_held(self) -> Mapping[int, int]:
+        return {i: self._held(r) for i, r in self.running.items()}
+
+    def fingerprint(self) -> Hashable:
+        """State between two steps, not counting what only arrivals and aborts can change.
+
+        Who waits follows from who runs, and in which order too: running and then waiting is
+        always one sequence under fcfs (unless one may skip another), and waiting is sorted under
+        priority.
+        """
+        running = tuple(
+            (r.id, self._computed(r), r.placeholders, r.in_flight) for r in self.running.values()
+        )
+        since = min(self._since_prefill, self.config.prefill_schedule_interval)
+        pool = self.pool.fingerprint()
+        waiting = self.waiting_ids() if self.rules.skip_blocked else ()
+        return (self._tokens_delivered, running, tuple(waiting), since, self._backlog, pool)
+
+    def _threshold(self) -> int:
+        """Tokens that one request may get in this step; 0 for no limit."""
+        threshold = self.config.long_prefill_token_threshold
+        requests = len(self.running) + len(self.waiting)
+        if threshold == 0 or (requests == 1 and self.rules.threshold_spares_lone):
+            return 0
+        if self.config.long_prefill_token_threshold_adaptive and requests:
+            return max(threshold, self.config.max_num_batched_tokens // requests)
+        return threshold
+
+    def _hold(self) -> bool:
+        """Whether it is too early for prefills and somebody decodes."""
+        return (
+            not self._backlog
+            and self._since_prefill + 1 < self.config.prefill_schedule_interval
+            and (len(self.decoding) > 0 or not all(r.chunk for r in self.catching_up.values()))
+        )
+
+    def _sort_out_decodes(self) -> None:
+        """Who has only its next token to compute joins the group; who got its last one leaves."""
+        for r in self.decoding.stopped(self.decoding.scheduled):
+            self._leave(r)
+        for r in list(self.catching_up.values()):
+            if not r.chunk and not self._last_is_under_way(r):
+                del self.catching_up[r.id]
+                self.decoding.join(r)
+                self._joined.append(r.id)
+
+    def _continue_running(self, step: Step) -> None:
+        """Give every running request its tokens, in order, preempting where blocks are short."""
+        others = list(self.catching_up.values())
+        wanted = [self._next_tokens(r, step) for r in others]
+        if len(self.decoding) + sum(wanted) > step.budget and not self._decodes_come_first(step):
+            # Whoever is late in the order goes without: look at each.
+            for r in list(self.decoding.members.values()):
+                self._leave(r)
+            others = list(self.catching_up.values())
+            wanted = [self._next_tokens(r, step) for r in others]
+        step.budget -= len(self.decoding)
+        blocks = sum(self._blocks_to_grow(r, n) for r, n in zip(others, wanted, strict=True))
+        if self.tables is None and blocks + len(self.decoding.at_border()) <= self.pool.free:
+            self._grow_all()
+            rows = others
+        else:
+            rows = [*self._members_to_visit(), *others]
+        for r in sorted(rows, key=lambda r: r.order):
+            if r.id not in self.running or r.id in step.batch.aside:
+                continue  # preempted in favour of one before it, or passed over
+            decodes = r in self.decoding
+            n = 1 if decodes else self._next_tokens(r, step)
+            if n == 0:
+                if step.budget == 0 or r.chunk:
+                    step.batch.aside[r.id] = "budget" if step.budget == 0 else "rule"
+                continue
+            needed = self._blocks_to_grow(r, n)
+            lost = 0
+            while needed > self.pool.free:
+                victim = self._victim()
+                sat_out = victim not in self.decoding and victim not in step.tokens
+                lost += sat_out and victim.order < r.order
+                self._preempt(victim, r, step)
+                if victim is r:
+                    break
+            else:
+                step.blocks[r] = needed
+                if decodes:
+                    self._grow(r, needed)
+                else:
+                    step.prefill |= r.chunk
+                    self._grant(r, n, needed, step)
+                if lost and not self.rules.finds_next:
+                    self._pass_over_after(r, lost, step)
+                continue
+            if not self.rules.goes_on:
+                self._pass_over_after(r, len(self.running), step)
+
+    def _pass_over_after(self, r: RequestState, count: int, step: Step) -> None:
+        """Let up to ``count`` running requests behind ``r`` sit this step out."""
+        behind = [other for other in self.running.values() if other.order > r.order]
+        for other in behind[:count]:
+            if other in self.decoding:
+                self._leave(other)
+                step.budget += 1
+            step.batch.aside[other.id] = "rule"
+
+    def _decodes_come_first(self, step: Step) -> bool:
+        """Whether the budget reaches for all members of the group, as the others come last."""
+        if len(self.decoding) > step.budget:
+            return False
+        last = reversed(self.running)
+        return all(next(last) in self.catching_up for _ in range(len(self.catching_up)))
+
+    def _members_to_visit(self) -> list[RequestState]:
+        """Members of the group whose blocks are full; with a cache also whose will be."""
+        rows, soon = self.decoding.at_border(), self.decoding.at_border(1)
+        if not self.cache or not soon or rows is soon:
+            return list(rows.values())
+        return [*rows.values(), *soon.values()]
+
+    def _grow_all(self) -> None:
+        """The next token of every member of the group; the blocks for it are there."""
+        if self.tables is None:
+            self.pool.take(-1, len(self.decoding.at_border()))
+            return
+        members, rows = self._members_to_visit(), self.decoding.at_border()
+        if len(members) > 1:  # which block goes to whom shows in the cache, so their order counts
+            members.sort(key=attrgetter("order"))
+        for r in members:
+            self._grow(r, int(r.id in rows))
+
+    def _grow(self, r: RequestState, blocks: int) -> None:
+        """The next token of a member of the group."""
+        if blocks:
+            self.pool.take(r.id, blocks)
+        if self.cache:
+            tokens = self.decoding.computed(r) + 1
+            self._register(r, min(tokens, self.decoding.length(r)))
+
+    def _held(self, r: RequestState) -> int:
+        """Blocks of a running request: just those that its computed tokens need."""
+        return blocks_for(self._computed(r), self.config.block_size)
+
+    def _blocks_to_grow(self, r: RequestState, n: int) -> int:
+        computed, size = self._computed(r), self.config.block_size
+        return blocks_for(computed + n, size) - blocks_for(computed, size)
+
+    def _release(self, r: RequestState, unused: int = 0) -> None:
+        """Take the blocks of ``r`` back, ``unused`` ones too; it is in no group."""
+        if isinstance(self.pool, BlockPool):
+            self.pool.release(r.id, keyless_first=self.rules.keyless_first)
+        else:
+            self.pool.give_back(blocks_for(r.computed, self.config.block_size) + unused)
+
+    def _leave(self, r: RequestState) -> None:
+        """Take ``r`` out of the group; tokens under way will reach it by itself."""
+        under_way = self.decoding.leave(r)
+        for late in list(self._under_way)[len(self._under_way) - under_way :]:
+            late.append(r)
+        self.catching_up[r.id] = r
+        if r.id in self._joined:
+            self._joined.remove(r.id)
+        else:
+            self._left.append(r.id)
+
+    def _computed(self, r: RequestState) -> int:
+        return self.decoding.computed(r) if r in self.decoding else r.computed
+
+    def _next_tokens(self, r: RequestState, step: Step) -> int:
+        """Tokens of a running request to compute now; 0 lets it sit out the step."""
+        if step.hold and r.chunk:
+            return 0
+        if self._last_is_under_way(r) and self._sees_the_end(r):
+            return 0
+        n = r.length + r.placeholders - r.computed
+        if 0 < step.threshold < n:
+            n = step.threshold
+        return min(n, step.budget)
+
+    def _last_is_under_way(self, r: RequestState) -> bool:
+        return r.placeholders > 0 and r.length + r.placeholders >= r.stop_length
+
+    def _sees_the_end(self, r: RequestState) -> bool:
+        """Whether ``r`` gets no more tokens when its last one is under way."""
+        at_most = r.length + r.placeholders >= self.config.max_model_len
+        return self.rules.sees_the_end or at_most
+
+    def _victim(self) -> RequestState:
+        """The running request to preempt."""
+        if self.config.policy == "fcfs":
+            return self.running[next(reversed(self.running))]
+        return max(self.running.values(), key=lambda r: (r.prompt.priority, r.prompt.arrival))
+
+    def _preempt(self, r: RequestState, by: RequestState, step: Step) -> None:
+        """Take all blocks of ``r`` and its place in the step; its tokens under way go stale."""
+        if r in self.decoding:
+            self._leave(r)
+            step.budget += 1
+        else:
+            step.budget += step.tokens.pop(r, 0)
+        del self.running[r.id]
+        del self.catching_up[r.id]
+        step.batch.aside.pop(r.id, None)
+        kept = self._keep(r)
+        self._release(r, step.blocks.pop(r, 0))
+        r.computed, r.placeholders = kept, 0
+        r.stale = r.in_flight
+        self.waiting.put_back(r)
+        step.batch.preempt(r.id, by.id)
+        step.pass_over("blocks")
+
+    def _keep(self, r: RequestState) -> int:  # noqa: ARG002
+        """Tokens of a victim whose KV is not lost."""
+        return 0
+
+    def _admit_waiting(self, step: Step) -> None:
+        """Start waiting requests in order; the first that cannot be admitted stops the rest.
+
+        With ``skip-blocked`` one without blocks only steps aside, and is tried first next time.
+        """
+        aside: list[RequestState] = []
+        self._waiting_settled = True
+        while step.budget > 0 and self.waiting and len(self.running) < self._max_running:
+            r = self.waiting.head()
+            if r.stale:  # its old step is still under way: the next one gets the chance
+                self.waiting.remove(r)
+                aside.append(r)
+                step.pass_over("rule")
+                continue
+            if (loads := self._load(r)) is not None:
+                if loads:
+                    continue
+                step.pass_over("blocks")
+                break
+            hits = self._hits(r)
+            start = max(len(hits) * self.config.block_size, r.computed)
+            n = r.length - start
+            prefill = n > 1
+            if prefill and step.hold:
+                self._waiting_settled = False
+                step.pass_over("rule")
+                break
+            if 0 < step.threshold < n:
+                n = step.threshold
+            if n > step.budget:
+                if not self.config.enable_chunked_prefill:
+                    step.pass_over("budget")
+                    break
+                n = step.budget
+            if not self._fits(r, hits, start + n):
+                step.pass_over("blocks")
+                if not self.rules.skip_blocked:
+                    break
+                self.waiting.remove(r)
+                aside.append(r)
+                continue
+            self.waiting.remove(r)
+            self._admissions += 1
+            r.order = self._admissions
+            self.running[r.id] = self.catching_up[r.id] = r
+            if self.cache:
+                self.cache.share(r.id, hits)
+            r.computed = start
+            r.registered = len(hits)
+            step.prefill |= prefill
+            blocks = blocks_for(start + n, self.config.block_size) - len(hits)
+            self._grant(r, n, blocks, step)
+        if not step.hold:
+            self._backlog = len(self.waiting) > 0
+        for r in reversed(aside):
+            self.waiting.put_back(r)
+        # Who has stepped aside for want of blocks may be kept out by the interval next time.
+        kept_out_later = aside and self.config.prefill_schedule_interval > 1
+        if kept_out_later or any(r.stale for r in aside) or self._may_be_hit_soon():
+            self._waiting_settled = False
+
+    def _load(self, r: RequestState) -> bool | None:  # noqa: ARG002
+        """Whether there are blocks for the KV of ``r`` that comes from elsewhere; None if none."""
+        return None
+
+    def _may_be_hit_soon(self) -> bool:
+        """Whether blocks that decodes are about to fill could become hits of one to be tried."""
+        if not self.waiting or not self.cache:
+            return False
+        tried = self.waiting if self.rules.skip_blocked else [self.waiting.head()]
+        return any(s.stream.startswith("o") for r in tried for s in r.prompt.segments)
+
+    def _hits(self, r: RequestState) -> list[int]:
+        """Cached blocks that ``r`` can start from; at least its last token is left to compute."""
+        if not self.cache or r.content is None:
+            return []
+        blocks = (r.length - 1) // self.config.block_size
+        self._keys.extend(r.keys, r.content, blocks * self.config.block_size)
+        return self.cache.lookup(r.keys[:blocks])
+
+    def _fits(self, r: RequestState, hits: list[int], end: int) -> bool:
+        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        if self._reserve:
+            end = r.length
+        revived = sum(map(self.cache.is_free, hits)) if self.cache else 0
+        reserve = self._watermark if self.running else 0
+        needed = blocks_for(end, self.config.block_size) - len(hits)
+        return needed + revived + reserve <= self.pool.free
+
+    def _grant(self, r: RequestState, n: int, blocks: int, step: Step) -> None:
+        """Let ``r`` compute ``n`` tokens in this step, with ``blocks`` new blocks.
+
+        The blocks that they will fill are registered already: they can be hit in this very step,
+        and stay even if a preemption drops ``r`` from it and they are never computed.
+        """
+        if blocks:
+            self.pool.take(r.id, blocks)
+        self._register(r, min(r.computed + n, r.length))
+        step.tokens[r] = n
+        step.budget -= n
+
+    def _register(self, r: RequestState, tokens: int) -> None:
+        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        full = tokens // self.config.block_size
+        if not self.cache or r.content is None or full <= r.registered:
+            return
+        self._keys.extend(r.keys, r.content, tokens)
+        table = self.cache.tables[r.id]
+        for index in range(r.registered, full):
+            self.cache.register(table[index], r.keys[index])
+        r.registered = full
+
+    def _dispatch(self, step: Step) -> Batch:
+        """Count the step's tokens as computed and write down the batch."""
+        group = self.decoding
+        batch = step.batch
+        batch.ignored = self._refused
+        if self.waiting:
+            full: Why = "slot" if step.budget > 0 else "budget"
+            batch.held = Held(self.waiting.head().id, step.why or full)
+        batch.joined, batch.left = self._joined, self._left
+        batch.decodes, batch.decode_context = len(group), group.context
+        self._refused, self._joined, self._left = [], [], []
+        self._under_way.append([])
+        decodes = len(group)
+        rows: dict[int, Row] = {}
+        for r, n in step.tokens.items():
+            rows[r.id] = Row(r.id, n, r.computed)
+            batch.scheduled.append((r.id, n))
+            batch.context.append(r.computed)
+            decodes += n == 1 and r.computed >= r.prompt.prompt_tokens
+            r.computed += n
+            r.in_flight += n
+            r.chunk = r.computed < r.length + r.placeholders
+            if not r.chunk:
+                r.placeholders += 1
+                batch.emits.append(r.id)
+        if group:
+            group.step()
+        if batch:
+            batch.kind = "mixed" if decodes else "prefill"
+            if decodes == len(step.tokens) + len(group):
+                batch.kind = "decode"
+            self._since_prefill += 1
+        if step.prefill:
+            self._since_prefill = 0
+
+        self._rows = rows
+        batch.expand = self._all_rows
+        return batch
+
+    def _all_rows(self) -> list[Row]:
+        """The rows of the newest batch, those of the decode group too, in the engine's order."""
+        rows, group = self._rows, self.decoding
+        return [
+            rows.get(r.id) or Row(r.id, 1, group.computed(r) - 1)
+            for r in self.running.values()
+            if r.id in rows or r in group
+        ]
+
+    def _remove(self, r: RequestState) -> None:
+        """Take a request out of the engine, wherever it is."""
+        del self._live[r.id]
+        if r.id not in self.running:
+            self.waiting.remove(r)
+            return
+        if r in self.decoding:
+            self.decoding.leave(r)
+            self._left.append(r.id)
+        else:
+            del self.catching_up[r.id]
+        del self.running[r.id]
+        self._release(r)

@@ -1,0 +1,130 @@
+"""What a plan chooses from: the candidates of a scenario, each under several conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simkv.core.errors import InputError, nearest
+from simkv.costs.erring import Side, StepKind
+from simkv.measure.simulate import check_scenario
+from simkv.scenario.document import Document, read_document
+from simkv.scenario.objectives import Objective
+from simkv.scenario.scenario import Scenario, StepScale, resolve
+from simkv.search.plan.failure import with_failure
+from simkv.search.point import Job, job_of, repeated
+from simkv.search.sweep.design import VARIANTS, assignment, grid, parse_axis
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How a candidate is tried: with the seed of a ``repeat``, with one replica failing if
+    ``failing``, and on one ``side`` of the profile's error, ``cheaper`` or ``dearer``."""
+
+    side: Side | None = None
+    failing: bool = False
+    repeat: int = 0
+
+    @property
+    def calm(self) -> Condition:
+        """The same without a failure."""
+        return Condition(self.side, False, self.repeat)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scenario's variant at any value of a knob.
+
+    ``candidates`` are the values in the order of the search: later ones should do better.
+    ``limits`` (ms) are those of goodput, ``factors`` on steps are those of the profile's error.
+    With ``survive`` runs tell when a failure would be worst.
+    """
+
+    document: Document
+    overrides: tuple[str, ...]
+    variant: str
+    knob: str
+    candidates: tuple[Number, ...]
+    objectives: tuple[Objective, ...]
+    limits: Mapping[str, float]
+    factors: Mapping[Side, Mapping[StepKind, float]]
+    survive: bool = False
+    _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
+
+    def scenario(self, candidate: int) -> Scenario:
+        """The scenario at a candidate's place. Raises InputError if it is not one."""
+        if candidate not in self._scenarios:
+            given = [*self.overrides, assignment(self.knob, self.candidates[candidate])]
+            document = Document(self.document.path, copy(self.document.tree))
+            found = resolve(document, given)[self.variant]
+            self._scenarios[candidate] = found
+        return self._scenarios[candidate]
+
+    def check(self) -> None:
+        """Raise InputError if the first or the last candidate cannot be run."""
+        for candidate in sorted({0, len(self.candidates) - 1}):
+            check_scenario(self.scenario(candidate), self.folder)
+
+    @property
+    def folder(self) -> Path:
+        """Where the scenario's files are."""
+        return self.document.path.parent.resolve()
+
+    def job(
+        self, candidate: int, condition: Condition, calm: Mapping[str, Any] | None = None
+    ) -> Job:
+        """What has to be run to try a candidate; with a failure it needs what came of the ``calm``
+        run without."""
+        scenario = self.tried(self.scenario(candidate), condition)
+        if condition.failing:
+            assert calm is not None
+            scenario = with_failure(scenario, calm["peak"])
+        return job_of(scenario, self.folder, self.limits, self.survive)
+
+    def tried(self, scenario: Scenario, condition: Condition) -> Scenario:
+        """The scenario with the seed of a condition, and its steps as dear."""
+        scenario = repeated(scenario, condition.repeat)
+        if condition.side is None:
+            return scenario
+        own = (scenario.step_scale or StepScale()).model_dump()
+        dear = {kind: own[kind] * by for kind, by in self.factors[condition.side].items()}
+        return scenario.model_copy(update={"step_scale": StepScale(**dear)})
+
+
+def ladder(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
+    """A knob and its candidates, written as for ``--over``, in the order of the search.
+
+    Raises InputError if that makes no sense, or if the candidates are no numbers.
+    """
+    option = "--largest" if largest else "--smallest"
+    try:
+        axis = parse_axis(text)
+        values = [knobs[axis.path] for knobs in grid([axis])]
+    except InputError as error:
+        raise InputError(str(error).replace("--over", option)) from error
+    if axis.path == VARIANTS:
+        raise InputError(f"{option} {text}: expected a field of the scenario; see --variant")
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < len(values):
+        raise InputError(f"{option} {text}: expected numbers")
+    return axis.path, tuple(sorted(numbers, reverse=largest))
+
+
+def variants_of(path: Path, overrides: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The variants of a scenario file to plan for; all if none is ``wanted``.
+
+    Raises InputError for a name that is not one.
+    """
+    known = list(resolve(read_document(path), overrides))
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"--variant {name}: there is no such variant{nearest(name, known)}; expected one "
+                f"of {', '.join(known)}"
+            )
+    return [name for name in known if not wanted or name in wanted]

@@ -1,0 +1,68 @@
+"""How sure an answer is: over the chance in the workload, and over the error of the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simkv.costs.erring import Side, StepKind, scales
+from simkv.costs.profile import Profile, StepError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From ``low`` to ``high``, places in the order of the candidates; None is beyond the last."""
+
+    low: int | None
+    high: int | None
+
+
+def spread(answers: Sequence[int | None]) -> Interval:
+    """The least and the greatest of some answers; None, no candidate, is the greatest of all."""
+    known = [answer for answer in answers if answer is not None]
+    low = min(known, default=None)
+    return Interval(low, max(known) if len(known) == len(answers) and known else None)
+
+
+def coverage_of_range(repeats: int) -> float:
+    """How surely the answers of independent repeats enclose the median of all answers.
+
+    The least and the greatest of n values both lie on one side of the median of their distribution
+    with the chance 2 * 2 ** -n at most, whatever it is (the interval of the sign test).
+    """
+    return 1.0 - 2.0 * 0.5**repeats if repeats > 1 else 0.0
+
+
+def most_violated(repeats: int, confidence: float = 0.95) -> float:
+    """If n of n repeats held, at most this share of all would not, with that confidence.
+
+    The upper end of the one-sided interval of Clopper and Pearson.
+    """
+    return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
+
+
+@dataclass(frozen=True)
+class Error:
+    """The error of a profile: factors on its steps by kind, one way and the other, and a word on
+    where they come from. No factors if no error is known."""
+
+    factors: dict[Side, dict[StepKind, float]]
+    note: str
+
+
+def error_of(profile: Profile, given: float | None) -> Error:
+    """What the profile says of its own error, or the relative error that the user has ``given``.
+
+    As in ``simkv.measure.fidelity``: 95 of 100 steps lie within it, and all are off the same way.
+    """
+    sides: tuple[Side, ...] = ("cheaper", "dearer")
+    if given is not None:
+        one = StepError(points=0, median=given, p95=given, bias=0.0)
+        factors = {side: scales({"all": one}, side) for side in sides} if given else {}
+        return Error(factors, f"an error of {100 * given:g} % of each step, as given")
+    errors = profile.fit.held_out
+    if not errors:
+        return Error({}, f"profile {profile.name} ({profile.basis}) knows no error of its own")
+    known = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in errors.items())
+    factors = {side: scales(errors, side) for side in sides}
+    return Error(factors, f"the error of profile {profile.name}: P95 of steps {known}")

@@ -1,0 +1,119 @@
+"""A plan in words, a line each."""
+
+from __future__ import annotations
+
+from simkv.search.plan.case import Number
+from simkv.search.plan.plan import Held, Plan
+from simkv.search.plan.uncertain import Interval, coverage_of_range, most_violated
+
+
+def sentences(plan: Plan) -> list[str]:
+    """The answer, how sure it is, what binds it, what it costs."""
+    prepared, case = plan.prepared, plan.prepared.case
+    superlative = "largest" if prepared.largest else "smallest"
+    alone = case.variant == "run"
+    name = prepared.name if alone else f"{prepared.name}, {case.variant}"
+    held = "; ".join(
+        f"{held.objective}{' (assumed)' if held.objective.assumed else ''}"
+        for held in plan.objectives
+    )
+    also = ", also with one replica failing" if prepared.survive else ""
+    lines = [f"{name}: {superlative} {case.knob} with {held}{also}"]
+    lines.append(_answer(plan))
+    lines += [f"  {line}" for line in (*_sureness(plan), *_binding(plan), *_others(plan))]
+    return lines
+
+
+def _answer(plan: Plan) -> str:
+    knob, candidates = plan.prepared.case.knob, plan.prepared.case.candidates
+    within = ""
+    if plan.by_error:
+        within = f" ({_range(plan, plan.by_error)} within the profile's error)"
+    if plan.answer is None:
+        low, high = min(candidates), max(candidates)
+        return f"No {knob} from {shown(low)} to {shown(high)} meets them{within}"
+    return f"Needs {knob} = {shown(plan.value(plan.answer))}{within}"
+
+
+def _range(plan: Plan, interval: Interval) -> str:
+    low, high = plan.value(interval.low), plan.value(interval.high)
+    last = shown(plan.prepared.case.candidates[-1])
+    beyond = f"{'below' if plan.prepared.largest else 'beyond'} {last}"
+    first = beyond if low is None else shown(low)
+    second = beyond if high is None else shown(high)
+    return first if first == second else f"{first} to {second}"
+
+
+def _sureness(plan: Plan) -> list[str]:
+    prepared = plan.prepared
+    lines = []
+    if prepared.repeats > 1:
+        answers = ", ".join("none" if a is None else shown(plan.value(a)) for a in plan.answers)
+        surely = 100 * coverage_of_range(prepared.repeats)
+        lines.append(
+            f"{prepared.repeats} seeds, each by itself: {answers}; the range holds the median of "
+            f"all seeds with {surely:.1f} % confidence (sign test)"
+        )
+        if plan.answer is not None:
+            share = 100 * most_violated(prepared.repeats)
+            lines.append(
+                f"the answer holds in all {prepared.repeats}; with 95 % confidence at most "
+                f"{share:.0f} % of all seeds would violate it"
+            )
+    else:
+        lines.append("one seed, or nothing drawn by chance: no interval over seeds")
+    lines.append(f"profile: {prepared.error.note}")
+    return lines
+
+
+def _binding(plan: Plan) -> list[str]:
+    if plan.answer is None:
+        missed = [held for held in plan.objectives if held.slack < 0]
+        last = shown(plan.prepared.case.candidates[-1])
+        return [f"at {last} it misses {_value(held, held.value)}" for held in missed]
+    if plan.answer == 0:
+        return ["nothing binds: already the first candidate meets them"]
+    before = shown(plan.value(plan.answer - 1))
+    lines = [
+        f"binds: {_value(held, held.value_before)} at {before}"
+        f"{', with one replica failing' if held.by_failure else ''}"
+        for held in plan.binding
+    ]
+    for held in plan.objectives:
+        room = f", {100 * held.slack:.1f} % of room" if held.objective.limit else ""
+        lines.append(f"at the answer: {_value(held, held.value)}{room}")
+    return lines
+
+
+def _value(held: Held, value: float | None) -> str:
+    found = "no sample" if value is None else f"{value:.4g}"
+    return f"{held.objective} with {found}"
+
+
+def _others(plan: Plan) -> list[str]:
+    lines = []
+    if plan.islands:
+        meets = ", ".join(shown(plan.value(i)) for i in plan.islands)
+        fails = ", ".join(shown(plan.value(i)) for i in plan.failing)
+        lines.append(f"not monotone: {meets} meets them, {fails} does not")
+    if plan.held_back:
+        holds, there, board = plan.held_back
+        changed = " ".join(board.case.overrides[len(plan.board.case.overrides) :])
+        needs = "none" if there is None else shown(board.case.candidates[there])
+        verdict = "holds" if holds else "does NOT hold"
+        lines.append(f"held back ({changed}): the answer {verdict}; needed there: {needs}")
+    if plan.cost:
+        cost = plan.cost
+        tokens = "nothing served"
+        if cost.per_million_output_tokens is not None and cost.per_million_tokens is not None:
+            tokens = (
+                f"{cost.per_million_output_tokens:.4g} per million output tokens, "
+                f"{cost.per_million_tokens:.4g} per million of prompts and output"
+            )
+        lines.append(f"{cost.gpus} x {cost.gpu}: {cost.per_hour:.4g} per hour, {tokens}")
+    return lines
+
+
+def shown(value: Number | None) -> str:
+    """A value of the knob."""
+    return "none" if value is None else f"{value:.12g}"

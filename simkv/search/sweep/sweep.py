@@ -1,0 +1,261 @@
+"""A sweep from beginning to end: all points are checked, those not done are run, a table is made.
+
+sweep = plan(Path("scenario.yaml"), [parse_axis("engine.num_gpu_blocks=256,512")])
+frame = table(sweep, finish(sweep, local, Path("points.jsonl")))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.core.errors import InputError, nearest
+from simkv.measure.simulate import check_scenario
+from simkv.scenario.document import Document, read_document
+from simkv.scenario.scenario import Scenario, resolve
+from simkv.search.point import Done, Job, job_of, repeated, seed_of, simulate
+from simkv.search.store import Summary, appending, read_store
+from simkv.search.sweep.design import (
+    MOST_POINTS,
+    VARIANTS,
+    Axis,
+    Knobs,
+    Sample,
+    assignment,
+    draw,
+    grid,
+)
+
+#: So many errors are shown; a mistake in one place may show at every point.
+MOST_ERRORS = 50
+
+#: Runs a function on jobs somewhere and yields what came of them as it comes.
+Execute = Callable[[Callable[[Job], Done], Sequence[Job]], Iterable[Done]]
+
+
+class SweepFailed(Exception):
+    """Some points could not be run; what the others gave is kept."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of the table: the number of its point, knobs, variant, which repeat, and the job."""
+
+    point: int
+    knobs: Knobs
+    variant: str
+    repeat: int
+    job: Job
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of its workload, if that draws anything by chance."""
+        return seed_of(self.job.scenario.workload)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of a sweep, in the order of the table. ``knobs`` are the paths of the axes."""
+
+    name: str
+    knobs: tuple[str, ...]
+    runs: tuple[Run, ...]
+
+    @property
+    def jobs(self) -> dict[str, Job]:
+        """What has to be run, by digest; settings that come to the same are run once."""
+        return {run.job.digest: run.job for run in self.runs}
+
+    @property
+    def idle_knobs(self) -> list[str]:
+        """Knobs that change nothing, whatever the others are, as far as the sweep can tell."""
+        return [knob for knob in self.knobs if self._is_idle(knob)]
+
+    def _is_idle(self, knob: str) -> bool:
+        digests: dict[object, list[str]] = {}
+        for run in self.runs:
+            others = [setting for setting in run.knobs.items() if setting[0] != knob]
+            key = (repr(others), run.variant, run.repeat)
+            digests.setdefault(key, []).append(run.job.digest)
+        alone = all(len(group) == 1 for group in digests.values())
+        return not alone and all(len(set(group)) == 1 for group in digests.values())
+
+
+def plan(
+    path: Path,
+    axes: Sequence[Axis],
+    overrides: Sequence[str] = (),
+    sample: Sample | None = None,
+    seed: int = 0,
+    repeats: int = 1,
+) -> Sweep:
+    """Every run of a sweep over ``axes``, checked as far as that goes without running it.
+
+    ``overrides`` apply to all points, before the axes. Without a ``sample`` all combinations are
+    run. Every point is run with each variant, or with those of the axis ``variants``; ``repeats``
+    times where its workload is drawn by chance. Raises one InputError with all that is wrong.
+    """
+    document = read_document(path)
+
+    def scenarios(assignments: Sequence[str]) -> dict[str, Scenario]:
+        return resolve(Document(path, copy(document.tree)), assignments)
+
+    variants = _variants(list(scenarios(overrides)), axes)
+    knobs = [axis for axis in axes if axis.path != VARIANTS]
+    _check_paths(axes)
+    points = draw(knobs, sample, seed) if sample else grid(knobs)
+    if len(points) * len(variants) * repeats > MOST_POINTS:
+        count = len(points) * len(variants) * repeats
+        raise InputError(
+            f"--over: {count:,} runs, with all variants and repeats; at most {MOST_POINTS:,}"
+        )
+    runs: list[Run] = []
+    errors: dict[str, list[Knobs]] = {}
+    checked: set[str] = set()
+    for number, point in enumerate(points):
+        try:
+            found = scenarios([*overrides, *(assignment(*knob) for knob in point.items())])
+            for variant in variants:
+                scenario = found[variant]
+                workload = f"{scenario.workload!r} {scenario.timeout}"
+                if workload not in checked:
+                    check_scenario(scenario, path.parent)
+                    checked.add(workload)
+                for repeat in range(repeats if seed_of(scenario.workload) is not None else 1):
+                    job = job_of(repeated(scenario, repeat), path.parent.resolve())
+                    runs.append(Run(number, point, variant, repeat, job))
+        except InputError as error:
+            for line in str(error).splitlines():
+                errors.setdefault(line, []).append(point)
+    _report(errors, len(points))
+    if repeats > 1 and all(run.seed is None for run in runs):
+        raise InputError(
+            f"--repeats {repeats}: nothing in this workload is drawn by chance, so that all "
+            "repeats would be the same; expected 1"
+        )
+    return Sweep(runs[0].job.scenario.name, tuple(axis.path for axis in knobs), tuple(runs))
+
+
+def _variants(known: Sequence[str], axes: Sequence[Axis]) -> list[str]:
+    """The variants to run. Raises InputError for a name that is not one."""
+    wanted = [str(value) for axis in axes if axis.path == VARIANTS for value in axis.values]
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"--over {VARIANTS}={name}: there is no such variant{nearest(name, known)}; "
+                f"expected one of {', '.join(known)}"
+            )
+    return wanted or list(known)
+
+
+def _check_paths(axes: Sequence[Axis]) -> None:
+    paths = [axis.path for axis in axes]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InputError(f"--over {path}: given twice; expected all its values in one list")
+
+
+def _report(errors: Mapping[str, Sequence[Knobs]], points: int) -> None:
+    """Raise InputError with every error once, and at how many points it is."""
+    if not errors:
+        return
+    lines = [
+        f"{line} (at {len(at)} of {points} points, first {_shown(at[0])})" if points > 1 else line
+        for line, at in list(errors.items())[:MOST_ERRORS]
+    ]
+    if len(errors) > MOST_ERRORS:
+        lines.append(f"and {len(errors) - MOST_ERRORS:,} more")
+    raise InputError("\n".join(lines))
+
+
+def _shown(knobs: Knobs) -> str:
+    return ", ".join(assignment(*knob) for knob in knobs.items())
+
+
+def finish(
+    sweep: Sweep,
+    execute: Execute,
+    store: Path | None = None,
+    advance: Callable[[int, int], None] | None = None,
+) -> dict[str, Summary]:
+    """Run what has not been done yet; returns the figures of every job of the sweep by digest.
+
+    What is done is kept in the file ``store``, whatever happens to this process. ``advance`` is
+    told how many of how many jobs are done, at first and after each. Raises SweepFailed at the end
+    if some jobs could not be run.
+    """
+    with working(execute, store) as bench:
+        failed = bench.run(sweep.jobs, advance)
+        if failed:
+            raise SweepFailed(_failures(sweep, failed))
+        return {digest: bench.done[digest] for digest in sweep.jobs}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where jobs are run: by ``execute``; the figures of those that are ``done``, by digest."""
+
+    execute: Execute
+    done: dict[str, Summary]
+    append: Callable[[str, Summary], Summary]
+
+    def run(
+        self, jobs: Mapping[str, Job], advance: Callable[[int, int], None] | None = None
+    ) -> dict[str, str]:
+        """Run those of the ``jobs`` (by digest) that are not done; returns the errors of the rest.
+
+        ``advance`` is told how many of them are done, at first and after each.
+        """
+        todo = [job for digest, job in jobs.items() if digest not in self.done]
+        failed: dict[str, str] = {}
+        finished = len(jobs) - len(todo)
+        if advance:
+            advance(finished, len(jobs))
+        for result in self.execute(simulate, todo) if todo else ():
+            if result.summary is None:
+                failed[result.digest] = result.error
+                continue
+            self.done[result.digest] = self.append(result.digest, result.summary)
+            finished += 1
+            if advance:
+                advance(finished, len(jobs))
+        return failed
+
+
+@contextmanager
+def working(execute: Execute, store: Path | None = None) -> Iterator[Bench]:
+    """A bench that keeps what is done in the file ``store``, whatever happens to this process."""
+    done = {} if store is None else read_store(store)
+    with _appending_late(store) as append:
+        yield Bench(execute, done, append)
+
+
+@contextmanager
+def _appending_late(store: Path | None) -> Iterator[Callable[[str, Summary], Summary]]:
+    """As ``appending``, which opens the file only when there is something to add."""
+    write: Callable[[str, Summary], Summary] | None = None
+    with ExitStack() as stack:
+
+        def append(digest: str, summary: Summary) -> Summary:
+            nonlocal write
+            write = write or stack.enter_context(appending(store))
+            return write(digest, summary)
+
+        yield append
+
+
+def _failures(sweep: Sweep, failed: Mapping[str, str]) -> str:
+    """The first point of every different error, and how many have it."""
+    by_error: dict[str, list[Run]] = {}
+    for run in sweep.runs:
+        if run.job.digest in failed:
+            by_error.setdefault(failed[run.job.digest], []).append(run)
+    return "\n".join(
+        f"{len(runs)} of {len(sweep.runs)} runs failed, the first with {runs[0].variant}"
+        f"{''.join(f', {assignment(*knob)}' for knob in runs[0].knobs.items())}, "
+        f"repeat {runs[0].repeat}: {error}"
+        for error, runs in by_error.items()
+    )

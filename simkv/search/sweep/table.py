@@ -1,0 +1,98 @@
+"""The table of a sweep: a row per run, with its knobs and all figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from simkv.search.store import Summary
+from simkv.search.sweep.sweep import Sweep
+
+
+def table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.DataFrame:
+    """``point``, the knobs, ``variant``, ``repeat`` and ``seed``, then the figures of summary.json.
+
+    Figures in groups are named with dots, as in ``e2e_ms.p99``. A latency of which there is no
+    sample, because nothing finished, is empty: 0 would be the best of all.
+    """
+    rows = [
+        {
+            "point": run.point,
+            **run.knobs,
+            "variant": run.variant,
+            "repeat": run.repeat,
+            "seed": run.seed,
+            **figures_of(summaries[run.job.digest]),
+        }
+        for run in sweep.runs
+    ]
+    return typed(rows)
+
+
+def typed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a table in which whole numbers stay whole, where others are missing too."""
+    frame = pd.DataFrame(list(rows), dtype=object)
+    return pd.DataFrame({name: _typed(frame[name]) for name in frame})
+
+
+def knobs_of(frame: pd.DataFrame) -> list[str]:
+    """The knobs of a sweep, by its table."""
+    names = [str(name) for name in frame]
+    return names[names.index("point") + 1 : names.index("variant")]
+
+
+def figures_of(summary: Summary) -> dict[str, Any]:
+    """The figures of a variant by names with dots; a list of words as lines of one text."""
+    flat: dict[str, Any] = {}
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            empty = name.endswith("_ms") and not value["mean"]
+            inner = dict.fromkeys(value) if empty else figures_of(value)
+            flat.update({f"{name}.{key}": inner[key] for key in inner})
+        elif isinstance(value, list):
+            words = all(isinstance(item, str) for item in value)
+            flat[name] = "\n".join(value) if words else json.dumps(value)
+        else:
+            flat[name] = value
+    return flat
+
+
+def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column of numbers as numbers; one of mixed kinds stays as it is."""
+    kinds = {type(value) for value in column if value is not None}
+    if kinds == {int}:
+        whole: pd.Series[Any] = column.astype("Int64" if column.isna().any() else "int64")
+        return whole
+    if kinds and kinds <= {int, float}:
+        return column.astype("float64")
+    return column.astype("bool") if kinds == {bool} and not column.isna().any() else column
+
+
+def write_table(frame: pd.DataFrame, folder: Path, name: str = "table") -> list[Path]:
+    """Write ``table.csv``, and ``table.parquet`` if pyarrow is there; returns what was written."""
+    paths = [folder / f"{name}.csv"]
+    replace_file(paths[0], frame.to_csv(index=False, lineterminator="\n").encode())
+    if find_spec("pyarrow"):
+        paths.append(folder / f"{name}.parquet")
+        plain = pd.DataFrame({name: _of_one_kind(frame[name]) for name in frame})
+        replace_file(paths[1], plain.to_parquet(index=False, engine="pyarrow"))
+    return paths
+
+
+def _of_one_kind(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Parquet has no columns of mixed kinds: their values become words."""
+    if column.dtype != object or len({type(v) for v in column if v is not None}) <= 1:
+        return column
+    return column.map(lambda value: None if value is None else str(value))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in place of a former one, complete or not at all."""
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_bytes(content)
+    scratch.replace(path)

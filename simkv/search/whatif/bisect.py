@@ -1,0 +1,233 @@
+"""Where does the verdict flip? One workload over the range of a knob, or across variants.
+
+The answer need not be monotone. So a grid is sampled first, and then every interval whose ends
+differ is halved until they are neighbours. What lies between two samples that agree is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from simkv.core.errors import InputError
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers import variants
+from simkv.search.whatif.condition import Condition
+from simkv.search.whatif.evaluate import (
+    Case,
+    Evaluator,
+    Figures,
+    NoSuchField,
+    TooManyRuns,
+    with_field,
+)
+
+REFUSED = "not allowed"
+#: From this ratio of the ends on, a grid is even in the logarithm.
+WIDE = 16
+#: A range of fractions is cut into so many steps, unless told otherwise.
+STEPS = 1000
+#: A range may not have more values than this.
+MOST_VALUES = 10_000_000
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values ``low``, ``low + step``, … up to ``high``."""
+
+    low: float
+    high: float
+    step: float
+
+    @property
+    def last(self) -> int:
+        """Index of the highest value."""
+        return int((self.high - self.low) / self.step + 1e-9)
+
+    def value(self, index: int) -> float:
+        value = self.low + index * self.step
+        return value if isinstance(value, int) else round(value, 10)
+
+    def grid(self, samples: int) -> list[int]:
+        """About ``samples`` indexes from the first to the last value, both among them."""
+        last, parts = self.last, max(samples - 1, 1)
+        if self.low > 0 and self.high >= WIDE * self.low:
+            ratio = self.high / self.low
+            values = (self.low * ratio ** (part / parts) for part in range(parts + 1))
+            indexes = {round((value - self.low) / self.step) for value in values}
+        else:
+            indexes = {round(last * part / parts) for part in range(parts + 1)}
+        return sorted({0, last} | {min(index, last) for index in indexes})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value that was tried: its figures, or why the scenario refuses it.
+
+    ``state`` is what may flip: the verdict, or whether a condition holds.
+    """
+
+    value: Any
+    state: str
+    figures: Figures | None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Two neighbouring values that do not agree."""
+
+    low: Sample
+    high: Sample
+
+
+@dataclass(frozen=True)
+class Flips:
+    """All that was tried, in order, and where it flips.
+
+    ``values`` is how many values there are, of which ``sampled`` were tried at first. ``complete``
+    is false if the limit on runs came before every flip was between neighbours.
+    """
+
+    path: str
+    samples: tuple[Sample, ...]
+    flips: tuple[Flip, ...]
+    values: int
+    sampled: int
+    complete: bool
+    runs: int
+
+
+def parse_over(text: str, step: float | None = None) -> tuple[str, Range | list[Any]]:
+    """``path=low..high`` or ``path=a,b,c``. Raises InputError if it is neither."""
+    path, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not path or not values:
+        raise InputError(
+            f"--over {text}: expected a field and its range, as in "
+            "engine.num_gpu_blocks=100..2000 or engine.policy=fcfs,priority"
+        )
+    low, dots, high = values.partition("..")
+    if dots:
+        return path, _range(text, low.strip(), high.strip(), step)
+    try:
+        listed = YAML(typ="safe", pure=True).load(f"[{values}]")
+    except Exception as error:  # the reader trips over odd input in many ways
+        raise InputError(f"--over {text}: the values are not YAML") from error
+    return path, listed
+
+
+def _range(text: str, first: str, last: str, step: float | None) -> Range:
+    try:
+        whole = all(re.fullmatch(r"[-+]?\d+", end) for end in (first, last))
+        low, high = (int(end) if whole else float(end) for end in (first, last))
+    except ValueError:
+        raise InputError(f"--over {text}: the ends of a range are numbers, as in 10..20") from None
+    if not float("-inf") < low < high < float("inf"):
+        raise InputError(f"--over {text}: the range has to rise; found {first} to {last}")
+    if step is None:
+        step = 1 if whole else (high - low) / STEPS
+    elif whole and float(step).is_integer():
+        step = int(step)
+    if not 0 < step <= high - low:
+        raise InputError(f"--step {step:g}: expected more than 0 and at most {high - low:g}")
+    if (high - low) / step > MOST_VALUES:
+        raise InputError(f"--over {text}: more than {MOST_VALUES:,} values; use a larger --step")
+    return Range(low, high, step)
+
+
+def flips_over(
+    scenario: Scenario,
+    path: str,
+    values: Range | Sequence[Any],
+    evaluator: Evaluator,
+    when: Condition | None = None,
+    samples: int = 17,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Flips:
+    """Where the verdict, or ``when``, flips over the values of the field at ``path``.
+
+    Of a range some ``samples`` are tried first and every flip is then narrowed down to neighbours;
+    of a list every value is tried. Raises InputError if there is no such field.
+    """
+    try_ = partial(_try, scenario, path, evaluator, when)
+    if not isinstance(values, Range):
+        tell(f"{len(values)} values")
+        tried = try_(values)
+        complete = len(tried) == len(values)
+        return _report(path, tried, len(values), len(values), complete, evaluator.runs)
+    known: dict[int, Sample] = {}
+    grid = wanted = values.grid(samples)
+    complete = True
+    while wanted and complete:
+        tell(f"{path}: {len(known)} values tried, {len(wanted)} more")
+        tried = try_([values.value(index) for index in wanted])
+        complete = len(tried) == len(wanted)
+        known.update(zip(wanted, tried, strict=False))
+        wanted = [
+            (low + high) // 2
+            for low, high in pairwise(sorted(known))
+            if known[low].state != known[high].state and high - low > 1
+        ]
+    tried = [known[index] for index in sorted(known)]
+    return _report(path, tried, values.last + 1, len(grid), complete, evaluator.runs)
+
+
+def flips_across_variants(
+    scenario: Scenario, evaluator: Evaluator, when: Condition | None = None
+) -> Flips:
+    """The same workload and knobs under all variants of the engine, in their order."""
+    names = list(variants(scenario.engine.name))
+    return flips_over(scenario, "engine.variant", names, evaluator, when)
+
+
+def _try(
+    scenario: Scenario,
+    path: str,
+    evaluator: Evaluator,
+    when: Condition | None,
+    values: Sequence[Any],
+) -> list[Sample]:
+    """Run the scenario with each value that it takes, until the limit on runs comes."""
+    cases: list[Case | InputError] = []
+    for value in values:
+        try:
+            cases.append(Case(with_field(scenario, path, value, evaluator.folder)))
+        except NoSuchField:
+            raise
+        except InputError as error:
+            cases.append(error)
+    found = evaluator.stream(case for case in cases if isinstance(case, Case))
+    samples = []
+    try:
+        for value, case in zip(values, cases, strict=True):
+            if isinstance(case, InputError):
+                samples.append(Sample(value, REFUSED, None, str(case)))
+            else:
+                figures = next(found)
+                samples.append(Sample(value, _state(figures, when), figures))
+    except TooManyRuns:
+        pass  # the caller sees that some are missing
+    return samples
+
+
+def _state(figures: Figures, when: Condition | None) -> str:
+    if when is None:
+        return figures.verdict
+    return when.text if when.shows(figures) else f"not {when.text}"
+
+
+def _report(
+    path: str, tried: list[Sample], values: int, sampled: int, complete: bool, runs: int
+) -> Flips:
+    if not tried:
+        raise TooManyRuns(f"{runs} runs are not enough for this")
+    if all(sample.figures is None for sample in tried):
+        raise InputError(f"{path}: no value is allowed: {tried[0].refused}")
+    flips = tuple(Flip(a, b) for a, b in pairwise(tried) if a.state != b.state)
+    return Flips(path, tuple(tried), flips, values, sampled, complete, runs)

@@ -1,0 +1,108 @@
+"""What a run has to show: a verdict, or a bound on a figure.
+
+condition("starved")         # the verdict
+condition("stalled")         # livelock, deadlock or a dead engine
+condition("preemptions>=1")
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import inf, isclose, isfinite
+from typing import Any, Literal, get_args
+
+from simkv.core.errors import InputError, nearest
+from simkv.core.figures import FIGURES
+from simkv.scenario.expect import Verdict
+from simkv.search.whatif.evaluate import Figures
+
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+#: The verdicts that are also called ``stalled``: nothing will ever move again.
+STALLED = ("livelock", "deadlock", "engine died")
+Sign = Literal[">=", "<=", "="]
+
+
+@dataclass(frozen=True)
+class IsVerdict:
+    """The verdict of the run is one of ``words``."""
+
+    text: str
+    words: tuple[str, ...]
+
+    def shows(self, figures: Figures) -> bool:
+        return figures.verdict in self.words
+
+    def told(self, figures: Figures) -> str:
+        """The run in the words of the condition."""
+        return figures.shown
+
+    @property
+    def outcome(self) -> str:
+        """How the requests end that it is about."""
+        if self.words == ("served",):
+            return "finished"
+        return "stalled" if set(self.words) <= set(STALLED) else self.words[0]
+
+    def expectation(self, figures: Figures) -> dict[str, Any]:
+        """As ``expect`` of a scenario file says it, of a run that shows it."""
+        return {"verdict": figures.verdict}
+
+
+@dataclass(frozen=True)
+class IsBound:
+    """A figure of the run is at least, at most or equal to a number."""
+
+    text: str
+    figure: str
+    sign: Sign
+    number: float
+
+    def shows(self, figures: Figures) -> bool:
+        found = figures[self.figure]
+        if isclose(found, self.number, rel_tol=1e-9, abs_tol=1e-9):
+            return True
+        return self.sign != "=" and (found > self.number) == (self.sign == ">=")
+
+    def told(self, figures: Figures) -> str:
+        """The run in the words of the condition."""
+        return f"{self.figure} {figures[self.figure]:.10g} ({figures.verdict})"
+
+    def expectation(self, _: Figures) -> dict[str, Any]:
+        """As ``expect`` of a scenario file says it."""
+        name = {">=": "ge", "<=": "le", "=": "eq"}[self.sign]
+        number = int(self.number) if self.number == int(self.number) else self.number
+        return {self.figure: {name: number}}
+
+
+Condition = IsVerdict | IsBound
+
+
+def condition(text: str, option: str = "--keep") -> Condition:
+    """The condition that ``text`` names. Raises InputError, which mentions ``option``."""
+    if bound := re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|=)=?\s*([-+0-9.eE]+)\s*", text):
+        return _bound(text.strip(), bound[1], bound[2], bound[3], option)
+    word = re.sub(r"[\s_-]+", " ", text.strip().lower())
+    by_word = {"stalled": STALLED, **{v.replace("_", " "): (v,) for v in VERDICTS}}
+    if word not in by_word:
+        raise InputError(
+            f"{option} {text}: is not a verdict{nearest(word, by_word)}; expected one of "
+            f"{', '.join(by_word)}, or a bound like preemptions>=1 or ttft_ms.p99<=500"
+        )
+    return IsVerdict(word, by_word[word])
+
+
+def _bound(text: str, name: str, sign: str, number: str, option: str) -> IsBound:
+    if name not in FIGURES:
+        raise InputError(
+            f"{option} {text}: {name!r} is not a figure of summary.json{nearest(name, FIGURES)}; "
+            f"expected one of {', '.join(FIGURES)}"
+        )
+    try:
+        value = float(number)
+    except ValueError:
+        value = inf
+    if not isfinite(value):
+        raise InputError(f"{option} {text}: {number!r} is not a number")
+    signs: dict[str, Sign] = {">=": ">=", "<=": "<=", "=": "="}
+    return IsBound(text, name, signs[sign], value)

@@ -1,0 +1,252 @@
+"""Which single change would have helped, whom, and whom would it have hurt?
+
+    answer = whatif(scenario, Evaluator(folder))
+    print(answer.best.sentence)
+
+Every rule, knob and variant is changed by itself; the changes are ranked by how many requests they
+let finish, then by how long those wait that finish either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log
+from typing import Literal
+
+from simkv.core.errors import InputError
+from simkv.scenario.scenario import Scenario
+from simkv.search.whatif.changes import Change, changes
+from simkv.search.whatif.evaluate import Case, Ending, Evaluator, Figures
+
+Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurts"]
+#: A latency that is at least this share shorter or longer makes a difference.
+SHARE = 0.05
+#: The same for the longest stall and for preemptions.
+STALL = 0.2
+#: Figures of which more is better; of all others less is.
+MORE_IS_BETTER = (
+    "finished",
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    "total_input_tokens",
+    "total_output_tokens",
+    "jain_index",
+)
+#: Of changes that do about as well, the plainer comes first.
+PLAINER = ("rule", "knob", "variant", "memory")
+NEAR = 1.25
+ORDER: tuple[Judgement, ...] = ("fixes", "helps", "changes little", "changes nothing", "hurts")
+FAILURES = ("stalled", "lost", "starved", "rejected", "cut_off")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one change does to the run.
+
+    ``newly_finished`` and ``newly_failed`` are request ids; ``faster`` and ``slower`` are of those
+    that finish either way and take at least 5 % less or more. ``e2e_ratio`` is the mean E2E of all
+    that finish either way, over what it was (1 if there are none). ``sentence`` says it in plain
+    words.
+    """
+
+    change: Change
+    figures: Figures
+    judgement: Judgement
+    sentence: str
+    newly_finished: tuple[int, ...]
+    newly_failed: tuple[int, ...]
+    faster: tuple[int, ...]
+    slower: tuple[int, ...]
+    e2e_ratio: float
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """All changes that were tried, the best first; ``by`` names the figure if one was asked for.
+
+    ``refused`` are changes that the engine does not allow, and why. ``best`` is the first one that
+    fixes or helps, or None.
+    """
+
+    base: Figures
+    by: str | None
+    effects: tuple[Effect, ...]
+    refused: tuple[tuple[Change, str], ...]
+    runs: int
+
+    @property
+    def best(self) -> Effect | None:
+        helpful = (e for e in self.effects if e.judgement in ("fixes", "helps"))
+        return next(helpful, None)
+
+    def judged(self, *judgements: Judgement) -> list[Effect]:
+        """The effects of these judgements, in order."""
+        return [effect for effect in self.effects if effect.judgement in judgements]
+
+
+def whatif(
+    scenario: Scenario,
+    evaluator: Evaluator,
+    by: str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> WhatIf:
+    """Try every single change and rank them; ``by`` a figure of ``summary.json``, or by requests
+    finished and E2E."""
+    base = evaluator.evaluate(Case(scenario))
+    tried: list[tuple[Change, Case]] = []
+    refused: list[tuple[Change, str]] = []
+    for change, case in changes(scenario):
+        if isinstance(case, InputError):
+            refused.append((change, str(case)))
+        else:
+            tried.append((change, case))
+    tell(f"{len(tried)} changes")
+    found = evaluator.evaluate_all(case for _, case in tried)
+    effects = [
+        _effect(change, base, figures, by)
+        for (change, _), figures in zip(tried, found, strict=True)
+    ]
+    effects = _ranked(effects, by)
+    return WhatIf(base, by, tuple(effects), tuple(refused), evaluator.runs)
+
+
+def _effect(change: Change, base: Figures, figures: Figures, by: str | None) -> Effect:
+    before = {ending.id: ending for ending in base.endings}
+    after = {ending.id: ending for ending in figures.endings}
+    both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]
+    ratios = [(a.id, b.e2e_s / a.e2e_s) for a, b in both if a.e2e_s and b.e2e_s]
+    faster = tuple(i for i, r in ratios if r <= 1 - SHARE)
+    slower = tuple(i for i, r in ratios if r >= 1 + SHARE)
+    ratio = _mean_ratio(both)
+    return Effect(
+        change=change,
+        figures=figures,
+        judgement=_judge(base, figures, ratio, by),
+        sentence=f"{change}: {_told(base, figures, faster, slower, by)}",
+        newly_finished=tuple(b.id for a, b in both if a.e2e_s is None and b.e2e_s is not None),
+        newly_failed=tuple(b.id for a, b in both if a.e2e_s is not None and b.e2e_s is None),
+        faster=faster,
+        slower=slower,
+        e2e_ratio=ratio,
+    )
+
+
+def _mean_ratio(both: list[tuple[Ending, Ending]]) -> float:
+    """Mean E2E after over mean E2E before, of the requests that finish either way."""
+    pairs = [(a.e2e_s, b.e2e_s) for a, b in both if a.e2e_s is not None and b.e2e_s is not None]
+    before, after = sum(a for a, _ in pairs), sum(b for _, b in pairs)
+    return after / before if before else 1.0
+
+
+def _judge(base: Figures, figures: Figures, ratio: float, by: str | None) -> Judgement:
+    if figures == base:
+        return "changes nothing"
+    if by is not None:
+        return _compare(figures[by], base[by], more_is_better=by in MORE_IS_BETTER)
+    if base.verdict != "served" and figures.verdict == "served":
+        return "fixes"
+    if figures["finished"] != base["finished"]:
+        return "helps" if figures["finished"] > base["finished"] else "hurts"
+    by_latency = _compare(ratio, 1.0)
+    if by_latency != "changes little" or base["finished"] < base["requests"]:
+        return by_latency  # where some fail, fewer preemptions may only mean an earlier death
+    by_stall = _compare(figures["longest_stall_s"], base["longest_stall_s"], share=STALL)
+    if by_stall != "changes little":
+        return by_stall
+    return _compare(figures["preemptions"], base["preemptions"], share=STALL)
+
+
+def _compare(
+    after: float, before: float, *, share: float = SHARE, more_is_better: bool = False
+) -> Judgement:
+    if abs(after - before) < share * abs(before) or after == before:
+        return "changes little"
+    return "helps" if (after > before) == more_is_better else "hurts"
+
+
+def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
+    """The best first: by the figure, or by requests finished, judgement and E2E."""
+    if by is not None:
+        sign = -1 if by in MORE_IS_BETTER else 1
+        return sorted(effects, key=lambda e: (sign * e.figures[by], _plainness(e)))
+    groups: dict[tuple[float, int, bool], list[Effect]] = {}
+    for effect in effects:
+        finished, memory = effect.figures["finished"], effect.change.kind == "memory"
+        group = (-finished, ORDER.index(effect.judgement), memory)
+        groups.setdefault(group, []).append(effect)
+    return [effect for group in sorted(groups) for effect in _by_latency(groups[group])]
+
+
+def _by_latency(effects: list[Effect]) -> list[Effect]:
+    """Of those that come near the shortest E2E the plainest change first, then all others.
+
+    Of equally plain ones that with the shorter stall (by classes of 20 %), then fewer preemptions.
+    """
+    shortest = min(effect.figures["e2e_ms.mean"] for effect in effects)
+
+    def rank(effect: Effect) -> tuple[object, ...]:
+        latency, stall = effect.figures["e2e_ms.mean"], effect.figures["longest_stall_s"]
+        preemptions = effect.figures["preemptions"]
+        if latency <= NEAR * shortest:
+            return (
+                0,
+                _plainness(effect)[0],
+                round(log(max(stall, 1e-9), 1.0 + STALL)),
+                preemptions,
+                round(latency),
+                str(effect.change),
+            )
+        return (1, latency, *_plainness(effect))
+
+    return sorted(effects, key=rank)
+
+
+def _plainness(effect: Effect) -> tuple[int, str]:
+    return PLAINER.index(effect.change.kind), str(effect.change)
+
+
+def _told(
+    base: Figures,
+    figures: Figures,
+    faster: tuple[int, ...],
+    slower: tuple[int, ...],
+    by: str | None,
+) -> str:
+    """What becomes of the run: ``24 starved -> 0``, or the latencies that change."""
+    if figures == base:
+        return "changes nothing"
+    parts = [f"{by} {base[by]:.6g} -> {figures[by]:.6g}"] if by is not None else []
+    for name in FAILURES:
+        if base[name] != figures[name]:
+            word = name.replace("_", " ")
+            if name == "stalled":
+                word += f" ({base.verdict if base[name] else figures.verdict})"
+            parts.append(f"{base[name]:.0f} {word} -> {figures[name]:.0f}")
+    if not parts and base.verdict != figures.verdict:
+        parts.append(f"{base.verdict} -> {figures.verdict}")
+    if base["finished"] == figures["finished"]:
+        parts += _latencies(base, figures, by)
+    if not parts and (faster or slower):
+        parts = [
+            f"{_whom(whom)} {how}" for whom, how in ((faster, "faster"), (slower, "slower")) if whom
+        ]
+    return ", ".join(parts) or "no figure changes by much"
+
+
+def _latencies(base: Figures, figures: Figures, told: str | None) -> list[str]:
+    shown = (
+        ("E2E median", "e2e_ms.median", 1000.0, " s"),
+        ("longest stall", "longest_stall_s", 1.0, " s"),
+        ("preemptions", "preemptions", 1.0, ""),
+    )
+    return [
+        f"{title} {base[name] / unit:.4g}{suffix} -> {figures[name] / unit:.4g}{suffix}"
+        for title, name, unit, suffix in shown
+        if name != told and _compare(figures[name], base[name]) != "changes little"
+    ]
+
+
+def _whom(ids: tuple[int, ...]) -> str:
+    return f"request {ids[0]}" if len(ids) == 1 else f"{len(ids)} requests"

@@ -1,0 +1,151 @@
+"""A shrunk scenario as a new file, ready for a bug report."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from simkv.core.errors import InputError
+from simkv.core.version import __version__
+from simkv.scenario.scenario import Scenario, load
+from simkv.search.whatif.condition import Condition
+from simkv.search.whatif.evaluate import Case, evaluate, run_fields
+from simkv.search.whatif.shrink import Shrunk
+from simkv.workload.workload import clients
+
+
+def write_shrunk(
+    shrunk: Shrunk, wanted: Condition, command: str, folder: Path, out: Path | None
+) -> str:
+    """Write the scenario to ``out`` if given, complete or not at all; returns its text.
+
+    ``command`` is what it was made by. A profile that is a file, beside ``folder``, is named
+    relative to ``out``. The file has been loaded and run again before it is there.
+    Raises InputError if it cannot be written.
+    """
+    lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
+    comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
+    profile = shrunk.scenario.profile
+    if profile.endswith(".json"):
+        there = (folder / profile).resolve()
+        profile = str(there) if out is None else os.path.relpath(there, out.parent.resolve())
+    text = comment + _yaml(_tree(shrunk, wanted, Path(profile).as_posix()))
+    with _new_file(out) as new:
+        new.write_text(text, encoding="utf-8", newline="\n")
+        found = evaluate(Case(load(new)["run"]), new.parent)
+        if found != shrunk.after:
+            raise AssertionError(f"the new file gives {found.shown}, not {shrunk.after.shown}")
+        if out:
+            new.replace(out)
+    return text
+
+
+@contextmanager
+def _new_file(out: Path | None) -> Iterator[Path]:
+    """A name beside ``out``, so that it can be renamed, or anywhere; what is left there goes."""
+    with tempfile.TemporaryDirectory() as anywhere:
+        folder = Path(anywhere) if out is None else out.parent
+        new = folder / f".simkv-{os.getpid()}.yaml"
+        try:
+            yield new
+        except OSError as error:
+            reason = (error.strerror or "error").lower()
+            raise InputError(f"{out}: cannot be written: {reason}") from error
+        finally:
+            new.unlink(missing_ok=True)
+
+
+def _yaml(tree: dict[str, Any]) -> str:
+    stream, yaml = io.StringIO(), YAML()
+    yaml.width = 100
+    yaml.dump(tree, stream)
+    return stream.getvalue()
+
+
+def header(shrunk: Shrunk, wanted: Condition, command: str) -> list[str]:
+    """What was done and what is left, a sentence a line."""
+    now, before = len(shrunk.numbers), len(shrunk.before.endings)
+    drawn = shrunk.original.workload.arrivals
+    lines = [
+        f"Made by: {command} (simkv {__version__}, {shrunk.runs} runs)",
+        f"It was: {wanted.told(shrunk.before)}",
+        f"It is: {wanted.told(shrunk.after)}",
+        f"Requests: {before} before, {now} now; they were numbers {_ranges(shrunk.numbers)}.",
+    ]
+    if shrunk.enough_as_it_was != now:
+        lines.append(f"{shrunk.enough_as_it_was} are enough with engine and lengths as they were.")
+    lines.append(
+        "Without any single one of them it is gone."
+        if shrunk.minimal
+        else "Perhaps not all of them are needed: the limit on runs came first."
+    )
+    if shrunk.sound_alone:
+        lines.append("Each of them alone would be served, and not show it.")
+    lines += [
+        f"Changed: {name} from {_word(old)} to {_word(new)}." for name, old, new in shrunk.knobs
+    ]
+    if shrunk.scenario.profile.endswith(".json"):
+        lines.append("Its cost profile is a file; send that along.")
+    if not clients(shrunk.original.workload, shrunk.original.timeout).open:
+        lines.append("Arrivals depended on the answers; here they are those of a run.")
+    if drawn is not None:
+        lines.append(f"The requests were drawn with seed {drawn.seed}; here nothing is random.")
+    return lines
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0 to 3, 7`` for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _tree(shrunk: Shrunk, wanted: Condition, profile: str) -> dict[str, Any]:
+    """The file as plain data, without what is at its default."""
+    scenario = shrunk.scenario
+    run = run_fields(scenario)
+    return {
+        "name": f"{scenario.name[:93]}-shrunk",
+        **({"report": scenario.report} if scenario.report else {}),
+        "workload": {"requests": [_in_one_line(row) for row in run.pop("workload")["requests"]]},
+        "engine": _engine(scenario),
+        "profile": profile,
+        **{
+            name: value
+            for name, value in run.items()
+            if name not in ("engine", "profile") and value != Scenario.model_fields[name].default
+        },
+        "expect": {"run": wanted.expectation(shrunk.after)},
+    }
+
+
+def _engine(scenario: Scenario) -> dict[str, Any]:
+    engine = scenario.engine
+    return {
+        knob.name: getattr(engine, knob.name)
+        for knob in fields(engine)
+        if knob.name in ("name", "variant") or getattr(engine, knob.name) != knob.default
+    }
+
+
+def _in_one_line(row: dict[str, Any]) -> CommentedMap:
+    line = CommentedMap(row)
+    line.fa.set_flow_style()
+    return line

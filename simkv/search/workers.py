@@ -1,0 +1,204 @@
+"""Where jobs run: in this process, on all cores of this machine, or on a Ray cluster.
+
+Each function takes a function of one argument and its arguments, and yields what it returns in the
+order in which that is done. A worker that dies takes nothing with it: what it did is done again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal, TypeVar
+
+from simkv.core.errors import InputError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: So many times in a row workers may die before anything gets done.
+PATIENCE = 3
+
+
+class WorkersDied(Exception):
+    """Workers died again and again at the same work."""
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def opened(
+    executor: Literal["local", "ray"] = "local",
+    jobs: int | None = None,
+    address: str | None = None,
+) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A function as ``local`` or ``on_ray``, whose workers stay from one call to the next.
+
+    Raises InputError if there is no Ray, or no cluster at ``address``.
+    """
+    if address is not None and executor != "ray":
+        raise InputError(f"--address {address}: is for --executor ray")
+    if executor == "ray":
+        with _session(address, jobs):
+            yield partial(on_ray, address=address, jobs=jobs)
+        return
+    pool = _Pool(jobs or cores())
+    try:
+        yield pool.run
+    finally:
+        pool.close()
+
+
+def local(
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int | None = None
+) -> Iterator[Result]:
+    """Run in ``jobs`` processes of this machine, by default one per core.
+
+    Raises WorkersDied if workers die (for want of memory, as a rule) and nothing gets done.
+    """
+    pool = _Pool(min(jobs or cores(), len(items)))
+    try:
+        yield from pool.run(function, items)
+    finally:
+        pool.close()
+
+
+class _Pool:
+    """Processes of this machine, started when they are first needed; one works in this process."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+        self._others: set[BaseProcess] = set()
+
+    def run(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        if self._jobs <= 1:
+            yield from map(function, items)
+            return
+        left = dict(enumerate(items))
+        deaths = 0
+        while left:
+            before = len(left)
+            try:
+                for number, result in self._pooled(function, left):
+                    del left[number]
+                    yield result
+            except BrokenProcessPool as error:
+                deaths = 1 if len(left) < before else deaths + 1
+                if deaths == PATIENCE:
+                    raise WorkersDied(
+                        f"worker processes died {PATIENCE} times in a row, with {len(left)} runs "
+                        "left; fewer at a time (--jobs) need less memory"
+                    ) from error
+
+    def _pooled(
+        self, function: Callable[[Item], Result], items: dict[int, Item]
+    ) -> Iterator[tuple[int, Result]]:
+        if self._pool is None:
+            self._others = set(active_children())
+            spawn = get_context("spawn")
+            self._pool = ProcessPoolExecutor(
+                self._jobs, mp_context=spawn, initializer=_end_with_parent
+            )
+        try:
+            futures = {self._pool.submit(function, item): number for number, item in items.items()}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            # An interrupt does not wait for runs that take minutes.
+            for child in set(active_children()) - self._others:
+                child.kill()
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+def _end_with_parent() -> None:
+    """In a worker: leave Ctrl-C to the parent, and do not outlive it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def on_ray(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    address: str | None = None,
+    jobs: int | None = None,
+) -> Iterator[Result]:
+    """Run on the Ray cluster at ``address`` (or RAY_ADDRESS), else on one of this machine.
+
+    The latter has ``jobs`` workers. Every node needs the same simkv, and scenarios' traces and
+    profiles at the same place. Raises InputError if there is no Ray or no such cluster, WorkersDied
+    if workers die again and again at the same work.
+    """
+    with _session(address, jobs) as ray:
+        # Ray itself runs a task again whose worker or node is lost.
+        remote = ray.remote(function).options(max_retries=PATIENCE, num_cpus=1)
+        at_once = 4 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        waiting = list(reversed(items))
+        try:
+            running = [remote.remote(waiting.pop()) for _ in range(min(at_once, len(waiting)))]
+            while running:
+                (first, *_), running = ray.wait(running)
+                if waiting:
+                    running.append(remote.remote(waiting.pop()))
+                yield ray.get(first)
+        except ray.exceptions.RayError as error:
+            raise WorkersDied(f"Ray gave up, after {PATIENCE} tries at one run: {error}") from error
+
+
+@contextmanager
+def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
+    """The module ``ray``, connected to a cluster; disconnected afterwards unless it was before."""
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError("--executor ray: Ray is missing; pip install 'simkv[ray]'") from error
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(address or os.environ.get("RAY_ADDRESS") or "local", jobs)
+    try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _connect(address: str, jobs: int | None) -> None:
+    """Connect to a cluster, or start one here. Raises InputError if there is none."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if colon:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
+        import ray
+
+        ours = {"num_cpus": jobs or cores(), "include_dashboard": False}
+        more = ours if address == "local" else {}
+        ray.init(address=address, log_to_driver=False, logging_level="error", **more)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"--address {address}: no Ray cluster there: {error}") from error

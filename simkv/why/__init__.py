@@ -1,0 +1,1 @@
+"""Why it went so: the wait ledger, who blocked whom, verdicts."""

@@ -1,0 +1,315 @@
+"""The wait ledger: every second of a request's life under one name, from arrival to end.
+
+    for interval in ledger(record)[7]:
+        print(interval.start, interval.end, WORDS[interval.kind])
+
+The times of steps come from the step log; why somebody waits comes from the scheduler, which says
+with each decision why it passed over the head of its queue (``Batch.held``) and who sits aside
+(``Batch.aside``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from itertools import chain
+from math import fsum, inf
+from typing import NamedTuple
+
+from simkv.run.record import Life, Record
+
+#: Times closer together than this (s) are one moment: sums of the same durations in another order.
+NEGLIGIBLE = 1e-7
+
+
+class Kind(StrEnum):
+    """What a request does or waits for: exactly one of these at any moment of its life."""
+
+    UNSEEN = "unseen"  # the scheduler has not been told of it: a step was under way
+    BLOCKS = "blocks"  # too few blocks are free
+    RESERVED = "reserved"  # blocks are free, but promised to others
+    SLOT = "slot"  # as many run as may
+    BUDGET = "budget"  # the tokens of the step are used up
+    RULE = "rule"  # another rule of the engine, such as an interval between prefills
+    BEHIND = "behind"  # in the queue, but not its head
+    QUEUED = "queued"  # for a reason that the scheduler does not say
+    DEFERRED = "deferred"  # in a bucket (of length, of modality) that does not run now
+    PREFILL = "prefill"
+    RECOMPUTE = "recompute"  # prefill mostly of tokens that had been computed before
+    DECODE = "decode"
+    HELD_UP = "held_up"  # has its KV and sits out steps in which others prefill
+    PREEMPTED = "preempted"  # its computed KV was taken away and it does not run again yet
+    IN_FLIGHT = "in_flight"  # decided but not begun, computed but not delivered, between steps
+    STALLED = "stalled"  # the engine has died, or its state repeats for ever
+
+
+#: The kinds in plain words.
+WORDS: dict[Kind, str] = {
+    Kind.UNSEEN: "not yet looked at",
+    Kind.BLOCKS: "queued for blocks",
+    Kind.RESERVED: "queued for blocks that are reserved",
+    Kind.SLOT: "queued for a slot",
+    Kind.BUDGET: "queued for token budget",
+    Kind.RULE: "kept out by a rule",
+    Kind.BEHIND: "behind the head of the queue",
+    Kind.QUEUED: "waiting for no reason given",
+    Kind.DEFERRED: "in a deferred bucket",
+    Kind.PREFILL: "prefill",
+    Kind.RECOMPUTE: "recomputing",
+    Kind.DECODE: "decode",
+    Kind.HELD_UP: "held up while others prefill",
+    Kind.PREEMPTED: "preempted and waiting",
+    Kind.IN_FLIGHT: "in flight",
+    Kind.STALLED: "stalled for good",
+}
+
+#: Kinds in which a request waits to be taken in, or to be taken in again.
+WAITS = frozenset(
+    {
+        Kind.UNSEEN,
+        Kind.BLOCKS,
+        Kind.RESERVED,
+        Kind.SLOT,
+        Kind.BUDGET,
+        Kind.RULE,
+        Kind.BEHIND,
+        Kind.QUEUED,
+        Kind.DEFERRED,
+        Kind.PREEMPTED,
+    }
+)
+#: Kinds in which the GPU computes for the request.
+SERVED = frozenset({Kind.PREFILL, Kind.RECOMPUTE, Kind.DECODE})
+
+
+class Interval(NamedTuple):
+    """A request is in ``kind`` from ``start`` to ``end``, in seconds from the start of the run."""
+
+    kind: Kind
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.end - self.start
+
+
+class Run(NamedTuple):
+    """Rows ``first`` to ``last`` of the step log in which a request computed, in one go.
+
+    In each of them it computed ``tokens`` tokens, in the first on top of ``context`` ones with KV.
+    ``again`` of all these tokens had been computed before. A prefill has one row.
+    """
+
+    kind: Kind
+    first: int
+    last: int
+    tokens: int
+    context: int
+    again: int
+
+
+def runs(life: Life) -> Iterator[Run]:
+    """All that was computed for a request, in order; decodes of consecutive rows are one run."""
+    chunks = {chunk.row: chunk for chunk in life.chunks}
+    context = known = 0
+    for segment in life.segments:
+        whole = [(segment.first, segment.last)]
+        if segment.kind == "prefill":
+            whole = [(row, row) for row in range(segment.first, segment.last + 1)]
+        for first, last in whole:
+            tokens = 1
+            if chunk := chunks.get(first):
+                tokens, context = chunk.tokens, chunk.context
+            reached = context + tokens * (last - first + 1)
+            again = max(min(known, reached) - context, 0)
+            kind = Kind.DECODE
+            if segment.kind == "prefill":
+                kind = Kind.RECOMPUTE if 2 * again > tokens else Kind.PREFILL
+            yield Run(kind, first, last, tokens, context, again)
+            context, known = reached, max(known, reached)
+
+
+def lost(life: Life, before: int, after: int | None) -> float:
+    """When the KV was taken away (s) between two rows in which ``life`` computed, or infinity.
+
+    ``before`` is the last row of a run and ``after`` the first of the next, if there is one. A call
+    may preempt a request and then run it again.
+    """
+    index = bisect_right(life.preempted_rows, before)
+    if index == len(life.preempted_rows):
+        return inf
+    if after is not None and life.preempted_rows[index] > after:
+        return inf
+    return life.preempted_at[index]
+
+
+def ledger(record: Record) -> dict[int, list[Interval]]:
+    """Every request's life in intervals, by id.
+
+    They tile it: the first starts at the arrival, each next one where the one before ends, the last
+    ends with the request (``Life.ended_at``), and neighbours differ in kind. So they sum exactly to
+    its E2E, or for a request that did not finish to the time until its outcome. A request that
+    would have arrived after the end of the run has none.
+    """
+    engine = _Engine(record)
+    return {i: _tile(life, _spans(life, engine)) for i, life in record.lives.items()}
+
+
+def totals(intervals: Iterable[Interval]) -> dict[Kind, float]:
+    """Seconds in each kind, in the order of ``Kind``, without those that did not occur."""
+    seconds: dict[Kind, list[float]] = {}
+    for interval in intervals:
+        seconds.setdefault(interval.kind, []).append(interval.seconds)
+    return {kind: fsum(seconds[kind]) for kind in Kind if kind in seconds}
+
+
+def _tile(life: Life, spans: Iterable[Interval]) -> list[Interval]:
+    """The spans without slivers, cut at the end of the request, neighbours of one kind as one."""
+    finish = inf if life.ended_at is None else life.ended_at
+    tiles: list[Interval] = []
+    reached = life.request.arrival
+    for kind, _, until in spans:
+        until = finish if until > finish - NEGLIGIBLE else until
+        if until <= reached:
+            continue
+        if until - reached <= NEGLIGIBLE and until < finish:
+            continue
+        if tiles and tiles[-1].kind is kind:
+            tiles[-1] = tiles[-1]._replace(end=until)
+        else:
+            tiles.append(Interval(kind, reached, until))
+        reached = until
+        if reached == finish:
+            break
+    return tiles
+
+
+def _spans(life: Life, engine: _Engine) -> Iterator[Interval]:
+    """What the request did or waited for, from its arrival and without an end."""
+    log = engine.log
+    before: Run | None = None
+    reached = life.request.arrival
+    for after in chain(engine.cut(runs(life)), (None,)):
+        begins = log.start[after.first] if after else inf
+        if begins > reached:
+            yield from _paint(reached, begins, _layers(life, engine, before, after))
+        if after:
+            reached = log.end[after.last]
+            yield Interval(after.kind, begins, reached)
+        before = after
+
+
+#: What may lie in a gap: the intervals of a life between two times.
+Layer = Callable[[float, float], Iterable[Interval]]
+
+
+def _layers(life: Life, engine: _Engine, before: Run | None, after: Run | None) -> list[Layer]:
+    """All that a gap between two runs is made of; what comes first covers the rest."""
+    decided = engine.log.decided[after.first] if after else inf
+    layers = [_stretch(Kind.STALLED, engine.stopped, inf)]
+    chosen, aside = _stretch(Kind.IN_FLIGHT, decided, inf), _among(_aside(life))
+    if before is None:
+        unseen = _stretch(Kind.UNSEEN, -inf, inf if life.seen is None else life.seen)
+        head = _among(engine.at_head.get(life.request.id, []))
+        layers += [chosen, unseen, head, aside, _among(engine.queue)]
+        return [*layers, _stretch(Kind.QUEUED, -inf, inf)]
+    taken = lost(life, before.last, after.first if after else None)
+    if taken < inf:
+        layers += [_stretch(Kind.PREEMPTED, taken, decided), chosen]
+    return [*layers, aside, engine.prefills, _stretch(Kind.IN_FLIGHT, -inf, inf)]
+
+
+def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[Interval]:
+    """The topmost layer from ``start`` to ``end``, and between its intervals those below it."""
+    for piece in layers[0](start, end):
+        left, right = max(piece.start, start), min(piece.end, end)
+        if left > start:
+            yield from _paint(start, left, layers[1:])
+        if right > start:
+            yield Interval(piece.kind, left, right)
+            start = right
+    if start < end:
+        yield from _paint(start, end, layers[1:])
+
+
+def _stretch(kind: Kind, start: float, end: float) -> Layer:
+    return lambda left, right: [Interval(kind, start, end)] if start < right and left < end else []
+
+
+def _among(intervals: Sequence[Interval]) -> Layer:
+    """A layer of intervals that are in order and do not overlap."""
+
+    def within(start: float, end: float) -> Iterator[Interval]:
+        first = bisect_right(intervals, start, key=lambda interval: interval.end)
+        for interval in intervals[first:]:
+            if interval.start >= end:
+                return
+            yield interval
+
+    return within
+
+
+def _aside(life: Life) -> list[Interval]:
+    """When the request sat aside, by the scheduler's own word."""
+    ends = [at for at, _ in life.aside[1:]] + [inf]
+    return [
+        Interval(Kind(why), start, end)
+        for (start, why), end in zip(life.aside, ends, strict=False)
+        if why and end > start
+    ]
+
+
+class _Engine:
+    """What the lives of all requests are read from.
+
+    ``at_head`` maps a request to the intervals in which it stood at the head of the queue; in those
+    of ``queue`` somebody did, so that all others stood behind. At ``stopped`` (s) the engine stood
+    still for good.
+    """
+
+    def __init__(self, record: Record) -> None:
+        log = self.log = record.steps
+        self.stopped = record.standstill.since if record.standstill else inf
+        self.at_head: dict[int, list[Interval]] = {}
+        self.queue: list[Interval] = []
+        ends = [at for at, _ in record.heads[1:]] + [inf]
+        for (start, held), end in zip(record.heads, ends, strict=False):
+            if held is None or end <= start:
+                continue
+            head = Interval(Kind(held.why), start, end)
+            self.at_head.setdefault(held.id, []).append(head)
+            if self.queue and self.queue[-1].end == start:
+                self.queue[-1] = self.queue[-1]._replace(end=end)
+            else:
+                self.queue.append(Interval(Kind.BEHIND, start, end))
+        following = zip(log.end, log.start[1:], strict=False)
+        self._pauses = [
+            row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE
+        ]
+        # Rows after which steps with a prefill begin or end.
+        turns = zip(log.prefill_seqs, log.prefill_seqs[1:], strict=False)
+        self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
+
+    def cut(self, computed: Iterable[Run]) -> Iterator[Run]:
+        """The runs, cut wherever the engine paused inside one."""
+        pauses = self._pauses
+        for run in computed:
+            first = run.first
+            for row in pauses[bisect_left(pauses, first) : bisect_left(pauses, run.last)]:
+                yield run._replace(first=first, last=row)
+                first = row + 1
+            yield run._replace(first=first)
+
+    def prefills(self, start: float, end: float) -> Iterator[Interval]:
+        """When steps with a prefill ran between ``start`` and ``end``."""
+        log, turns = self.log, self._turns
+        row = bisect_right(log.end, start)
+        stop = bisect_left(log.start, end)
+        for turn in [*turns[bisect_left(turns, row) : bisect_left(turns, stop)], stop]:
+            last = min(turn, stop - 1)
+            if row <= last and log.prefill_seqs[row]:
+                yield Interval(Kind.HELD_UP, log.start[row], log.end[last])
+            row = turn + 1

@@ -1,0 +1,1 @@
+"""Formats of traces, one file each; ``find`` knows a file by its content."""

@@ -1,0 +1,101 @@
+"""What ``vllm bench serve --save-result --save-detailed`` writes: one JSON object, parallel lists.
+
+``input_lens`` and ``output_lens`` in tokens, ``start_times`` in s, the moment at which a request
+was sent (with ``--max-concurrency`` after it had its turn), ``errors``. The first one sent is time
+0. Requests that failed are left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from simkv.workload.rows import Flags, Rows
+from simkv.workload.source import SHOWN, Source, json_time, json_whole, served
+from simkv.workload.traces.base import Format, Head
+
+_LISTS = ("input_lens", "output_lens", "start_times")
+
+
+def _rows(source: Source) -> Iterator[Rows]:
+    with source.text() as lines:
+        text = lines.read()
+    try:
+        results = [json.loads(text)]
+    except (ValueError, RecursionError):
+        results = _appended(source, text)
+    if len(results) > 1:
+        source.tally.notes.append(f"the last of {len(results)} appended results is taken")
+    yield _of_result(source, results[-1])
+
+
+def _appended(source: Source, text: str) -> list[Any]:
+    """The results of a file that --append-result made longer, one in a line."""
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise source.error(f"should be JSON; found {str(error)[:SHOWN]}") from error
+
+
+def _of_result(source: Source, result: Any) -> Rows:
+    if not isinstance(result, dict):
+        raise source.error("should be the JSON object of a result")
+    missing = [name for name in _LISTS if not isinstance(result.get(name), list)]
+    if missing:
+        raise source.error(
+            f"needs the lists {', '.join(missing)}; they are kept with --save-detailed only"
+        )
+    lengths = {len(result[name]) for name in _LISTS}
+    if len(lengths) > 1:
+        raise source.error(f"{', '.join(_LISTS)} should be equally long")
+    if result.get("max_concurrency"):
+        source.tally.notes.append(
+            f"measured with max_concurrency {result['max_concurrency']}: requests arrive when they "
+            "were sent, after their turn in the client"
+        )
+    good = [index for index in range(lengths.pop()) if _is_good(source, result, index)]
+    columns = ([result[name][index] for index in good] for name in _LISTS)
+    prompts, outputs, starts = (np.array(column, np.float64) for column in columns)
+    rows = Rows(
+        arrival=starts - starts.min() if len(good) else starts,
+        prompt_tokens=prompts.astype(np.int64),
+        output_tokens=outputs.astype(np.int64),
+        number=np.array(good, np.int64),
+    )
+    failed = _with_error(result, good)
+    source.failed("with an error", failed, good)
+    left = [index for index, bad in zip(good, failed, strict=True) if not bad]
+    return served(source, rows.where(~failed), left)
+
+
+def _is_good(source: Source, result: dict[str, Any], index: int) -> bool:
+    """Whether the values of one request make sense; the request's place stands for its line."""
+    source.tally.rows += 1
+    try:
+        json_whole({"input_lens": result["input_lens"][index]}, "input_lens")
+        json_whole({"output_lens": result["output_lens"][index]}, "output_lens")
+        json_time({"start_times": result["start_times"][index]}, "start_times")
+    except ValueError as error:
+        column, _, what = str(error).partition(": ")
+        source.bad(1, f"{column}[{index}]", what)
+        return False
+    return True
+
+
+def _with_error(result: dict[str, Any], good: list[int]) -> Flags:
+    errors = result.get("errors")
+    if not isinstance(errors, list):
+        return np.zeros(len(good), np.bool_)
+    return np.array([index < len(errors) and bool(errors[index]) for index in good], np.bool_)
+
+
+def _known(head: Head) -> bool:
+    return head.kind == "json" and (
+        head.has("input_lens", "output_lens") or head.has("backend", "num_prompts", "completed")
+    )
+
+
+BENCH = Format("vllm-bench", "results of vllm bench serve --save-detailed (JSON)", _known, _rows)

@@ -1,0 +1,144 @@
+"""Formats of traces, each known from the file itself."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from simkv.core.errors import InputError, nearest
+from simkv.workload.source import open_binary
+from simkv.workload.traces.azure import AZURE
+from simkv.workload.traces.base import Format, Head
+from simkv.workload.traces.bench import BENCH
+from simkv.workload.traces.blis import BLIS, data_file
+from simkv.workload.traces.burstgpt import BURSTGPT
+from simkv.workload.traces.case import CASE
+from simkv.workload.traces.llmservingsim import CAPTURE, LLMSERVINGSIM
+from simkv.workload.traces.mooncake import MOONCAKE
+from simkv.workload.traces.own import SIMKV
+from simkv.workload.traces.parquet import PARQUET
+from simkv.workload.traces.servegen import SERVEGEN, is_client_file
+from simkv.workload.traces.splitwise import SPLITWISE
+from simkv.workload.traces.vidur import VIDUR, VIDUR_OLD
+
+FORMATS = (
+    CASE,
+    SIMKV,
+    PARQUET,
+    AZURE,
+    MOONCAKE,
+    BURSTGPT,
+    SERVEGEN,
+    VIDUR,
+    VIDUR_OLD,
+    LLMSERVINGSIM,
+    CAPTURE,
+    BLIS,
+    SPLITWISE,
+    BENCH,
+)
+NAMES = tuple(format.name for format in FORMATS)
+
+#: So much of a file is looked at.
+HEAD_BYTES = 1 << 18
+#: A gzip file with nothing in it has at least so many bytes.
+EMPTY_GZIP = 20
+_KEY = re.compile(r'"([A-Za-z_][A-Za-z0-9_ ]*)"\s*:')
+_YAML_KEY = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
+#: Files that stand for the folder that they lie in.
+_INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv")
+
+
+def find_format(path: Path, name: str = "auto") -> tuple[Format, Path]:
+    """The format of a trace, and the file or folder that holds the requests.
+
+    Raises InputError if there is no such file, or its format is not known.
+    """
+    path = _data(path)
+    if name != "auto":
+        for format in FORMATS:
+            if format.name == name:
+                return format, path
+        raise InputError(
+            f"format: {name!r} is not known{nearest(name, NAMES)}; "
+            f"expected auto, {', '.join(NAMES)}"
+        )
+    head = look(path)
+    for format in FORMATS:
+        if format.known(head):
+            return format, path
+    found = _described(head)
+    if is_client_file(path.name):
+        found += " (a client of ServeGen: give the folder that it lies in)"
+    raise InputError(
+        f"{path}: not a trace of a known format; found {found}. Known are {', '.join(NAMES)}; "
+        "`simkv trace formats` tells what they are"
+    )
+
+
+def _described(head: Head) -> str:
+    names = ", ".join(sorted(head.names)[:20])
+    if names and head.kind in ("csv", "json"):
+        what = "a CSV file with the columns" if head.kind == "csv" else "JSON with the keys"
+        return f"{what} {names}"
+    return "a folder" if head.kind == "folder" else f"a {head.kind} file"
+
+
+def _data(path: Path) -> Path:
+    """The file with the requests, where ``path`` is a folder or a header."""
+    if not path.exists():
+        raise InputError(f"{path}: cannot be read: no such file or directory")
+    if path.suffix in (".yaml", ".yml") and (data := data_file(path)):
+        return data
+    if path.is_dir():
+        headers = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
+        inside = [path / name for name in _INSIDE if (path / name).is_file()]
+        inside += [found for header in headers if (found := data_file(header))]
+        return inside[0] if inside else path
+    return path
+
+
+def look(path: Path) -> Head:
+    """The beginning of a file. Raises InputError if it cannot be read."""
+    if path.is_dir():
+        return Head(path, "folder", frozenset())
+    start = _beginning(path)
+    if start[:4] == b"PAR1":
+        return Head(path, "parquet", frozenset())
+    if start[257:262] == b"ustar":
+        return Head(path, "tar", frozenset())
+    text = start.decode("utf-8-sig", errors="replace").lstrip()
+    first = re.split("[\r\n]", text, maxsplit=1)[0]
+    if not first.replace("\t", " ").isprintable():
+        return Head(path, "binary", frozenset())
+    if text[:1] in ("{", "["):
+        return Head(path, "json", _folded(found[1] for found in _KEY.finditer(text)))
+    if re.match(r"[A-Za-z_]+:(\s|$)", first):
+        return Head(path, "yaml", _folded(found[1] for found in _YAML_KEY.finditer(text)))
+    if "," in first:
+        return Head(path, "csv", _folded(name.strip('"') for name in first.split(",")))
+    return Head(path, "text", _folded([first]))
+
+
+def _beginning(path: Path) -> bytes:
+    """The first bytes of a file, unpacked as far as that goes."""
+    with open_binary(path) as raw:
+        start = raw.read(HEAD_BYTES)
+    if start[:2] != b"\x1f\x8b":
+        return start
+    try:
+        text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, HEAD_BYTES)
+    except zlib.error as error:
+        raise InputError(f"{path}: the gzip data are damaged; get it again") from error
+    if not text and len(start) < EMPTY_GZIP:
+        raise InputError(f"{path}: the gzip data end before they begin; get it again")
+    return text
+
+
+def _folded(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.strip().casefold() for name in names)
+
+
+__all__ = ["FORMATS", "NAMES", "Format", "Head", "find_format", "look"]

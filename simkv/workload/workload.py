@@ -1,0 +1,269 @@
+"""Workloads of a scenario: what the clients send, in one of several forms."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from simkv.core.errors import InputError, nearest
+from simkv.core.request import Request
+from simkv.workload.clients import After, Clients
+from simkv.workload.fields import (
+    MOST_REQUESTS,
+    MOST_TOKENS,
+    Count,
+    Model,
+    Seed,
+    Time,
+    Tokens,
+    locate,
+)
+from simkv.workload.forms import Burst, Listed, Shape, hashed_prompt, shared_prefix
+from simkv.workload.generators import Arrivals, FiniteRate, Pace, Rate, Sessions, stream
+from simkv.workload.lengths import Length, LogNormal, Uniform
+from simkv.workload.source import Selection
+from simkv.workload.trace import Trace, cached_trace
+from simkv.workload.traces.find import NAMES
+
+FORMS = ("requests", "burst", "arrivals", "sessions", "trace")
+#: Fields that say which part of a trace is taken, and how it is replayed.
+TRACE_OPTIONS = (
+    "format",
+    "start",
+    "duration",
+    "rate_scale",
+    "limit",
+    "sample",
+    "seed",
+    "skip_bad",
+    "request_rate",
+    "burstiness",
+    "max_tokens",
+    "ignore_eos",
+)
+
+
+def fields_of_others(chosen: Container[str]) -> list[str]:
+    """The fields of a workload that mean nothing beside the form among ``chosen``, if there is one.
+
+    They go when a scenario's variant, or --set, chooses another form.
+    """
+    if not any(form in chosen for form in FORMS):
+        return []
+    others = [*FORMS, *(() if "trace" in chosen else TRACE_OPTIONS)]
+    return [name for name in others if name not in chosen]
+
+
+def _known_format(name: str) -> str:
+    if name not in ("auto", *NAMES):
+        raise ValueError(
+            f"{name!r} is not known{nearest(name, NAMES)}; expected auto, {', '.join(NAMES)}"
+        )
+    return name
+
+
+def _part(value: Any) -> str:
+    return "fraction" if isinstance(value, float) else "number"
+
+
+#: A number of requests (1000) or a fraction of them (0.1).
+Part = Annotated[
+    Annotated[Count, Tag("number")] | Annotated[float, Field(gt=0, le=1), Tag("fraction")],
+    Discriminator(_part),
+]
+
+
+class Workload(Model):
+    """What the clients send: one of ``requests``, ``burst``, ``arrivals``, ``sessions``, ``trace``.
+
+    ``max_concurrency`` is how many requests the client has in flight at most; the others wait in
+    the client. The fields after ``trace`` are for traces only: which part is taken (see Selection),
+    and with ``request_rate`` arrivals at that pace in place of the trace's own.
+    """
+
+    requests: list[Listed] | None = Field(None, min_length=1)
+    burst: Burst | None = None
+    arrivals: Arrivals | None = None
+    sessions: Sessions | None = None
+    max_concurrency: Count | None = None
+    trace: Annotated[
+        str | None, Field(description="A file or folder beside the scenario, in a known format.")
+    ] = None
+    format: Annotated[str, AfterValidator(_known_format)] = "auto"
+    start: Time = 0.0
+    duration: FiniteRate | None = None
+    rate_scale: FiniteRate = 1.0
+    limit: Count | None = None
+    sample: Part | None = None
+    seed: Seed = 0
+    skip_bad: bool = False
+    request_rate: Rate | None = None
+    burstiness: Rate = 1.0
+    max_tokens: Tokens | None = None
+    ignore_eos: bool = False
+    _path: Path = PrivateAttr(default_factory=Path)
+
+    @field_validator("trace")
+    @classmethod
+    def _there(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None:
+            locate(name, info)
+        return name
+
+    @model_validator(mode="after")
+    def _one_form(self, info: ValidationInfo) -> Self:
+        given = [form for form in FORMS if getattr(self, form) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"exactly one of {', '.join(FORMS)} is needed; found {found}")
+        idle = [name for name in TRACE_OPTIONS if name in self.model_fields_set]
+        if self.trace is None and idle:
+            raise ValueError(f"{', '.join(idle)} here are for a trace; this workload has none")
+        if self.trace is not None:
+            self._path = locate(self.trace, info)
+        return self
+
+    @property
+    def path(self) -> Path:
+        """Where the trace lies."""
+        return self._path
+
+    @property
+    def size(self) -> int:
+        """Number of requests. Raises InputError if it takes a trace that cannot be read."""
+        if self.requests is not None:
+            return len(self.requests)
+        if self.arrivals is not None:
+            return self.arrivals.num_prompts
+        if self.trace is not None:
+            return len(self.loaded)
+        counted = self.burst or self.sessions
+        return counted.size if counted else 0
+
+    @property
+    def loaded(self) -> Trace:
+        """The trace, as columns. Raises InputError if it cannot be read."""
+        return cached_trace(self._path, self.selection, self.format)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out of a trace and why, and what else its reader must know."""
+        return self.loaded.tally.lines() if self.trace is not None else []
+
+    @property
+    def selection(self) -> Selection:
+        """Which part of the trace is taken."""
+        return Selection(
+            self.start,
+            self.duration,
+            self.rate_scale,
+            self.limit,
+            self.sample,
+            self.seed,
+            self.skip_bad,
+        )
+
+
+def clients(workload: Workload, timeout: float | None) -> Clients:
+    """The clients of a workload; ``timeout`` (s) is for requests that do not have their own.
+
+    Raises InputError if it takes a trace that cannot be used.
+    """
+    requests, after = _requests(workload, timeout)
+    return Clients(requests, after, workload.max_concurrency)
+
+
+def generate(workload: Workload, timeout: float | None) -> list[Request]:
+    """The requests of a workload whose arrivals do not depend on how they are served.
+
+    ``timeout`` (s) is for those that do not have their own. Raises InputError if the arrivals do
+    depend on it (see ``clients``), or if a trace cannot be used.
+    """
+    requests, after = _requests(workload, timeout)
+    if after or workload.max_concurrency is not None:
+        raise InputError(
+            "workload: max_concurrency, sessions and think times make arrivals depend on how "
+            "requests are served; here they must be known before"
+        )
+    return requests
+
+
+def _requests(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, After]]:
+    """The requests, and which of them wait for others."""
+    if workload.requests is not None:
+        return _listed(workload.requests, timeout), {}
+    if workload.sessions is not None:
+        return workload.sessions.requests(timeout)
+    if workload.trace is not None:
+        return _replayed(workload, timeout)
+    form = workload.burst or workload.arrivals
+    assert form is not None
+    return form.requests(timeout), {}
+
+
+def _listed(rows: Sequence[Listed], timeout: float | None) -> list[Request]:
+    return [
+        row.request(
+            number,
+            row.arrival,
+            row.prompt_tokens,
+            row.output_tokens,
+            row.timeout or timeout,
+            row.prompt,
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def _replayed(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, After]]:
+    """The requests of a trace, at its own pace or at one that is given."""
+    trace = workload.loaded
+    arrivals = None
+    if workload.request_rate is not None:
+        pace = Pace(request_rate=workload.request_rate, burstiness=workload.burstiness)
+        arrivals = pace.times(stream(workload.seed, 0), len(trace))
+    elif not trace.timed:
+        raise InputError(
+            f"{trace.path}: has lengths and no arrival times; give workload.request_rate "
+            "(.inf: all at once)"
+        )
+    requests = trace.requests(timeout, arrivals, workload.max_tokens, workload.ignore_eos)
+    return requests, trace.after()
+
+
+__all__ = [
+    "FORMS",
+    "MOST_REQUESTS",
+    "MOST_TOKENS",
+    "TRACE_OPTIONS",
+    "Arrivals",
+    "Burst",
+    "Clients",
+    "Count",
+    "Length",
+    "Listed",
+    "LogNormal",
+    "Sessions",
+    "Shape",
+    "Time",
+    "Tokens",
+    "Uniform",
+    "Workload",
+    "clients",
+    "fields_of_others",
+    "generate",
+    "hashed_prompt",
+    "shared_prefix",
+]

@@ -1,0 +1,435 @@
+"""The command line from end to end: what it prints, writes and exits with."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from simkv import __version__
+from simkv.cli import main
+from simkv.scenario.scenario import CONFIGS
+from simkv.schedulers import variants
+from tests.conformance.test_committed import FILES as TRACES
+from tests.conftest import ROOT
+from tests.scenario.test_scenario import BROKEN, PLAIN, mutate
+
+SCENARIOS = ["mistralrs-six", "mistralrs-forty", "mistralrs-forty-pressure"]
+OUTCOMES = ["finished", "starved", "rejected", "lost", "stalled", "cut_off"]
+FIGURES = [
+    "requests",
+    *OUTCOMES,
+    "verdict",
+    "makespan_s",
+    "output_throughput",
+    "request_throughput",
+    "preemptions",
+    "recomputed_tokens",
+    "longest_stall_s",
+    "ttft_ms",
+    "tpot_ms",
+    "itl_ms",
+    "e2e_ms",
+    "steps",
+]
+COLUMNS = (
+    "variant,id,arrival_s,prompt_tokens,output_tokens,outcome,first_token_s,finish_s,ttft_s,"
+    "tpot_s,e2e_s,preemptions,recomputed_tokens"
+)
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Simkv:
+    """The command line, run in a folder of its own."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.folder, self._monkeypatch, self._capsys = folder, monkeypatch, capsys
+        monkeypatch.chdir(folder)
+
+    def __call__(self, *arguments: object) -> Ran:
+        self._monkeypatch.setattr(sys, "argv", ["simkv", *map(str, arguments)])
+        self._capsys.readouterr()
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        return Ran(code, *self._capsys.readouterr())
+
+    def write(self, text: str | bytes, name: str = "s.yaml") -> str:
+        path = self.folder / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return name
+
+    def written(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*")}
+
+
+@pytest.fixture
+def simkv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Simkv:
+    return Simkv(tmp_path, monkeypatch, capsys)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# Runs
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_of_the_repository(simkv: Simkv, name: str) -> None:
+    ran = simkv("run", ROOT / "scenarios" / f"{name}.yaml", "--no-plots", "--steps")
+    assert (ran.code, ran.err) == (0, "")
+    folder = simkv.folder / "runs" / name
+    assert ran.out.rstrip().endswith(
+        f"Written to runs/{name}: requests.csv, scenario.yaml, steps.csv, summary.json"
+    )
+
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["scenario"], summary["version"]) == (name, __version__)
+    for variant, figures in summary["variants"].items():
+        assert f"Variant:                                {variant}\n" in ran.out
+        assert set(FIGURES) <= figures.keys()
+        for latency in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
+            assert list(figures[latency]) == ["mean", "median", "p90", "p95", "p99"]
+        assert sum(figures[outcome] for outcome in OUTCOMES) == figures["requests"]
+
+    assert (folder / "requests.csv").read_text().splitlines()[0] == COLUMNS
+    by_variant: dict[str, list[dict[str, str]]] = {}
+    for row in rows(folder / "requests.csv"):
+        by_variant.setdefault(row["variant"], []).append(row)
+    assert list(by_variant) == list(summary["variants"])
+    for variant, requests in by_variant.items():
+        figures = summary["variants"][variant]
+        assert [row["id"] for row in requests] == [str(i) for i in range(figures["requests"])]
+        for outcome in OUTCOMES:
+            found = sum(row["outcome"] == outcome for row in requests)
+            assert found == figures[outcome]
+        assert sum(int(row["preemptions"]) for row in requests) == figures["preemptions"]
+
+    steps = rows(folder / "steps.csv")
+    for variant, figures in summary["variants"].items():
+        assert sum(row["variant"] == variant for row in steps) == figures["steps"]
+    again = YAML(typ="safe").load(folder / "scenario.yaml")
+    assert list(again["variants"]) == list(summary["variants"])
+
+
+def test_the_pictures_are_drawn(simkv: Simkv) -> None:
+    assert simkv("run", ROOT / "scenarios" / "mistralrs-six.yaml", "--out", "o").code == 0
+    for name in ("lanes", "latency", "pressure"):
+        picture = (simkv.folder / "o" / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) > 10_000
+
+
+def test_what_was_published_stands_beside_what_was_simulated(simkv: Simkv) -> None:
+    out = simkv("run", ROOT / "scenarios" / "mistralrs-forty.yaml", "--no-plots").out
+    table = out[out.index("Published beside simulated") :]
+    makespan = next(line for line in table.splitlines() if "makespan_s" in line)
+    assert makespan.split()[0] == "after"
+    assert "195.68" in makespan
+    assert makespan.rstrip().endswith("%")
+    for title in ("Given", "Fitted", "Assumed", "Costs"):
+        assert f"\n{title}\n" in out
+
+
+def test_set_overrides_a_field_and_the_result_says_so(simkv: Simkv) -> None:
+    simkv.write(PLAIN)
+    ran = simkv("run", "s.yaml", "--no-plots", "--set", "engine.variant=seed", "--set", "name=x")
+    assert ran.code == 0
+    assert (
+        YAML(typ="safe").load(simkv.folder / "runs/x/scenario.yaml")["engine"]["variant"] == "seed"
+    )
+
+
+def test_a_second_run_takes_the_place_of_the_first(simkv: Simkv) -> None:
+    simkv.write(PLAIN)
+    assert simkv("run", "s.yaml", "--no-plots", "--out", "o", "--steps").code == 0
+    assert simkv("run", "s.yaml", "--no-plots", "--out", "o").code == 0
+    assert simkv.written() == {
+        "s.yaml",
+        "o",
+        "o/summary.json",
+        "o/requests.csv",
+        "o/scenario.yaml",
+    }
+
+
+def test_the_resolved_scenario_runs_to_the_same_result(simkv: Simkv) -> None:
+    path = ROOT / "scenarios" / "mistralrs-forty-pressure.yaml"
+    simkv("run", path, "--no-plots", "--out", "a", "--set", "engine.block_size=16")
+    assert simkv("run", "a/scenario.yaml", "--no-plots", "--out", "b").code in (0, 1)
+    for name in ("requests.csv", "scenario.yaml", "summary.json"):
+        assert (simkv.folder / "a" / name).read_bytes() == (simkv.folder / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "outcome"),
+    [
+        ("", 0, "finished"),
+        ("timeout: 2.5\n", 3, "starved"),
+        ("horizon: 2.5\n", 0, "cut_off"),
+    ],
+)
+def test_the_exit_code_says_whether_all_were_served(
+    simkv: Simkv, extra: str, code: int, outcome: str
+) -> None:
+    simkv.write(PLAIN + extra)
+    assert simkv("run", "s.yaml", "--no-plots").code == code
+    assert {row["outcome"] for row in rows(simkv.folder / "runs/t/requests.csv")} == {outcome}
+    assert simkv("run", "s.yaml", "--no-plots", "--exit-zero").code == 0
+
+
+def test_a_request_that_can_never_fit_is_a_result_with_a_note(simkv: Simkv) -> None:
+    text = PLAIN.replace("prompt_tokens: 5", "prompt_tokens: 500")
+    simkv.write(text.replace("variant: bucketed", "variant: bucketed\n  num_gpu_blocks: 9"))
+    ran = simkv("run", "s.yaml", "--no-plots")
+    assert ran.code == 3
+    assert "Note: 4 requests can never fit: request 3 needs 16 blocks of 32 tokens" in ran.out
+    assert "the cache has 8" in ran.out
+
+
+# Bad input: exit 2, one line per problem with its place, no traceback, nothing written
+
+
+def refused(simkv: Simkv, *arguments: object) -> list[str]:
+    before = simkv.written()
+    ran = simkv(*arguments)
+    assert ran.code == 2, ran
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+    assert simkv.written() == before
+    lines = ran.err.splitlines()
+    assert lines
+    return lines
+
+
+@pytest.mark.parametrize(("text", "complaint"), BROKEN[::4], ids=lambda x: x[-40:])
+def test_a_broken_scenario(simkv: Simkv, text: str, complaint: str) -> None:
+    simkv.write(text)
+    lines = refused(simkv, "run", "s.yaml")
+    assert lines[0].startswith(f"simkv: {complaint}")
+    assert all(line.startswith("simkv: s.yaml:") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "s.yaml:1: a mapping of fields is expected; found nothing"),
+        ("- 1\n", "s.yaml:1: a mapping of fields is expected; found a list"),
+        ("a: [1\n", "s.yaml:2: not valid YAML"),
+        (bytes(range(256)), "s.yaml: not UTF-8 text"),
+        (
+            "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
+            + "".join(
+                f"{x}: &{x} [{','.join([f'*{y}'] * 10)}]\n"
+                for y, x in zip("abcdefgh", "bcdefghi", strict=True)
+            ),
+            "s.yaml:7: aliases unfold to more than 2,000,000 values",
+        ),
+    ],
+)
+def test_a_file_that_is_no_scenario(simkv: Simkv, text: str | bytes, complaint: str) -> None:
+    simkv.write(text)
+    assert refused(simkv, "run", "s.yaml") == [
+        line for line in refused(simkv, "run", "s.yaml") if line.startswith(f"simkv: {complaint}")
+    ]
+
+
+@pytest.mark.parametrize("command", [("run",), ("report",)])
+def test_a_scenario_that_is_not_there(simkv: Simkv, command: tuple[str, ...]) -> None:
+    assert len(refused(simkv, *command, "nothing.yaml")) == 1
+    (simkv.folder / "folder").mkdir()
+    assert len(refused(simkv, *command, "folder")) == 1
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "engine.blok_size=5",
+        "engine.block_size=",
+        "engine.block_size=0",
+        "x",
+        "=",
+        "name.x=1",
+        "a=[",
+    ],
+)
+def test_a_broken_override(simkv: Simkv, assignment: str) -> None:
+    simkv.write(PLAIN)
+    (line,) = refused(simkv, "run", "s.yaml", "--set", assignment)
+    assert line.startswith(f"simkv: --set {assignment}: ")
+
+
+def test_a_folder_with_other_files(simkv: Simkv) -> None:
+    simkv.write(PLAIN)
+    (simkv.folder / "thesis").mkdir()
+    simkv.write("years of work", "thesis/thesis.tex")
+    simkv.write("", "file")
+    for out in ("thesis", "file", "file/below", "."):
+        (line,) = refused(simkv, "run", "s.yaml", "--out", out)
+        assert line.startswith(f"simkv: --out {out}: ")
+    assert (simkv.folder / "thesis" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("arguments", [("run",), ("nonsense",), ("run", "a", "b"), ("run", "--x")])
+def test_a_wrong_call_is_bad_input_too(simkv: Simkv, arguments: tuple[str, ...]) -> None:
+    ran = simkv(*arguments)
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_mutated_scenario_runs_or_is_refused(simkv: Simkv, seed: int) -> None:
+    rng = random.Random(seed)
+    plain = YAML(typ="safe", pure=True).load(PLAIN)
+    for _ in range(10):
+        tree = mutate(plain, rng)
+        simkv.write(json.dumps(tree))
+        out = f"o{rng.random()}"
+        ran = simkv("run", "s.yaml", "--no-plots", "--out", out)
+        assert ran.code in (0, 2, 3), tree
+        assert (simkv.folder / out).exists() == (ran.code != 2)
+        assert all(line.startswith("simkv: ") for line in ran.err.splitlines())
+
+
+# Interrupted
+
+
+@pytest.mark.parametrize(
+    "where", ["simkv.measure.simulate.run_scenario", "simkv.report.plots.write_plots"]
+)
+def test_an_interrupt_leaves_nothing_half_written(
+    simkv: Simkv, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    simkv.write(PLAIN)
+    monkeypatch.setattr(where, interrupted)
+    ran = simkv("run", "s.yaml", "--out", "o")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.strip() == "simkv: interrupted; nothing was written"
+    assert simkv.written() == {"s.yaml"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("sweep", "--over"), ("plan", "--slo", "unserved<=0", "--smallest")],
+    ids=lambda words: words[0],
+)
+def test_an_interrupt_of_a_search_says_where_what_is_done_is_kept(
+    simkv: Simkv, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    simkv.write(PLAIN)
+    monkeypatch.setattr("simkv.search.workers.opened", interrupted)
+    ran = simkv(command[0], "s.yaml", *command[1:], "engine.num_gpu_blocks=20,30", "--out", "o")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.strip() == (
+        "simkv: interrupted; what is done is kept in o/points.jsonl, and the same command goes on "
+        "from there"
+    )
+
+
+# Traces
+
+
+def test_conform_says_ok_for_every_file(simkv: Simkv) -> None:
+    ran = simkv("conform", *TRACES[:3])
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert len(lines) == 4
+    assert all(f"{path}: ok (" in line for path, line in zip(TRACES[:3], lines, strict=False))
+    assert lines[-1] == "3 of 3 traces equal"
+    assert simkv("conform", "--quiet", *TRACES[:3]).out == "3 of 3 traces equal\n"
+
+
+def test_conform_shows_both_sides_of_the_first_step_that_differs(simkv: Simkv) -> None:
+    import gzip
+
+    source = next(path for path in TRACES if path.parent.name == "bucketed")
+    lines = gzip.decompress(source.read_bytes()).splitlines()
+    step = json.loads(lines[3])
+    true = step["free_blocks"]
+    lines[3] = json.dumps({**step, "free_blocks": -7}).encode()
+    simkv.write(b"\n".join(lines), "t.jsonl")
+    ran = simkv("conform", source, "t.jsonl")
+    assert ran.code == 1
+    assert "t.jsonl: differs at step 2 (mistralrs bucketed)\n  free_blocks\n" in ran.out
+    assert f"    recorded:  -7\n    simulated: {true}\n" in ran.out
+    assert ran.out.endswith("1 of 2 traces equal\n")
+
+
+def test_conform_goes_on_after_a_bad_file_and_exits_2(simkv: Simkv) -> None:
+    simkv.write("{", "bad.jsonl")
+    ran = simkv("conform", "bad.jsonl", "nothing.jsonl", TRACES[0])
+    assert ran.code == 2
+    assert ran.err.splitlines()[0].startswith("simkv: bad.jsonl:1: not JSON")
+    assert ran.err.splitlines()[1].startswith("simkv: nothing.jsonl: cannot be read")
+    assert ran.out.endswith("1 of 3 traces equal\n")
+
+
+# The rest
+
+
+def test_schema_is_a_json_schema(simkv: Simkv) -> None:
+    ran = simkv("schema")
+    assert ran.code == 0
+    jsonschema.Draft202012Validator.check_schema(json.loads(ran.out))
+
+
+def test_policies_names_every_variant_and_where_it_comes_from(simkv: Simkv) -> None:
+    out = simkv("policies").out
+    for config in CONFIGS:
+        for name, variant in variants(config.name).items():
+            assert name in out
+            assert variant.source.split(" ")[0] in out
+
+
+def test_the_version(simkv: Simkv) -> None:
+    assert simkv("--version") == (0, f"simkv {__version__}\n", "")
+
+
+def test_help_for_every_command(simkv: Simkv) -> None:
+    out = simkv("--help").out
+    for command in ("run", "conform", "schema", "policies"):
+        assert command in out
+        assert simkv(command, "--help").code == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(PLAIN)
+    command = f"{sys.executable} -m simkv.cli schema | head -1"
+    ran = subprocess.run(
+        command,
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == "{\n"
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,29 @@
+"""Messages for bad input."""
+
+from __future__ import annotations
+
+import pytest
+
+from simkv.core.errors import InputError, nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("block_sise", " (did you mean 'block_size'?)"),
+        ("num_blocks", " (did you mean 'num_gpu_blocks'?)"),
+        ("zzz", ""),
+        ("", ""),
+    ],
+)
+def test_nearest_names_what_was_probably_meant(name: str, expected: str) -> None:
+    assert nearest(name, ["block_size", "num_gpu_blocks", "timeout"]) == expected
+
+
+def test_nearest_of_nothing_is_nothing() -> None:
+    assert nearest("x", []) == ""
+
+
+def test_input_error_is_an_exception_of_its_own() -> None:
+    assert not issubclass(InputError, ValueError)
+    assert str(InputError("file:3: field: wrong")) == "file:3: field: wrong"

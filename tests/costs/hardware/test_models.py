@@ -1,0 +1,124 @@
+"""Models and GPUs as data, and the blocks that fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.costs.hardware.blocks import kv_blocks
+from simkv.costs.hardware.catalog import find_gpu, find_model, gpus, models
+from simkv.costs.hardware.logs import cache_size
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("Llama-2-7b-hf", 6.74),
+        ("codellama/CodeLlama-34b-Instruct-hf", 33.74),
+        ("Llama-3.1-70B-Instruct", 70.55),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.70),
+        ("Qwen/Qwen2.5-0.5B", 0.494),
+        ("Qwen3-30B-A3B-Instruct-2507", 30.53),
+    ],
+)
+def test_parameters_are_the_published_ones(name: str, billions: float) -> None:
+    assert find_model(name).parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_kv_bytes_are_those_of_the_records() -> None:
+    assert find_model("Llama-3.1-8B").kv_bytes_per_token == 131072
+    assert find_model("Llama-2-7b-hf").kv_bytes_per_token == 524288
+    assert find_model("CodeLlama-34b-Instruct-hf").kv_bytes_per_token == 196608
+
+
+def test_names_are_unique_and_found_in_longer_ones() -> None:
+    for known in (models(), gpus()):
+        names = [name for item in known for name in (item.name, *item.also)]
+        assert len({name.casefold() for name in names}) == len(names)
+    long = "2 x NVIDIA RTX PRO 6000 Blackwell Server 96 GB"
+    assert find_gpu(long).name == "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+    assert find_gpu("NVIDIA H100 80GB (by the evaluator)").name == "NVIDIA H100 80GB HBM3"
+    assert find_gpu("NVIDIA A100-SXM4-40GB").memory_bytes < 50e9
+    with pytest.raises(InputError, match="GPU 'TPU v9' is not known"):
+        find_gpu("TPU v9")
+    with pytest.raises(InputError, match=r"did you mean 'meta-llama/Llama-3.1-8B'"):
+        find_model("meta-llama/Llama-3.1-8")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "tokens", "recorded", "within"),
+    [
+        ("Llama-3.1-8B", "RTX 4090", 2048, 2588, 0.02),
+        ("CodeLlama-34b-Instruct-hf", "H100", 4096, 2537, 0.005),
+        ("Llama-2-7b-hf", "H100", 4096, 7438, 0.005),
+    ],
+)
+def test_blocks_are_near_what_vllm_recorded(
+    model: str, gpu: str, tokens: int, recorded: int, within: float
+) -> None:
+    fit = kv_blocks(
+        find_model(model), find_gpu(gpu), max_num_batched_tokens=tokens, max_num_seqs=256
+    )
+    assert fit.num_gpu_blocks == pytest.approx(recorded, rel=within)
+
+
+def test_experts_are_shared_and_the_rest_is_not() -> None:
+    model = find_model("Qwen3-30B-A3B")
+    whole, half = model.weight_bytes(), model.weight_bytes(expert_ranks=2)
+    assert whole - half == model.mlp_parameters * model.itemsize // 2
+    dense = find_model("Llama-3.1-8B")
+    assert dense.weight_bytes(expert_ranks=2) == dense.weight_bytes()
+
+
+def test_weights_that_do_not_fit_leave_no_block() -> None:
+    fit = kv_blocks(
+        find_model("Llama-3.1-70B"), find_gpu("L4"), max_num_batched_tokens=2048, max_num_seqs=256
+    )
+    assert fit.num_gpu_blocks == 0
+
+
+def test_tensor_parallelism_shares_weights_and_kv() -> None:
+    one, two = (
+        kv_blocks(
+            find_model("Llama-3.1-8B"),
+            find_gpu("H100"),
+            max_num_batched_tokens=2048,
+            max_num_seqs=256,
+            tensor_parallel=tp,
+        )
+        for tp in (1, 2)
+    )
+    assert two.block_bytes * 2 == one.block_bytes
+    assert two.num_gpu_blocks > 2 * one.num_gpu_blocks
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "blocks", "tokens"),
+    [
+        ("INFO executor_base.py:62] # GPU blocks: 2588, # CPU blocks: 0", "vllm", 2588, 41408),
+        ("INFO [kv_cache_utils.py:864] GPU KV cache size: 41,408 tokens", "vllm", 2588, 41408),
+        ("max_total_num_tokens=41410, chunked_prefill_size=8192", "sglang", 2588, 41410),
+        ("KV Cache is allocated. dtype: bf16, #tokens: 41408, K size", "sglang", 2588, 41408),
+        ("Reset block num, the total_block_num:2588, prefill", "fastdeploy", 2588, 41408),
+        ("Using PagedAttention with block size 16 and 2588 GPU blocks", "mistralrs", 2588, 41408),
+    ],
+)
+def test_an_engines_log_tells_its_cache(
+    tmp_path: Path, text: str, engine: str, blocks: int, tokens: int
+) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(f"starting\n{text}\nserving\n")
+    found = cache_size(log, 16)
+    assert (found.engine, found.blocks, found.tokens, found.line) == (engine, blocks, tokens, 2)
+
+
+def test_a_log_without_a_cache_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("nothing of interest\n")
+    with pytest.raises(InputError, match="no line tells the size of the KV cache"):
+        cache_size(log)
+    with pytest.raises(InputError, match="cannot be read"):
+        cache_size(tmp_path / "none.log")

@@ -1,0 +1,117 @@
+"""Runs our Triton kernels in Triton's interpreter; a program, because Triton decides at import.
+
+    TRITON_INTERPRET=1 python -m tests.lab.interpreted
+
+Prints what was compared and the worst relative error, and fails if one is too large. With
+PLANTED='["old", "new"]' a piece of the kernels' source is replaced before, and attention alone is
+looked at.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+import simkv.lab
+
+
+def plant(old: str, new: str) -> None:
+    """Put kernels with a piece of their source replaced in the place of the original."""
+    source = (Path(simkv.lab.__file__).parent / "kernels.py").read_text()
+    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
+    path = Path(tempfile.mkdtemp()) / "kernels.py"  # Triton reads the source from its file
+    path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location("simkv.lab.kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["simkv.lab.kernels"] = module
+    spec.loader.exec_module(module)
+    simkv.lab.kernels = module  # type: ignore[attr-defined]
+
+
+if planted := os.environ.get("PLANTED"):
+    plant(*json.loads(planted))
+
+from simkv.lab import cpu_ops, cuda_ops  # noqa: E402
+from simkv.lab.inputs import StepSize  # noqa: E402
+from simkv.lab.shapes import MODELS  # noqa: E402
+from tests.lab import test_attention, test_model  # noqa: E402
+from tests.lab.driver import RandomServer  # noqa: E402
+
+#: Seed, heads, kv heads, head dim, block size, layout; and one split, where softmax has to be
+#: rescaled from tile to tile within a program.
+CASES = [
+    (0, 14, 2, 64, 16, "block", None),
+    (2, 8, 2, 128, 1, "layer", None),
+    (3, 4, 2, 16, 8, "block", 1),
+    (5, 4, 4, 32, 5, "layer", 4),
+    (9, 4, 2, 16, 8, "block", 4),
+]
+
+
+def attention(cases: list) -> None:
+    chosen = cuda_ops.splits_for
+    for seed, heads, kv_heads, dim, block_size, layout, splits in cases:
+        cuda_ops.splits_for = chosen if splits is None else lambda *_, s=splits: s
+        c = test_attention.case(seed, heads, kv_heads, dim, block_size, layout)
+        found = cuda_ops.attend(c.q, c.fields, c.size, c.keys, c.values, c.tables)
+        report(
+            f"attention {heads}/{kv_heads}x{dim} {c.size}", test_attention.worst(found, c.expected)
+        )
+    cuda_ops.splits_for = chosen
+
+
+def fusions() -> None:
+    x, y, weight = torch.randn(5, 96), torch.randn(5, 96), torch.randn(96)
+    for residual in (None, y):
+        wanted = cpu_ops.add_norm(residual, x, weight, 1e-5)
+        found = cuda_ops.add_norm(
+            residual if residual is None else residual.clone(), x, weight, 1e-5
+        )
+        for a, b in zip(found, wanted, strict=True):
+            report("add_norm", relative(a, b))
+    report("silu_mul", relative(cuda_ops.silu_mul(x), cpu_ops.silu_mul(x)))
+    qkv = torch.randn(5, 10 * 16)
+    position, slot = torch.tensor([3, 0, 7, 1, 2]), torch.tensor([5, 9, 11, 0, 18])
+    cosine, sine = torch.randn(8, 8), torch.randn(8, 8)
+    caches = [torch.zeros(6, 2, 4, 2, 16) for _ in range(2)]
+    turned = [
+        ops.rotate_and_store(qkv, position, slot, cosine, sine, cache[:, 0], cache[:, 1])
+        for ops, cache in zip((cuda_ops, cpu_ops), caches, strict=True)
+    ]
+    report("rotate", relative(*turned))
+    report("store", relative(*caches))
+
+
+def model() -> None:
+    """Whole steps, token by token against the dense model."""
+    server = RandomServer(0, MODELS["tiny"], block_size=4, requests=1, graph_tokens=0)
+    server.runner.model.ops = cuda_ops
+    wrong = test_model.wrong_tokens(server)
+    report(f"model {sum(map(len, (x.emitted for x in server.live)))} tokens", float(wrong))
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def report(what: str, error: float) -> None:
+    print(f"{what}: {error:.1e}", flush=True)
+    assert error < 1e-6, what
+
+
+if __name__ == "__main__":
+    assert cuda_ops.splits_for(StepSize(1, 1, 0), 2) > 1
+    if planted:
+        attention(CASES[2:])
+        sys.exit()
+    attention(CASES)
+    fusions()
+    model()

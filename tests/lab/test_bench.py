@@ -1,0 +1,101 @@
+"""The first look at a device: rates that are counted right, and an anchor that is called right."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.core.errors import InputError
+from simkv.lab import cpu_ops
+from simkv.lab.anchor import Anchor
+from simkv.lab.bench import SMALL_SIZES, bench
+from simkv.lab.points import Point
+from simkv.lab.shapes import MODELS
+from simkv.lab.stand import Stand
+
+TINY = MODELS["tiny"]
+
+
+def test_on_a_cpu(tmp_path):
+    arguments = ["gpu", "bench", "--device", "cpu", "--model", "tiny", "--small", "--repeats", "2"]
+    out = tmp_path / "b.json"
+    done = CliRunner().invoke(app, [*arguments, "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    rows = {row["what"]: row for row in json.loads(out.read_text())}
+    assert len(rows) == 3 + 2 * 3 + 2
+    assert all(row["value"] > 0 for row in rows.values())
+    assert rows["decode attention, 8 x 128, block layout"]["unit"] == "GB/s"
+    assert "% of" in done.output
+    # Nothing is faster than the device.
+    assert rows["prefill attention, 128, block layout"]["value"] < rows["matrix product"]["value"]
+
+
+def test_rates_are_counted_by_hand(monkeypatch):
+    """With every point taking one second the rates are bytes and FLOPs."""
+    monkeypatch.setattr(Stand, "time", lambda self, point, repeats: [1.0])
+    rows = {row.what: row for row in bench(TINY, SMALL_SIZES, "cpu")}
+    moved = 8 * 128 * 2 * 2 * 2 * 16 * 4  # rows, context, K and V, layers, heads, dim, bytes
+    assert rows["decode attention, 8 x 128, layer layout"].value == pytest.approx(moved / 1e9)
+    flops = 4 * (128 * 129 / 2) * 2 * 4 * 16
+    assert rows["prefill attention, 128, block layout"].value == pytest.approx(flops / 1e12)
+
+
+class Library:
+    """Stands for vLLM's operator: takes its arguments in their order, and computes it densely."""
+
+    names = ("q", "k", "v", "k_new", "out", "cu_seqlens_q", "seqused_k", "max_seqlen_q")
+    names += ("page_table", "softmax_scale", "is_causal", "softcap", "num_splits")
+
+    def __init__(self):
+        self._schema = SimpleNamespace(arguments=[self.argument(name) for name in self.names])
+
+    @staticmethod
+    def argument(name):
+        kind = {"softcap": "float", "num_splits": "int"}.get(name, "Optional[Tensor]")
+        return SimpleNamespace(name=name, type=kind, has_default_value=lambda: False)
+
+    def __call__(self, *values):
+        given = dict(zip(self.names, values, strict=True))
+        assert given["k_new"] is None
+        assert (given["softcap"], given["num_splits"]) == (0.0, 0)
+        start = given["cu_seqlens_q"].tolist()
+        for row, (a, b) in enumerate(pairwise(start)):
+            length, table = int(given["seqused_k"][row]), given["page_table"][row]
+            given["out"][a:b] = cpu_ops._prefill(
+                given["q"][a:b], length, table, given["k"], given["v"]
+            )
+
+
+@pytest.fixture
+def anchor():
+    made = Anchor.__new__(Anchor)
+    made._forward = Library()
+    return made
+
+
+@pytest.mark.parametrize(
+    "point", [Point("decode", (40,) * 8), Point("prefill", (), ((100, 0),))], ids=lambda p: p.part
+)
+def test_the_anchor_is_called_right(point, anchor):
+    made = Stand(TINY, SMALL_SIZES, "cpu")
+    assert made.difference(point, cpu_ops, anchor.beside(cpu_ops)) < 1e-6
+    wrong = SimpleNamespace(attend=lambda *args: torch.roll(cpu_ops.attend(*args), 1, 0))
+    assert made.difference(point, cpu_ops, wrong) > 0.1
+
+
+def test_the_anchor_stands_beside_ours(anchor):
+    rows = {row.what: row for row in bench(TINY, SMALL_SIZES, "cpu", repeats=1, anchor=anchor)}
+    assert rows["FA3 of vLLM: difference to ours, decode"].value < 1e-6
+    assert rows["FA3 of vLLM: prefill attention"].value > 0
+
+
+def test_a_library_that_is_none(tmp_path):
+    (tmp_path / "x.so").write_text("no library")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        Anchor(tmp_path / "x.so")

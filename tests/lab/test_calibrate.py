@@ -1,0 +1,201 @@
+"""The campaign can be stopped and goes on; the fit finds what is there; the profile is used."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.core.errors import InputError
+from simkv.costs.load import Load
+from simkv.costs.profile import StepCost, load_profile
+from simkv.lab import campaign
+from simkv.lab.buckets import step_size
+from simkv.lab.calibrate import host_of
+from simkv.lab.campaign import Sample, measure, read_samples
+from simkv.lab.fit import Host, RealStep, fit_profile
+from simkv.lab.inputs import StepSize
+from simkv.lab.points import SMALL, Limits, Point, plan, sentinel
+
+HOST = Host(1e-4, 1e-6, 5e-5)
+
+
+@pytest.mark.parametrize("limits", [SMALL, Limits(), Limits(decodes=64, kv_tokens=30_000)], ids=str)
+def test_plan_stays_within_its_limits_and_begins_with_everything(limits):
+    points = plan(limits)
+    assert len({point.key for point in points}) == len(points)
+    assert {point.part for point in points[:12]} == {
+        "rest", "decode", "prefill", "step", "swap out", "swap in",
+    }  # fmt: skip
+    for point in [*points, sentinel(limits)]:
+        tokens = sum(c + 1 for c in point.decodes) + sum(t + c for t, c in point.prefills)
+        assert tokens <= limits.kv_tokens
+        assert len(point.decodes) <= max(limits.decodes, 64)
+
+
+class FakeStand:
+    """Measures nothing: every point takes what ``truth`` says of its load."""
+
+    limits = SMALL
+    on_gpu = False
+
+    def __init__(self, truth=lambda point: 1.0):
+        self.truth = truth
+        self.timed: list[str] = []
+
+    def size(self, point: Point) -> StepSize:
+        return step_size(
+            len(point.decodes),
+            len(point.prefills),
+            len(point.decodes) + sum(t for t, _ in point.prefills),
+            SMALL.decodes,
+        )
+
+    def time(self, point: Point, repeats: int) -> list[float]:
+        self.timed.append(point.key)
+        return [self.truth(point)] * repeats
+
+
+def test_a_stopped_campaign_goes_on_where_it_was(tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
+    points = plan(SMALL)
+    stand = FakeStand()
+    clock = count()
+    monkeypatch.setattr(campaign, "perf_counter", lambda: next(clock))
+    expected = measure(stand, points, whole, 1e9)
+    again = FakeStand()
+    lines = [0, 2]
+    while lines[-1] > lines[-2]:
+        measure(again, points, parts, 50.0)
+        with parts.open("a") as file:
+            file.write("step|cut sho")  # killed in the middle of a line
+        lines.append(len(parts.read_text().splitlines()))
+    measure(again, points, parts, 1e9)
+    found = read_samples(parts)
+    assert [(s.key, s.passed) for s in found] == [(s.key, s.passed) for s in expected]
+    assert again.timed == stand.timed
+    assert len(found) > 2 * len(points)
+
+
+def test_fit_finds_what_is_there(tmp_path):
+    """A device that costs exactly what the form can say is predicted exactly."""
+
+    def truth(point: Point) -> float:
+        load, slots = point.load, FakeStand().size(point).tokens
+        rest = 1e-3 + slots * 1e-5 + 1e-4 * (slots > 100)
+        decode = 2e-4 + 3e-8 * load.decode_context + 1e-6 * load.decode_seqs
+        prefill = 1e-4 + 5e-9 * load.prefill_pairs + 2e-7 * load.prefill_tokens
+        mixed = 3e-5 * bool(load.decode_seqs and load.prefill_seqs)
+        whole = rest + mixed
+        whole += decode * bool(load.decode_seqs) + prefill * bool(load.prefill_seqs)
+        return {"rest": rest + mixed, "decode": decode, "prefill": prefill}.get(point.part, whole)
+
+    samples = measure(FakeStand(truth), plan(SMALL), tmp_path / "s.csv", 1e9, repeats=3)
+    profile = fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
+    assert {"decode", "mixed", "prefill", "all"} <= profile.fit.held_out.keys()
+    for error in profile.fit.held_out.values():
+        assert error.p95 < 1e-6
+    cost = StepCost(profile)
+    host = HOST.step_s + 3 * HOST.sequence_s
+    point = Point("step", (70, 80, 90), ((40, 30),))
+    assert cost(point.load) == pytest.approx(truth(point) + host, rel=1e-6)
+
+
+def test_what_serving_adds_is_found_and_told_apart(tmp_path):
+    """Steps of a real run that cost more than their parts: half of them is fitted to."""
+    samples = measure(FakeStand(), plan(SMALL), tmp_path / "s.csv", 1e9, repeats=1)
+    plain = StepCost(fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[]))
+    host = HOST._replace(prefill_s=2e-3)
+    real = []
+    for load in (Load(0, 0, 0, 4, 300), Load(1, 40, 0, 0, 0, 820), Load(2, 30, 9, 3, 99, 700)) * 8:
+        more = 0.5 if load.prefill_seqs else 0.2
+        device = plain(load) - HOST.step_s - HOST.sequence_s * load.decode_seqs + more
+        real.append(RealStep(load, plain(load) + more + 2e-3 * bool(load.prefill_seqs), device))
+    profile = fit_profile(samples, host, real, name="x", model="m", gpu="g", source=[])
+    assert profile.fit.held_out["all"].points == len(real) // 2
+    assert max(error.p95 for error in profile.fit.held_out.values()) < 1e-6
+    assert "of a real run" in profile.fit.note
+    service = {t.name: t.seconds for t in profile.terms if t.name.startswith("service")}
+    assert service == pytest.approx({"service, pure decode": 0.2, "service, prefill": 0.5})
+
+
+def test_fit_needs_every_part(tmp_path):
+    points = [point for point in plan(SMALL) if point.part != "decode"]
+    samples = measure(FakeStand(), points, tmp_path / "s.csv", 1e9, repeats=1)
+    with pytest.raises(ValueError, match="no point of part 'decode'"):
+        fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
+
+
+def test_host_time_is_what_the_device_does_not_explain():
+    passes = [
+        SimpleNamespace(
+            seconds=5e-3 + 2e-4 + 3e-6 * n,
+            timing=SimpleNamespace(gpu_s=5e-3),
+            load=Load(0, 0, 0, n, 0),
+        )
+        for n in (1, 8, 64, 100)
+    ]
+    idle = SimpleNamespace(seconds=7e-5, timing=None, load=Load(0, 0, 0, 0, 0))
+    found = host_of([*passes, idle])
+    assert np.allclose(found, (2e-4, 3e-6, 7e-5, 0.0))
+
+
+def test_calibrate_and_simulate(tmp_path):
+    out = tmp_path / "campaign"
+    arguments = ["gpu", "calibrate", str(out), "--device", "cpu", "--model", "tiny", "--small"]
+    arguments += ["--budget", "10m", "--repeats", "1"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "mixed" in result.output
+    assert {p.name for p in out.iterdir()} == {"campaign.json", "profile.json", "samples.csv"}
+    profile = load_profile("profile.json", out)
+    assert profile.basis == "measured"
+    assert profile.fit.held_out["all"].points > 20
+    scenario = out / "short.yaml"
+    scenario.write_text(
+        "name: short\nprofile: profile.json\n"
+        "workload: {burst: {num_prompts: 4, prompt_tokens: 30, output_tokens: 5}}\n"
+        "engine: {name: vllm, num_gpu_blocks: 50, max_model_len: 100}\n"
+    )
+    run = CliRunner().invoke(
+        app, ["run", str(scenario), "--out", str(tmp_path / "run"), "--no-plots"]
+    )
+    assert run.exit_code == 0, run.output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert next(iter(summary["variants"].values()))["finished"] == 4
+    before = (out / "samples.csv").read_bytes()
+    CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert (out / "samples.csv").read_bytes() == before  # nothing was left to measure
+    with pytest.raises(InputError, match="limits was"):
+        CliRunner().invoke(app, [*arguments, "--kv-tokens", "4096"], catch_exceptions=False)
+
+
+def test_too_short_a_budget_says_so(tmp_path):
+    arguments = ["gpu", "calibrate", str(tmp_path / "c"), "--device", "cpu", "--model", "tiny"]
+    with pytest.raises(InputError, match="a longer budget is needed"):
+        CliRunner().invoke(
+            app, [*arguments, "--small", "--budget", "0.001s"], catch_exceptions=False
+        )
+    with pytest.raises(InputError, match="expected a time such as 90s"):
+        CliRunner().invoke(app, [*arguments, "--budget", "8 minutes"], catch_exceptions=False)
+
+
+def test_samples_of_another_kind_are_refused(tmp_path):
+    path = tmp_path / "samples.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="not measurements of this version"):
+        read_samples(path)
+
+
+def test_a_sample_reads_back_as_it_was(tmp_path):
+    path = tmp_path / "samples.csv"
+    samples = measure(
+        FakeStand(lambda point: 1 / 3), plan(SMALL)[:2], path, 1e9, repeats=1, passes=1
+    )
+    assert samples == read_samples(path)
+    assert all(isinstance(s, Sample) and s.median_s == 1 / 3 for s in samples)

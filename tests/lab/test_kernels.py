@@ -1,0 +1,169 @@
+"""Our Triton kernels without a GPU: launched against a driver that is not there, so that each is
+built for sm_90 just as it would be; and run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from simkv.core.request import Prompt
+from simkv.core.scheduler import Row
+from simkv.lab.runner import Runner, RunnerConfig
+from simkv.lab.shapes import MODELS
+from tests.conftest import ROOT
+
+triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+from simkv.lab import cuda_ops  # noqa: E402
+
+SHAPES = [MODELS["llama-3-8b"], MODELS["qwen2.5-0.5b"]]
+
+
+class NoDriver:
+    """Says that there is a Hopper GPU; that is all it can do."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """Kernels by name, as they are built by launches that end before the launch itself."""
+    found: dict[str, list[Any]] = {}
+    launch = JITFunction.run
+
+    def build(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        found.setdefault(self.__name__, []).append(kernel)
+        return kernel
+
+    monkeypatch.setattr(JITFunction, "run", build)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(driver, "_active", NoDriver())
+    return found
+
+
+def run_steps(shape: Any, block_size: int) -> None:
+    """A step of prefills, one of decodes and a mixed one, through a layer of the shape's width."""
+    small = replace(shape, layers=1, vocab=64, intermediate=256)
+    config = RunnerConfig(num_blocks=128, block_size=block_size, max_len=64, max_decodes=8)
+    runner = Runner(small, config, "cpu", torch.bfloat16)
+    runner.model.ops = cuda_ops
+    tables = {0: list(range(1, 41)), 1: list(range(41, 81))}
+    for i in tables:
+        runner.admit(Prompt(i, 30, 8))
+    runner.launch([Row(0, 30, 0)], {0}, tables)
+    runner.launch([Row(0, 1, 30)], {0}, tables)
+    runner.launch([Row(0, 1, 31), Row(1, 30, 0)], {0, 1}, tables)
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    """What the assembler says of a kernel: registers, bytes of stack and of local memory."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(n) for name, n in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+
+
+@pytest.mark.parametrize("block_size", [16, 1])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_kernels_build_for_hopper_without_spills(shape, block_size, built):
+    run_steps(shape, block_size)
+    names = {"decode", "reduce", "prefill", "add_norm", "rotate_and_store", "silu_mul"}
+    assert built.keys() == names
+    for name in names:
+        for kernel in {id(kernel): kernel for kernel in built[name]}.values():
+            found = resources(kernel)
+            assert (found["STACK"], found["LOCAL"]) == (0, 0), (name, found)
+            # Of decode programs, of four warps, four fit a multiprocessor's registers.
+            assert found["REG"] <= 128 or name != "decode", found
+    assert all("wgmma" in kernel.asm["ptx"] for kernel in built["prefill"])
+    assert all("mma" in kernel.asm["ptx"] for kernel in built["decode"])
+    assert all("cp.async" in kernel.asm["ptx"] for kernel in built["decode"])
+
+
+def test_spills_are_seen(built, monkeypatch):
+    """With half its warps the prefill kernel has too few registers; the test above would see it."""
+    tiles = cuda_ops.prefill_tiles(128)._replace(warps=4)
+    monkeypatch.setattr(cuda_ops, "prefill_tiles", lambda head_dim: tiles)
+    run_steps(MODELS["llama-3-8b"], 16)
+    assert any(resources(kernel)["STACK"] > 0 for kernel in built["prefill"])
+
+
+def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):
+    """Else a step in the middle of a run would wait for the compiler."""
+    run_steps(MODELS["qwen2.5-0.5b"], 16)
+    first = {name: {id(kernel) for kernel in kernels} for name, kernels in built.items()}
+    run_steps(MODELS["qwen2.5-0.5b"], 16)
+    assert {name: {id(kernel) for kernel in kernels} for name, kernels in built.items()} == first
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+cannot_interpret = pytest.mark.skipif(
+    version(triton.__version__) < (3, 7, 1) and version(np.__version__) >= (2, 4),
+    reason=f"triton {triton.__version__} cannot interpret with numpy {np.__version__}: "
+    "numpy < 2.4 or triton >= 3.7.1 is needed",
+)
+
+
+def interpreted(**more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **more}
+    command = [sys.executable, "-m", "tests.gpu.interpreted"]
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@cannot_interpret
+def test_interpreted():
+    done = interpreted()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "model" in done.stdout
+
+
+#: What stands in the kernels, and what is planted there.
+BUGS = [
+    ("acc = acc * shrink[:, None] + ", "acc = acc + "),
+    ("total = total * shrink + ", "total = total + "),
+    ("seen = t[None, :] <= position[:, None]", "seen = t[None, :] < position[:, None] + 2"),
+    ("there = t < last", "there = t <= last"),
+    ("(n - count + token + 1) // TILE", "(n - count + token + QUERIES) // TILE"),
+    ("share = tl.exp2(weights - tl.max", "share = tl.exp(weights - tl.max"),
+]
+
+
+@cannot_interpret
+@pytest.mark.parametrize(("old", "new"), [("acc = acc * shrink", "acc = acc * shrink"), *BUGS])
+def test_bugs_planted_into_the_kernels_are_seen(old, new):
+    """A wrong number, or a read of memory that is not there; and nothing where nothing is wrong."""
+    done = interpreted(PLANTED=json.dumps([old, new]))
+    assert (done.returncode == 0) == (old == new), done.stdout + done.stderr
+    assert "attention" in done.stdout or old != new
+    assert "stands" not in done.stderr

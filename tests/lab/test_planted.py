@@ -1,0 +1,83 @@
+"""A bug planted into a scheduler, on one side only: L0 must see it, and say where."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+from simkv.lab.replay import read_runs, verdict_of_run
+from simkv.lab.serve import Server
+from simkv.lab.served import Setup, write_served
+from simkv.lab.shapes import MODELS
+from tests.lab.test_serve import plain_scenario
+
+SETUP = Setup(MODELS["tiny"], graph_tokens=64)
+#: Engine, variant, what stands in its scheduler, and what a clumsy hand makes of it.
+BUGS = [
+    ("vllm", "0.33.0", "next(reversed(self.running))]", "next(iter(self.running))]"),
+    ("vllm", "0.33.0", "needed = blocks_for(end,", "needed = 1 + blocks_for(end,"),
+    ("sglang", "0.5.23", "(r.out, -r.prompt_tokens), reverse=True", "(r.out, r.id)"),
+    ("sglang", "0.5.23", "steps * len(keep)) / (at_most", "len(keep)) / (1 + at_most"),
+    (
+        "mistralrs",
+        "pr2034",
+        "return q.length + 1\n\n    def _key",
+        "return q.length\n\n    def _key",
+    ),
+    (
+        "mistralrs",
+        "bucketed",
+        "chosen = min(groups, key=lambda key: key[0])",
+        "chosen = max(groups)",
+    ),
+    ("fastdeploy", "fixed-reserve", "self.running[-1] if self.running", "self.running[0] if 1"),
+    ("fastdeploy", "fixed-reserve", "return blocks + len(self.running) *", "return 9 + blocks *"),
+]
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """Put a module with one piece of its source replaced in the place of the original."""
+
+    def planted(name: str, old: str, new: str) -> None:
+        module = import_module(name)
+        source = inspect.getsource(module)
+        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {name}"
+        mutant = ModuleType(name)
+        mutant.__dict__.update({"__file__": module.__file__, "__package__": module.__package__})
+        with monkeypatch.context() as context:
+            context.setitem(sys.modules, name, mutant)
+            exec(compile(source.replace(old, new), str(module.__file__), "exec"), mutant.__dict__)
+        monkeypatch.setitem(sys.modules, name, mutant)
+
+    return planted
+
+
+@pytest.mark.parametrize(("engine", "variant", "old", "new"), BUGS)
+def test_l0_sees(engine, variant, old, new, plant, tmp_path):
+    run = Server(plain_scenario(engine, variant), SETUP).serve()
+    assert verdict_of_run(run.scenario, run.passes, run.recorder).step is None
+    write_served(tmp_path / "out", {"run": run}, SETUP)
+    plant(f"simkv.schedulers.{engine}.scheduler", old, new)
+    verdict = read_runs(tmp_path / "out")["run"].verdict
+    assert verdict.step is not None
+    assert verdict.recorded != verdict.replayed
+
+
+def test_a_scheduler_that_looks_at_the_clock_is_seen(monkeypatch):
+    """What decides by anything but the lengths of the steps cannot be replayed from them."""
+    server = Server(plain_scenario("vllm", "0.33.0"), SETUP)
+    scheduler, clock = server.recorder.inner, server.clock
+    decide = scheduler.schedule
+
+    def moody():
+        scheduler._max_running = 1 + int(clock.wall() * 1e6) % 7
+        return decide()
+
+    monkeypatch.setattr(scheduler, "schedule", moody)
+    run = server.serve()
+    assert verdict_of_run(run.scenario, run.passes, run.recorder).step is not None

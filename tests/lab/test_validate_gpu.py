@@ -1,0 +1,134 @@
+"""`simkv validate gpu` from the profile to the page, on a CPU with the tiny model."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.core.errors import InputError
+from simkv.costs.profile import Profile, StepError
+from simkv.lab.baselines import roofline
+from simkv.lab.shapes import MODELS
+
+#: About what the tiny model costs on a CPU: 2 ms a step.
+ROOFLINE = roofline(MODELS["tiny"], 4, 1e10, 1e11)
+ERROR = StepError(points=9, median=0.1, p95=0.5, bias=0.0)
+PROFILE = Profile.model_validate(
+    {
+        **ROOFLINE.model_dump(exclude_none=True),
+        "name": "assumed",
+        "terms": [
+            *(term.model_dump(exclude_none=True) for term in ROOFLINE.terms),
+            {"name": "host", "feature": "steps", "seconds": 2e-3},
+        ],
+        "fit": {"points": 9, "held_out": {"all": ERROR.model_dump()}},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A validation that had time for everything once, and for something twice."""
+    path = tmp_path_factory.mktemp("validation")
+    (path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
+    run = invoke(path, "--budget", "6s", "--only-plan")
+    assert run.exit_code == 0
+    assert {p.name for p in (path / "out").iterdir()} == {"plan"}
+    run = invoke(path, "--budget", "30m", "--repeats", "1")
+    assert run.exit_code == 0, run.output
+    return path
+
+
+def invoke(path, *arguments):
+    command = ["validate", "gpu", str(path / "out"), "--profile", str(path / "p.json"), "--small"]
+    command += ["--device", "cpu", "--model", "tiny", *arguments]
+    return CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def test_all_three_levels(folder):
+    found = json.loads((folder / "out" / "validation.json").read_text())
+    assert found["skipped"] == []
+    assert len(found["cases"]) == 10
+    for name, case in found["cases"].items():
+        assert case["verdict"]["step"] is None, name
+        assert case["verdict"]["decisions"] > 5
+        assert set(case["steps"]) == {"profile", "constant step", "tokens only", "roofline"}
+        assert {f["name"] for f in case["figures"]} >= {"makespan_s", "ttft_ms.p99", "peak_blocks"}
+        assert all(f["interval"] for f in case["figures"])
+    assert found["cases"]["memory-pressure"]["same_victims"].keys() == set(case["steps"])
+    assert {(r["case"], r["beside"]) for r in found["rankings"]} >= {
+        ("prefill-whole", "prefill-heavy"),
+        ("memory-pressure-swap", "memory-pressure"),
+        ("mistralrs-forty-pr2034", "mistralrs-forty-bucketed"),
+    }
+    page = (folder / "out" / "validation.md").read_text()
+    assert page.count("| same |") == 10
+    for name in ("steps.png", "figures.png"):
+        assert (folder / "out" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_runs_are_real(folder):
+    rows = list(csv.DictReader((folder / "out/runs/memory-pressure-1/passes.csv").open()))
+    assert sum(int(row["preempted"]) for row in rows) > 0
+    summary = json.loads((folder / "out/runs/memory-pressure-1/summary.json").read_text())
+    assert summary["ceilings"]["bytes_per_s"] > 0
+    assert summary["variants"]["run"]["unbacked_tokens"] == 0
+    rows = list(csv.DictReader((folder / "out/runs/memory-pressure-swap-1/passes.csv").open()))
+    out, back = (sum(int(row[f"swap_{way}_blocks"]) for row in rows) for way in ("out", "in"))
+    assert out == back > 0
+
+
+def test_it_goes_on_where_it_stopped(folder):
+    before = (folder / "out/runs/decode-heavy-1/passes.csv").read_bytes()
+    run = invoke(folder, "--budget", "30m", "--repeats", "1")
+    assert run.exit_code == 0
+    assert "warm-up" not in run.output  # nothing was served
+    assert (folder / "out/runs/decode-heavy-1/passes.csv").read_bytes() == before
+    # With no time left, what is missing is told and not served.
+    run = invoke(folder, "--budget", "0.01s", "--repeats", "2")
+    assert run.exit_code == 0
+    assert "Not served for want of time: decode-heavy-2, memory-pressure-2" in run.output
+
+
+def test_a_decision_that_differs_is_an_error(folder, tmp_path):
+    path = folder / "out/runs/mistralrs-six-bucketed-1/passes.csv"
+    text = path.read_text()
+    lines = text.splitlines()
+    path.write_text("\n".join([*lines[:-4], ""]))  # the last steps are gone
+    try:
+        run = invoke(folder, "--budget", "30m", "--repeats", "1")
+    finally:
+        path.write_text(text)
+    assert run.exit_code == 1
+    assert "parts at decision" in run.output
+
+
+def test_a_plan_needs_no_torch(tmp_path):
+    (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
+    command = ["validate", "gpu", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
+    command += ["--small", "--budget", "4s", "--only-plan"]
+    code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = eval(sys.argv[1]);"
+    code += "from simkv.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, repr(command)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "plan" / "plan.json").is_file()
+
+
+def test_bad_input(folder):
+    with pytest.raises(InputError, match="expected 1 or more"):
+        invoke(folder, "--repeats", "0")
+    with pytest.raises(InputError, match="expected a time such as 90s"):
+        invoke(folder, "--budget", "soon")
+    other = PROFILE.model_copy(update={"name": "other"})
+    (folder / "p.json").write_text(other.model_dump_json(exclude_none=True))
+    with pytest.raises(InputError, match="made with another profile"):
+        invoke(folder)
+    (folder / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))

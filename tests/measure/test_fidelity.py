@@ -1,0 +1,129 @@
+"""Every simulation says how far its seconds can be trusted, as far as its profile knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.core.figures import figure
+from simkv.costs.erring import Erring, kind_of, scales
+from simkv.costs.load import Load
+from simkv.costs.profile import Profile, StepError
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.measure.fidelity import FIGURES
+from simkv.measure.simulate import Result, run_file
+
+SCENARIO = """
+name: short
+profile: p.json
+workload:
+  arrivals: {num_prompts: 30, request_rate: 9.0, prompt_tokens: 40, output_tokens: 20}
+engine: {name: vllm, num_gpu_blocks: 20, max_model_len: 100, max_num_seqs: 8}
+"""
+PROFILE: dict[str, Any] = {
+    "name": "p",
+    "engine": "e",
+    "model": "m",
+    "gpu": "g",
+    "basis": "measured",
+    "terms": [
+        {"name": "step", "feature": "steps", "seconds": 0.01},
+        {"name": "prompt", "feature": "prefill_tokens", "seconds": 0.001},
+        {"name": "context", "feature": "decode_context", "seconds": 1e-5},
+    ],
+    "idle_pass_s": 1e-5,
+    "range": {},
+    "fit": {"points": 9},
+    "source": [],
+}
+
+
+def error(p95: float) -> dict[str, float]:
+    return {"points": 50, "median": p95 / 3, "p95": p95, "bias": 0.0}
+
+
+def run(folder: Path, text: str = SCENARIO, **changes: Any) -> Result:
+    (folder / "s.yaml").write_text(text)
+    (folder / "p.json").write_text(json.dumps({**PROFILE, **changes}))
+    return run_file(folder / "s.yaml")["run"]
+
+
+def test_a_profile_without_errors_gives_no_interval_and_says_so(tmp_path: Path) -> None:
+    found = run(tmp_path).fidelity
+    assert found.intervals == {}
+    assert "is not known" in found.note
+
+
+def test_intervals_hold_the_run_and_what_the_error_makes_of_it(tmp_path: Path) -> None:
+    fit = {"points": 9, "held_out": {"decode": error(0.02), "prefill": error(0.1)}}
+    result = run(tmp_path, fit=fit)
+    found = result.fidelity
+    assert set(found.intervals) == set(FIGURES)
+    for name, (low, high) in found.intervals.items():
+        assert low <= figure(result.summary, name) <= high
+    low, high = found.intervals["e2e_ms.p99"]
+    assert low < 0.98 * figure(result.summary, "e2e_ms.p99")
+    assert high > 1.02 * figure(result.summary, "e2e_ms.p99")
+    # A device that is slower in just that way lies inside; one that is slower than that does not.
+    slower = run(tmp_path, terms=[{**t, "seconds": 1.015 * t["seconds"]} for t in PROFILE["terms"]])
+    for name in ("makespan_s", "tpot_ms.mean", "e2e_ms.mean"):
+        low, high = found.intervals[name]
+        assert low <= figure(slower.summary, name) <= high
+    far = run(tmp_path, terms=[{**t, "seconds": 1.3 * t["seconds"]} for t in PROFILE["terms"]])
+    assert figure(far.summary, "e2e_ms.mean") > found.intervals["e2e_ms.mean"][1]
+
+
+def test_the_run_itself_is_the_same_with_and_without(tmp_path: Path) -> None:
+    plain = run(tmp_path)
+    erring = run(tmp_path, fit={"points": 9, "held_out": {"all": error(0.05)}})
+    assert plain.record.steps == erring.record.steps
+    strip = {"fidelity": None}
+    assert plain.summary | strip == erring.summary | strip
+
+
+def test_the_share_outside_the_range_counts_each_step_once(tmp_path: Path) -> None:
+    beyond = {"prefill_tokens": [1, 2], "prefill_seqs": [50, 60]}  # every prefill, twice over
+    result = run(tmp_path, range=beyond, fit={"points": 9, "held_out": {"all": error(0.05)}})
+    log = result.record.steps
+    steps = list(zip(log.start, log.end, log.prefill_seqs, strict=True))
+    wanted = sum(b - a for a, b, n in steps if n) / sum(b - a for a, b, _ in steps)
+    assert 0.1 < wanted < 0.9
+    assert result.fidelity.outside == pytest.approx(wanted)
+    assert "lay outside its range" in result.fidelity.note
+
+
+def test_printed_and_written(tmp_path: Path) -> None:
+    run(tmp_path, fit={"points": 9, "held_out": {"all": error(0.05)}})
+    arguments = ["run", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--no-plots"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "95 of 100 steps are off by at most all 5.0 %" in done.output
+    assert "Mean E2EL (ms)" in done.output.partition("Fidelity:")[2]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    written = summary["variants"]["run"]["fidelity"]
+    assert written["intervals"]["makespan_s"][0] < summary["variants"]["run"]["makespan_s"]
+    assert written["step_errors"]["all"]["p95"] == 0.05
+
+
+def test_scales_take_the_error_of_the_kind_then_of_all_then_the_largest() -> None:
+    errors = {"decode": StepError(**error(0.25)), "all": StepError(**error(0.6))}
+    assert scales(errors, "cheaper")["decode"] == pytest.approx(1 / 1.25)
+    assert scales(errors, "dearer")["decode"] == pytest.approx(1 / 0.75)
+    assert scales(errors, "dearer")["mixed"] == pytest.approx(1 / 0.4)
+    assert scales({"decode": errors["decode"]}, "cheaper")["prefill"] == pytest.approx(1 / 1.25)
+    assert scales({"all": StepError(**error(3.0))}, "dearer")["prefill"] == pytest.approx(10.0)
+
+
+def test_an_erring_executor_leaps_as_it_steps() -> None:
+    inner = SimulatedExecutor(Profile.model_validate(PROFILE))
+    erring = Erring(inner, {"decode": 1.1, "prefill": 1.2, "mixed": 1.3})
+    load = Load(0, 0, 0, 4, 100)
+    foreseen = erring.foresee(load, 3)
+    loads = [Load(0, 0, 0, 4, 100 + 4 * step) for step in (1, 2, 3)]
+    assert foreseen == [erring.run(later) for later in loads]
+    assert erring.run(Load(1, 10, 0, 4, 100, 55)) == 1.3 * inner.run(Load(1, 10, 0, 4, 100, 55))
+    assert [kind_of(Load(1, 9, 0, 0, 0)), kind_of(load)] == ["prefill", "decode"]

@@ -1,0 +1,162 @@
+"""Engines that step together, by hand and by law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.core.errors import InputError
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.costs.profile import load_profile
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.measure.metrics import request_rows, step_rows
+from simkv.measure.simulate import run_file
+from simkv.run.engine import Engine, serve
+from simkv.run.fleet.fleet import Fleet
+from simkv.run.fleet.lockstep import LockStep
+from simkv.run.fleet.routers import build as build_router
+from simkv.run.record import Record
+from simkv.scenario.fleet import FleetRules
+from simkv.scenario.fleet import RoundRobin as RoundRobinConfig
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers import build
+from simkv.workload.workload import generate
+from tests.fakes import Fifo, Seconds, die
+from tests.laws.scenarios import scenarios
+
+
+def fleet(schedulers: Sequence[Any], executors: Sequence[Any]) -> Fleet:
+    """Engines in lock-step, that get requests in turn."""
+
+    def maker(scheduler: Any, executor: Any) -> Any:
+        return lambda env, rank: Engine(env, scheduler, executor, rank=rank)
+
+    makers = [maker(*pair) for pair in zip(schedulers, executors, strict=True)]
+    router = build_router(RoundRobinConfig(), lambda prompt: prompt.id)
+    return Fleet(simpy.Environment(), makers, router, FleetRules(lockstep=True))
+
+
+def spans(record: Record) -> list[tuple[float, float]]:
+    steps = record.steps
+    return list(zip(steps.start, steps.end, strict=True))
+
+
+def test_a_step_lasts_as_long_as_the_slowest_and_arrivals_wait_for_the_dummy_pass() -> None:
+    requests = [
+        Request(0, prompt_tokens=8, output_tokens=3, max_tokens=3),
+        Request(1, prompt_tokens=8, output_tokens=1, max_tokens=1, arrival=0.5),
+    ]
+    served = fleet([Fifo(), Fifo()], [Seconds(1.0), Seconds(3.0)])
+    serve(served, requests, None)
+    first, second = (stint.engine.record for stint in served.stints)
+    # Alone it would take a second per token, and the other one would start at 0.5.
+    assert spans(first) == [(0.0, 1.0), (1.0, 4.0), (4.0, 5.0)]
+    assert spans(second) == [(1.0, 4.0)]
+    assert first.lives[0].ended_at == 5.0
+    assert second.lives[1].ended_at == 4.0
+
+
+def test_all_sleep_and_wake_again() -> None:
+    requests = [
+        Request(i, prompt_tokens=8, output_tokens=1, max_tokens=1, arrival=at)
+        for i, at in enumerate((0.0, 10.0, 20.0, 20.0))
+    ]
+    served = fleet([Fifo(), Fifo()], [Seconds(1.0), Seconds(2.0)])
+    serve(served, requests, None)
+    assert [spans(stint.engine.record) for stint in served.stints] == [
+        [(0.0, 1.0), (20.0, 22.0)],
+        [(10.0, 12.0), (20.0, 22.0)],
+    ]
+
+
+def test_if_one_dies_nobody_goes_on() -> None:
+    requests = [
+        Request(i, prompt_tokens=8, output_tokens=9, max_tokens=9, arrival=0.0) for i in (0, 1)
+    ]
+    served = fleet([Fifo(), Fifo(die(2))], [Seconds(), Seconds()])
+    record = serve(served, requests, None)
+    assert [life.outcome for life in record.lives.values()] == [Outcome.STALLED] * 2
+    assert "another engine in lock-step" in record.lives[0].reason
+    assert "panic: of the test" in record.lives[1].reason
+
+
+def test_unequal_pipelines_cannot_step_together() -> None:
+    deep = Fifo()
+    deep.pipeline_depth = 2
+    env = simpy.Environment()
+    with pytest.raises(ValueError, match="one and the same"):
+        LockStep([Engine(env, s, Seconds()) for s in (Fifo(), deep)])
+
+
+def record_of(scenario: Scenario, *, together: bool) -> Record:
+    """The scenario on one engine that does not leap, by itself or as a group of one."""
+    executor = SimulatedExecutor(load_profile(scenario.profile, Path()))
+    env = simpy.Environment()
+    engine = Engine(env, build(scenario.engine), executor, scenario.engine_ready, leaping=False)
+    if together:
+        engine.run = LockStep([engine]).run  # type: ignore[method-assign]
+    return serve(engine, generate(scenario.workload, scenario.timeout), scenario.horizon)
+
+
+@given(scenarios("vllm", "0.19.0"))
+def test_a_group_of_one_is_an_engine(scenario: Scenario) -> None:
+    alone, together = (record_of(scenario, together=choice) for choice in (False, True))
+    assert request_rows("", alone) == request_rows("", together)
+    assert step_rows("", alone) == step_rows("", together)
+    assert alone.standstill == together.standstill
+
+
+@given(scenarios("vllm", "0.19.0"), st.integers(2, 3))
+def test_steps_of_a_group_begin_and_end_together(scenario: Scenario, count: int) -> None:
+    profile = load_profile(scenario.profile, Path())
+    schedulers = [build(scenario.engine) for _ in range(count)]
+    served = fleet(schedulers, [SimulatedExecutor(profile) for _ in range(count)])
+    requests = generate(scenario.workload, scenario.timeout)
+    record = serve(served, requests, scenario.horizon)
+    assert {r.id for r in requests} == set(record.lives)
+    assert all(life.outcome for life in record.lives.values())
+    ends: dict[float, float] = {}
+    for stint in served.stints:
+        for start, end in spans(stint.engine.record):
+            assert ends.setdefault(start, end) == end
+    passes = sorted(ends.items())
+    assert all(end <= start for (_, end), (start, _) in pairwise(passes))
+
+
+SCENARIO = """
+name: ranks
+workload:
+  arrivals: {num_prompts: 12, request_rate: 50, seed: 1,
+    prompt_tokens: {distribution: uniform, low: 5, high: 90},
+    output_tokens: {distribution: uniform, low: 5, high: 40}}
+engine: {name: vllm, variant: 0.19.0, num_gpu_blocks: 100, max_model_len: 200}
+profile: l4-mistralrs-pr2034
+fleet: {replicas: 2, router: least_loaded, refresh_interval: 0.1}
+variants:
+  free: {}
+  lockstep: {fleet: {lockstep: true}}
+"""
+
+
+def test_in_a_scenario(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    results = run_file(path)
+    free, together = results["free"].summary, results["lockstep"].summary
+    assert free["finished"] == together["finished"] == 12
+    assert free["makespan_s"] < together["makespan_s"]
+
+
+def test_replicas_of_several_kinds_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("replicas: 2", "lockstep: true, replicas: [{}, {}]"))
+    with pytest.raises(InputError, match="of one group"):
+        run_file(path)

@@ -1,0 +1,251 @@
+"""Replicas that prefill and replicas that decode."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simkv.core.errors import InputError
+from simkv.core.outcome import Outcome
+from simkv.measure.metrics import token_rows
+from simkv.measure.simulate import Result, run_scenario
+from simkv.run.fleet.split import SplitFleet
+from simkv.scenario.document import Document
+from simkv.scenario.scenario import resolve
+from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+from tests.laws.test_leaping import assert_same
+
+#: A token's KV takes a tenth of a second.
+SLOW = {"bytes_per_token": 100, "bandwidth": 1000.0}
+
+
+def split(
+    requests: list[dict[str, Any]],
+    transfer: dict[str, Any] | None = None,
+    *,
+    decode: dict[str, Any] | None = None,
+    leaping: bool = True,
+    section: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    **more: Any,
+) -> Result:
+    """One replica that prefills and one that decodes; every step takes a second."""
+    scenario = {
+        "name": "split",
+        "workload": {"requests": requests},
+        "engine": {
+            "name": "vllm",
+            "block_size": 4,
+            "num_gpu_blocks": 33,
+            "max_model_len": 128,
+            "async_scheduling": False,
+            "enable_prefix_caching": False,
+            **(engine or {}),
+        },
+        "profile": "unit-step",
+        "fleet": {
+            "replicas": [{"role": "prefill"}, {"role": "decode", "engine": decode or {}}],
+            "kv_transfer": transfer or SLOW,
+            **(section or {}),
+        },
+        **more,
+    }
+    loaded = resolve(Document(Path("split.yaml"), scenario))["run"]
+    return run_scenario(loaded, Path(), leaping=leaping)
+
+
+def at(*times: float, prompt: int = 10, output: int = 4) -> list[dict[str, Any]]:
+    return [{"arrival": t, "prompt_tokens": prompt, "output_tokens": output} for t in times]
+
+
+def fleet_of(result: Result) -> SplitFleet:
+    assert isinstance(result.fleet, SplitFleet)
+    return result.fleet
+
+
+def check_all_free(result: Result) -> None:
+    for stint in fleet_of(result).stints:
+        scheduler = stint.engine.scheduler
+        assert isinstance(scheduler, VllmTransferScheduler)
+        scheduler.pool.check()
+        assert scheduler.free_blocks == scheduler.num_blocks, f"replica {stint.replica}"
+
+
+def test_a_request_goes_from_one_to_the_other() -> None:
+    result = split(at(0.0))
+    # Prefill 0-1 s, 10 tokens of KV 1-2 s, three decodes 2-5 s.
+    life = result.record.lives[0]
+    assert (life.first_token, life.last_token, life.tokens) == (1.0, 5.0, 4)
+    assert life.request.prompt_tokens == 10
+    assert result.summary["total_output_tokens"] == 4
+    assert result.request_rows("")[0]["replica"] == "0 1"
+    assert result.summary["itl_ms"]["mean"] == pytest.approx(1000 * 4 / 3)
+    figures = result.summary["fleet"]
+    assert (figures["transfers"], figures["transferred_bytes"]) == (1, 1000)
+    assert figures["mean_transfer_ms"] == 1000.0
+    check_all_free(result)
+
+
+def test_latency_adds_to_the_time_of_the_bytes() -> None:
+    result = split(at(0.0), {**SLOW, "latency": 0.25})
+    assert result.record.lives[0].last_token == 5.25
+
+
+@pytest.mark.parametrize(("shared", "there"), [(False, [2.0, 2.0]), (True, [2.0, 3.0])])
+def test_a_link_is_shared_or_everyones_own(shared: bool, there: list[float]) -> None:
+    groups = [{"count": 2, "role": "prefill"}, {"role": "decode"}]
+    result = split(at(0.0, 0.0), {**SLOW, "shared_link": shared}, section={"replicas": groups})
+    assert [h.there for h in fleet_of(result).handovers.values()] == there
+
+
+def test_over_one_link_transfers_go_one_after_the_other() -> None:
+    result = split(at(0.0, 0.0))
+    assert [h.there for h in fleet_of(result).handovers.values()] == [2.0, 3.0]
+
+
+def test_a_full_decode_pool_holds_up_the_prefills() -> None:
+    # Each side has room for the KV of one request at a time: 12 blocks of 4 tokens.
+    small = {"num_gpu_blocks": 13, "max_model_len": 48}
+    requests = at(0.0, 0.0, 0.0, prompt=30, output=10)
+    result = split(requests, engine=small)
+    handovers = fleet_of(result).handovers
+    # 3 s for the KV, 9 s to decode: then the next one is fetched, and only when that has come is
+    # there room for another prefill.
+    assert [(h.ready, h.asked, h.there) for h in handovers.values()] == [
+        (1.0, 1.0, 4.0),
+        (5.0, 13.0, 16.0),
+        (17.0, 25.0, 28.0),
+    ]
+    assert [life.ended_at for life in result.record.lives.values()] == [13.0, 25.0, 37.0]
+    assert result.summary["verdict"] == "served"
+    check_all_free(result)
+    roomy = split(requests, engine=small, decode={"num_gpu_blocks": 100})
+    assert [h.ready for h in fleet_of(roomy).handovers.values()] == [1.0, 5.0, 9.0]
+
+
+def test_one_token_needs_no_other_replica() -> None:
+    result = split(at(0.0, output=1))
+    assert fleet_of(result).handovers == {}
+    assert result.record.lives[0].outcome is Outcome.FINISHED
+    check_all_free(result)
+
+
+@pytest.mark.parametrize("gives_up", [0.5, 1.5, 2.5, 4.5])
+def test_who_gives_up_on_the_way_leaves_nothing_behind(gives_up: float) -> None:
+    result = split([{**at(0.0, prompt=20)[0], "timeout": gives_up}])
+    life = result.record.lives[0]
+    assert (life.outcome, life.ended_at) == (Outcome.STARVED, gives_up)
+    check_all_free(result)
+
+
+def test_the_horizon_cuts_a_transfer_off() -> None:
+    result = split(at(0.0), horizon=1.5)
+    assert result.record.lives[0].outcome is Outcome.CUT_OFF
+    assert result.record.lives[0].tokens == 1
+
+
+def test_what_the_other_side_has_cached_is_not_sent() -> None:
+    shared = [{**row, "prefix_group": "a", "prefix_tokens": 8} for row in at(0.0, 20.0)]
+    result = split(shared, engine={"enable_prefix_caching": True})
+    assert [h.tokens for h in fleet_of(result).handovers.values()] == [10, 2]
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"replicas": [{"role": "prefill"}]}, "expected prefill and decode"),
+        ({"kv_transfer": None}, "kv_transfer: missing"),
+        ({"failures": [{"replica": 0, "at": 1.0}]}, "failures: not with replicas of roles"),
+        (
+            {"replicas": [{"role": "prefill"}, {"role": "decode", "engine": {"name": "sglang"}}]},
+            "are for engine vllm",
+        ),
+        (
+            {
+                "replicas": [
+                    {"role": "prefill"},
+                    {"role": "decode", "engine": {"block_size": 8}},
+                ]
+            },
+            "one block_size",
+        ),
+    ],
+)
+def test_what_cannot_be(section: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as error:
+        split(at(0.0), section=section)
+    assert says in str(error.value)
+
+
+whole = st.integers
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    requests = [
+        {
+            "arrival": draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 4.0])),
+            "prompt_tokens": draw(whole(1, 40)),
+            "output_tokens": draw(whole(1, 30)),
+            **draw(st.sampled_from([{}, {}, {"timeout": 3.5}, {"timeout": 12.0}])),
+            **draw(st.sampled_from([{}, {"prefix_group": "a", "prefix_tokens": 9}])),
+        }
+        for _ in range(draw(whole(1, 8)))
+    ]
+    return {
+        "requests": requests,
+        "transfer": {
+            "bytes_per_token": 10,
+            "bandwidth": draw(st.sampled_from([50.0, 1000.0])),
+            "latency": draw(st.sampled_from([0.0, 0.2])),
+            "shared_link": draw(st.booleans()),
+        },
+        "engine": {
+            "num_gpu_blocks": draw(st.sampled_from([19, 40])),
+            "max_model_len": 72,
+            "max_num_seqs": draw(whole(1, 5)),
+            "enable_prefix_caching": draw(st.booleans()),
+            "async_scheduling": draw(st.booleans()),
+            "variant": draw(st.sampled_from(["0.33.0", "0.19.0"])),
+        },
+        "section": {
+            "replicas": [
+                {"count": draw(whole(1, 2)), "role": "prefill"},
+                {"count": draw(whole(1, 2)), "role": "decode"},
+            ],
+            "router": draw(st.sampled_from(["round_robin", "least_loaded"])),
+            "refresh_interval": draw(st.sampled_from([0.0, 1.0])),
+        },
+        "horizon": draw(st.sampled_from([None, None, 9.5])),
+    }
+
+
+@given(cases())
+@settings(max_examples=150)
+def test_laws(case: dict[str, Any]) -> None:
+    result, stepping = split(**case), split(**case, leaping=False)
+    assert_same(result.request_rows(""), stepping.request_rows(""), "requests")
+    assert_same(result.step_rows(""), stepping.step_rows(""), "steps")
+    assert_same(result.summary, stepping.summary, "summary")
+    lives = result.record.lives
+    assert len(lives) == len(case["requests"])
+    for life in lives.values():
+        assert life.outcome in Outcome
+        assert sum(last - first + 1 for first, last in token_rows(life)) == life.tokens
+        if life.outcome is Outcome.FINISHED:
+            wanted = min(life.request.output_tokens, 72 - life.request.prompt_tokens)
+            assert life.tokens == wanted
+        if life.outcome is Outcome.CUT_OFF:
+            assert case["horizon"] is not None
+    spent = math.fsum(
+        life.ended_at - life.request.arrival for life in lives.values() if life.ended_at is not None
+    )
+    assert math.isclose(fleet_of(result).in_system_s, spent, rel_tol=1e-9, abs_tol=1e-9)
+    if result.summary["verdict"] in ("served", "starved") and case["horizon"] is None:
+        check_all_free(result)
+    assert result.diagnosis.ledger.keys() == lives.keys()

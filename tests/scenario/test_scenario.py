@@ -1,0 +1,464 @@
+"""Scenario files: what they mean, and what is said about those that mean nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from simkv.core.errors import InputError
+from simkv.scenario.scenario import CONFIGS, Scenario, json_schema, load, merge
+from simkv.schedulers.mistralrs.scheduler import MistralrsConfig
+from simkv.schedulers.vllm.scheduler import VllmConfig
+from tests.conftest import ROOT
+
+PLAIN = """\
+name: t
+workload:
+  burst: {num_prompts: 4, prompt_tokens: 5, output_tokens: 3}
+engine:
+  name: mistralrs
+  variant: bucketed
+profile: unit-step
+"""
+FILES = sorted((ROOT / "scenarios").glob("*.yaml"))
+
+
+def loaded(folder: Path, text: str, *overrides: str) -> dict[str, Scenario]:
+    (folder / "s.yaml").write_text(text)
+    return load(folder / "s.yaml", overrides)
+
+
+def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(InputError) as raised:
+        loaded(folder, text, *overrides)
+    return str(raised.value).replace(f"{folder}/", "").splitlines()
+
+
+def changed(old: str, new: str) -> str:
+    assert PLAIN.count(old) == 1
+    return PLAIN.replace(old, new)
+
+
+# What they mean
+
+
+def test_a_file_without_variants_has_one_named_run(tmp_path: Path) -> None:
+    found = loaded(tmp_path, PLAIN)
+    assert list(found) == ["run"]
+    assert found["run"].engine == MistralrsConfig(variant="bucketed")
+    assert found["run"].workload.size == 4
+    assert found["run"].timeout is None
+
+
+def test_variants_override_what_they_mention_and_nothing_else(tmp_path: Path) -> None:
+    text = PLAIN + (
+        "timeout: 9.0\n"
+        "variants:\n"
+        "  same: {}\n"
+        "  small: {engine: {block_size: 8}, timeout: null}\n"
+        "  slow: {workload: {burst: {interval: 2.0}}, profile: l4-mistralrs-pr2031}\n"
+    )
+    found = loaded(tmp_path, text)
+    assert list(found) == ["same", "small", "slow"]
+    assert found["same"] == loaded(tmp_path, PLAIN + "timeout: 9.0\n")["run"]
+    assert found["small"].engine == MistralrsConfig(variant="bucketed", block_size=8)
+    assert found["small"].timeout is None
+    assert found["slow"].timeout == 9.0
+    burst = found["slow"].workload.burst
+    assert burst is not None
+    assert (burst.num_prompts, burst.interval) == (4, 2.0)
+    assert found["slow"].profile == "l4-mistralrs-pr2031"
+
+
+def test_another_engine_replaces_the_former_as_a_whole(tmp_path: Path) -> None:
+    text = changed("variant: bucketed", "max_num_seqs: 3") + (
+        "variants:\n  v: {engine: {name: vllm}}\n  m: {engine: {name: mistralrs}}\n"
+    )
+    found = loaded(tmp_path, text)
+    assert found["v"].engine == VllmConfig()
+    assert found["m"].engine == MistralrsConfig(max_num_seqs=3)
+
+
+def test_another_form_of_workload_replaces_the_former(tmp_path: Path) -> None:
+    rows = "[{prompt_tokens: 1, output_tokens: 2}]"
+    text = PLAIN + f"variants:\n  listed: {{workload: {{requests: {rows}}}}}\n"
+    workload = loaded(tmp_path, text)["listed"].workload
+    assert workload.burst is None
+    assert workload.size == 1
+
+
+def test_lists_are_replaced_and_not_joined() -> None:
+    assert merge({"a": [1, 2], "b": 1}, {"a": [3]}) == {"a": [3], "b": 1}
+    assert merge({"a": {"b": 1}}, {"a": 5}) == {"a": 5}
+    assert merge(1, {"a": 5}) == {"a": 5}
+
+
+def test_merging_shares_nothing_with_what_was_merged() -> None:
+    base: dict[str, Any] = {"a": {"b": [1]}}
+    result = merge(base, {"c": base["a"]})
+    result["a"]["b"].append(2)
+    result["c"]["b"].append(3)
+    assert base == {"a": {"b": [1]}}
+
+
+def test_overrides_apply_before_the_variants_do(tmp_path: Path) -> None:
+    text = PLAIN + "variants:\n  a: {}\n  b: {engine: {block_size: 8}}\n"
+    found = loaded(tmp_path, text, "engine.block_size=64", "timeout=3.5")
+    assert [s.engine.block_size for s in found.values()] == [64, 8]  # type: ignore[union-attr]
+    assert {s.timeout for s in found.values()} == {3.5}
+
+
+def test_an_override_may_add_a_variant(tmp_path: Path) -> None:
+    found = loaded(tmp_path, PLAIN, "variants.new.engine.variant=seed")
+    assert list(found) == ["new"]
+    assert found["new"].engine.variant == "seed"
+
+
+def test_whole_numbers_are_numbers_but_strings_are_not(tmp_path: Path) -> None:
+    assert loaded(tmp_path, PLAIN + "timeout: 5\n")["run"].timeout == 5.0
+    assert complaints(tmp_path, PLAIN + 'timeout: "5"\n') == [
+        "s.yaml:8: timeout: should be a valid number; found '5'"
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_the_scenarios_of_the_repository_are_valid(path: Path) -> None:
+    found = load(path)
+    assert found
+    assert {scenario.name for scenario in found.values()} == {path.stem}
+
+
+# What is said about those that mean nothing: place, field, what is wrong, what would be right
+
+MISTRALRS = "seed, bucketed, pr2031a, pr2031, pr2034, pr2034july, merged2250"
+DRAWN = """\
+name: drawn
+workload:
+  arrivals:
+    num_prompts: 4
+    prompt_tokens: 9
+    output_tokens: {DRAW}
+engine: {name: mistralrs, block_size: 32, num_gpu_blocks: 9}
+profile: unit-step
+"""
+BROKEN: list[tuple[str, str]] = [
+    (
+        changed("variant:", "varient:"),
+        "s.yaml:6: engine.varient: unknown field (did you mean 'variant'?); known here: name, "
+        "variant, block_size",
+    ),
+    (
+        changed("bucketed", "buckted"),
+        "s.yaml:6: engine.variant: 'buckted' is not known (did you mean 'bucketed'?); expected "
+        + MISTRALRS,
+    ),
+    (
+        changed("mistralrs", "mistral"),
+        "s.yaml:5: engine.name: 'mistral' is not known (did you mean 'mistralrs'?); expected "
+        "mistralrs, vllm, sglang, fastdeploy",
+    ),
+    (changed("  name: mistralrs\n", ""), "s.yaml:4: engine.name: missing; this field is needed"),
+    (
+        DRAWN.replace("DRAW", "distribution: lognormul, mean: 9"),
+        "s.yaml:6: workload.arrivals.output_tokens.distribution: 'lognormul' is not known (did you "
+        "mean 'lognormal'?); expected uniform, random, lognormal, zipf, empirical",
+    ),
+    (
+        DRAWN.replace("DRAW", "mean: 9"),
+        "s.yaml:6: workload.arrivals.output_tokens.distribution: missing; expected one of uniform, "
+        "random, lognormal, zipf, empirical",
+    ),
+    (
+        changed("  variant: bucketed", "  num_blocks: 100"),
+        "s.yaml:6: engine.num_blocks: unknown field (did you mean 'num_gpu_blocks'?); known here",
+    ),
+    (
+        changed("num_prompts: 4", "num_prompts: -4"),
+        "s.yaml:3: workload.burst.num_prompts: should be greater than 0; found -4",
+    ),
+    (
+        changed("num_prompts: 4", "num_prompts: 1000000000"),
+        "s.yaml:3: workload.burst.num_prompts: should be less than or equal to 10000000; found "
+        "1000000000",
+    ),
+    (
+        changed("num_prompts: 4", "num_prompts: " + "9" * 400),
+        "s.yaml:3: workload.burst.num_prompts: should be less than or equal to 10000000; found 999",
+    ),
+    (
+        changed("variant: bucketed", "num_gpu_blocks: 1000000000"),
+        "s.yaml:6: engine.num_gpu_blocks: should be less than or equal to 10000000",
+    ),
+    (
+        changed("variant: bucketed", "block_size: 0"),
+        "s.yaml:6: engine.block_size: should be greater than 0; found 0",
+    ),
+    (
+        changed("variant: bucketed", "block_size: 1.5"),
+        "s.yaml:6: engine.block_size: should be a valid integer",
+    ),
+    (
+        changed("variant: bucketed", "variant: seed\n  prefix_caching: true"),
+        "s.yaml:4: engine: prefix_caching: variant 'seed' has no prefix cache; use false",
+    ),
+    (
+        changed("unit-step", "unit-stp"),
+        "s.yaml:7: profile: 'unit-stp' is not known (did you mean 'unit-step'?); expected one of",
+    ),
+    (changed("unit-step", "my.json"), "s.yaml:7: profile: there is no file my.json"),
+    (changed("profile: unit-step\n", ""), "s.yaml:1: profile: missing; this field is needed"),
+    (changed("name: t", "name: ../t"), "s.yaml:1: name: string should match pattern"),
+    (PLAIN + "tiemout: 3\n", "s.yaml:8: tiemout: unknown field (did you mean 'timeout'?)"),
+    (PLAIN + "timeout: -3\n", "s.yaml:8: timeout: should be greater than 0; found -3"),
+    (PLAIN + "timeout: .nan\n", "s.yaml:8: timeout: should be a finite number; found nan"),
+    (PLAIN + "horizon: .inf\n", "s.yaml:8: horizon: should be a finite number; found inf"),
+    (PLAIN + "timeout: true\n", "s.yaml:8: timeout: should be a valid number; found True"),
+    (PLAIN + "engine_ready: 1.0e+12\n", "s.yaml:8: engine_ready: should be less than or equal to"),
+    (PLAIN + "1: 2\n", "s.yaml:8: 1: keys should be strings; found 1"),
+    (PLAIN + "? [1]\n: 2\n", "s.yaml:8: (1,): keys should be strings"),
+    (PLAIN + "timeout: !x 5\n", "s.yaml:8: timeout: should be a valid number"),
+    (PLAIN + "summary: 2020-01-01\n", "s.yaml:8: summary: should be a valid string"),
+    (PLAIN + "variants: [a]\n", "s.yaml:8: variants: should be a valid dictionary; found list"),
+    (PLAIN + "variants:\n  a:\n", "s.yaml:9: variants.a: should be a valid dictionary; found None"),
+    (PLAIN + "variants:\n  a/b: {}\n", "s.yaml:9: variants.a/b: string should match pattern"),
+    (
+        PLAIN + "variants:\n  a: {}\n  b:\n    engine: {blok_size: 3}\n",
+        "s.yaml:11: engine.blok_size (variant b): unknown field (did you mean 'block_size'?)",
+    ),
+    (
+        PLAIN + "variants:\n  b: {engine: {variant: x}}\n",
+        "s.yaml:9: engine.variant (variant b): 'x' is not known; expected " + MISTRALRS,
+    ),
+    (
+        PLAIN + "variants:\n  b: {engine: {name: vllm, variant: bucketed}}\n",
+        "s.yaml:9: engine.variant (variant b): 'bucketed' is not known",
+    ),
+    (PLAIN + "variants:\n  b: {profile: x}\n", "s.yaml:9: profile: 'x' is not known"),
+    (PLAIN + "variants:\n  b: {variants: {}}\n", "s.yaml:9: variants (variant b): unknown field"),
+    (
+        PLAIN + "published:\n  rnu: {figures: {makespan_s: 3}}\n",
+        "s.yaml:9: published.rnu: there is no such variant (did you mean 'run'?); expected one of",
+    ),
+    (
+        PLAIN + "published:\n  run: {figures: {makespan: 3}}\n",
+        "s.yaml:9: published.run.figures.makespan: 'makespan' is not a figure of summary.json "
+        "(did you mean 'makespan_s'?)",
+    ),
+    (
+        PLAIN + "published:\n  run: {figures: {makespan_s: .nan}}\n",
+        "s.yaml:9: published.run.figures.makespan_s: should be a finite number; found nan",
+    ),
+    (
+        changed("  burst", "  requests: []\n  burst"),
+        "s.yaml:3: workload.requests: list should have at least 1 item",
+    ),
+    (
+        changed("  burst", "  requests: [{prompt_tokens: 1, output_tokens: 1}]\n  burst"),
+        "s.yaml:2: workload: exactly one of ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "complaint"), BROKEN, ids=lambda x: x[-40:])
+def test_a_broken_scenario_gets_one_line_that_helps(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    lines = complaints(tmp_path, text)
+    assert lines[0].startswith(complaint), lines
+    assert len(lines) == 1
+
+
+def test_every_problem_has_a_line_and_every_field_one(tmp_path: Path) -> None:
+    text = changed("num_prompts: 4", "num_prompts: -4").replace("bucketed", "x") + "timeout: x\n"
+    assert [line.split(": ")[:2] for line in complaints(tmp_path, text)] == [
+        ["s.yaml:3", "workload.burst.num_prompts"],
+        ["s.yaml:6", "engine.variant"],
+        ["s.yaml:8", "timeout"],
+    ]
+
+
+def test_a_problem_of_a_listed_request_is_in_its_own_line(tmp_path: Path) -> None:
+    rows = (
+        "requests:\n"
+        "    - {prompt_tokens: 1, output_tokens: 1}\n"
+        "    - {prompt_tokens: 1, output_tokens: 0}\n"
+        "    - {prompt_tokens: 1, output_tokens: 1, timeout: .inf}\n"
+        "    - {prompt_tokens: 1}"
+    )
+    text = changed("burst: {num_prompts: 4, prompt_tokens: 5, output_tokens: 3}", rows)
+    assert complaints(tmp_path, text) == [
+        "s.yaml:5: workload.requests.1.output_tokens: should be greater than 0; found 0",
+        "s.yaml:6: workload.requests.2.timeout: should be a finite number; found inf",
+        "s.yaml:7: workload.requests.3.output_tokens: missing; this field is needed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "complaint"),
+    [
+        ("engine.blok_size=5", "engine.blok_size: unknown field (did you mean 'block_size'?)"),
+        ("engine.block_size=x", "engine.block_size: should be a valid integer; found 'x'"),
+        ("engine.block_size=", "engine.block_size: should be a valid integer; found None"),
+        ("engine=5", "engine: should be a valid dictionary"),
+        ("variants.a.engine.block_size=0", "engine.block_size (variant a): should be greater"),
+        ("profile=nope", "profile: 'nope' is not known"),
+    ],
+)
+def test_a_broken_override_is_the_place_of_its_problem(
+    tmp_path: Path, assignment: str, complaint: str
+) -> None:
+    (line,) = complaints(tmp_path, PLAIN, assignment)
+    assert line.startswith(f"--set {assignment}: {complaint}")
+
+
+def test_nothing_shown_is_longer_than_a_line(tmp_path: Path) -> None:
+    (line,) = complaints(tmp_path, PLAIN + "timeout: " + "x" * 5000 + "\n")
+    assert len(line) < 200
+
+
+# Fuzzing: whatever is done to a scenario, it works or there is a message
+
+WEIRD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    3.5,
+    10**30,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    "",
+    "x",
+    "mistralrs",
+    "vllm",
+    "burst",
+    [],
+    [1],
+    {},
+    {"name": "vllm"},
+    {"a": {"b": [1, {"c": None}]}},
+    [[[[]]]],
+    "\ud83d\ude00",
+]
+
+
+def nodes(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of all values of a tree."""
+    children = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
+    return [path, *(found for key, child in children for found in nodes(child, (*path, key)))]
+
+
+def mutate(tree: Any, rng: random.Random) -> Any:
+    """The tree with one value dropped, renamed, replaced, doubled or swapped for another."""
+    tree = copy.deepcopy(tree)
+    path = rng.choice(nodes(tree)[1:] or [()])
+    if not path:
+        return rng.choice(WEIRD)
+    parent = tree
+    for key in path[:-1]:
+        parent = parent[key]
+    key = path[-1]
+    move = rng.choice(["drop", "rename", "replace", "replace", "graft", "add"])
+    if move == "drop":
+        del parent[key]
+    elif move == "rename" and isinstance(parent, dict):
+        parent[rng.choice([f"{key}x", str(key)[1:], 5, None, "name"])] = parent.pop(key)
+    elif move == "graft":
+        source = tree
+        for part in rng.choice(nodes(tree)):
+            source = source[part]
+        parent[key] = copy.deepcopy(source)
+    elif move == "add" and isinstance(parent[key], dict):
+        parent[key][rng.choice(["extra", "seed", 1])] = rng.choice(WEIRD)
+    else:
+        parent[key] = rng.choice(WEIRD)
+    return tree
+
+
+@pytest.mark.parametrize("path", FILES[:: max(1, len(FILES) // 8)], ids=lambda p: p.stem)
+@given(seed=st.integers(0, 2**32), times=st.integers(1, 3))
+def test_a_mutated_scenario_is_valid_or_gets_a_message(
+    path: Path, seed: int, times: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rng = random.Random(seed)
+    tree = YAML(typ="safe", pure=True).load(path.read_text())
+    for _ in range(times):
+        tree = mutate(tree, rng)
+    folder = tmp_path_factory.mktemp("mutant")
+    for neighbour in path.parent.glob("*.json"):
+        (folder / neighbour.name).write_bytes(neighbour.read_bytes())
+    with (folder / "s.yaml").open("w") as file:
+        YAML(typ="safe", pure=True).dump(tree, file)
+    try:
+        load(folder / "s.yaml")
+    except InputError as error:
+        for line in str(error).splitlines():
+            assert line.startswith(f"{folder}/s.yaml:"), line
+            assert len(line) < 2000
+
+
+@given(junk=st.text(max_size=60), value=st.text(max_size=20))
+def test_any_text_is_valid_or_gets_a_message(
+    junk: str, value: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("text") / "s.yaml"
+    for content in (junk, PLAIN + junk, PLAIN.replace("unit-step", junk)):
+        path.write_text(content, encoding="utf-8", errors="surrogatepass")
+        with contextlib.suppress(InputError):
+            load(path)
+    path.write_text(PLAIN)
+    for assignment in (value, f"engine.block_size={value}", f"{value}=3", f"{value}.x={value}"):
+        with contextlib.suppress(InputError):
+            load(path, [assignment])
+
+
+# The JSON schema
+
+
+def test_the_schema_accepts_the_scenarios_of_the_repository() -> None:
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for path in FILES:
+        tree = json.loads(json.dumps(YAML(typ="safe", pure=True).load(path.read_text())))
+        assert list(validator.iter_errors(tree)) == [], path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        changed("variant:", "varient:"),
+        changed("bucketed", "buckted"),
+        changed("num_prompts: 4", "num_prompts: -4"),
+        changed("profile: unit-step\n", ""),
+        PLAIN + "variants:\n  a: {engine: {blok_size: 3}}\n",
+    ],
+)
+def test_the_schema_refuses_what_the_loader_refuses(text: str) -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    assert list(validator.iter_errors(YAML(typ="safe", pure=True).load(text)))
+
+
+def test_the_schema_knows_every_engine_and_says_what_its_fields_mean() -> None:
+    text = json.dumps(json_schema())
+    for config in CONFIGS:
+        assert f'"{config.name}"' in text
+    assert "Knobs of the engine" in text

@@ -1,0 +1,132 @@
+"""Figures against knobs, and Pareto fronts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.report.sweep_pictures import (
+    Goal,
+    means,
+    pareto_front,
+    parse_pareto,
+    parse_plot,
+    write_pareto,
+    write_plot,
+)
+
+KNOBS = ("engine.a", "engine.b")
+E2E = "e2e_ms.p99"
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    """Two knobs, one of words, and three repeats; at one point nothing finished."""
+    rows = [
+        {
+            "point": 2 * a + b,
+            "engine.a": 2**a,
+            "engine.b": "xy"[b],
+            "variant": "run",
+            "repeat": repeat,
+            "requests": 10,
+            "finished": 0 if (a, b) == (0, 0) else 10 - (a == 1),
+            "output_throughput": 10.0 * a,
+            E2E: math.nan if (a, b) == (0, 0) else 100.0 * (a + 1) + 10 * b + repeat,
+        }
+        for a in range(3)
+        for b in range(2)
+        for repeat in range(3)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_means_and_their_confidence(frame: pd.DataFrame) -> None:
+    points = means(frame, KNOBS, [E2E]).set_index("point")
+    assert points.loc[1, E2E] == 111.0
+    # Student's t for 2 degrees of freedom is 4.3027; the deviation of 0, 1, 2 is 1.
+    assert points.loc[1, f"±{E2E}"] == pytest.approx(4.302653 / math.sqrt(3))
+    assert math.isnan(float(str(points.loc[0, E2E])))
+    assert list(points["unserved"]) == [True, False, True, True, False, False]
+    once = means(frame[frame["repeat"] == 0], KNOBS, [E2E])
+    assert once[f"±{E2E}"].isna().all()
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    points = pd.DataFrame(
+        {
+            "up": [1.0, 2.0, 3.0, 3.0, 2.0, 9.0, 1.0],
+            "down": [1.0, 2.0, 3.0, 3.0, 3.0, math.nan, 1.5],
+        }
+    )
+    front = pareto_front(points, [Goal("up", True), Goal("down", False)])
+    assert list(front) == [True, True, True, True, False, False, False]
+    front = pareto_front(points, [Goal("up", False), Goal("down", False)])
+    assert list(front) == [True, False, False, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("knob", "names"), [("engine.a", KNOBS), ("engine.b", KNOBS), ("variant", KNOBS)]
+)
+def test_plots_are_the_same_every_time(
+    frame: pd.DataFrame, tmp_path: Path, knob: str, names: tuple[str, ...]
+) -> None:
+    plot = parse_plot(f"{E2E}:{knob}", names)
+    path = write_plot(frame, names, plot, tmp_path)
+    first = path.read_bytes()
+    assert first.startswith(b"\x89PNG")
+    assert len(first) > 5000
+    assert write_plot(frame, names, plot, tmp_path).read_bytes() == first
+    changed = frame.assign(**{E2E: frame[E2E] * 2 + frame["engine.a"] ** 3})
+    assert write_plot(changed, names, plot, tmp_path).read_bytes() != first
+
+
+def test_a_pareto_front_as_picture_and_table(frame: pd.DataFrame, tmp_path: Path) -> None:
+    path, front = write_pareto(
+        frame, KNOBS, parse_pareto(f"output_throughput:max,{E2E}:min"), tmp_path
+    )
+    assert path.name == "pareto-output_throughput-e2e_ms.p99.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    # (0, y), (1, x) and (2, x): with b = y all else is slower.
+    assert front["point"].tolist() == [1, 2, 4]
+    assert front["output_throughput"].tolist() == [0.0, 10.0, 20.0]
+
+
+def test_a_front_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:
+    nothing = frame.assign(**{E2E: math.nan})
+    goals = f"{E2E}:min,steps:max"
+    path, front = write_pareto(nothing.assign(steps=3), KNOBS, parse_pareto(goals), tmp_path)
+    assert path.exists()
+    assert front[[*KNOBS, E2E]].empty
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("e2e_ms.p9:engine.a", "did you mean 'e2e_ms.p9"),
+        ("e2e_ms.p99:engine.c", "not a knob of this sweep"),
+        ("e2e_ms.p99", "expected FIGURE:KNOB"),
+    ],
+)
+def test_bad_plots(text: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        parse_plot(text, KNOBS)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("steps", "expected FIGURE:max"),
+        ("steps:more", "expected FIGURE:max"),
+        ("steps:max", "two or more"),
+        ("steps:max,steps:min", "two or more"),
+        ("step:max,steps:min", "did you mean 'steps'"),
+    ],
+)
+def test_bad_fronts(text: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        parse_pareto(text)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers import variants
+from simkv.search.whatif.bisect import (
+    REFUSED,
+    Flips,
+    Range,
+    flips_across_variants,
+    flips_over,
+    parse_over,
+)
+from simkv.search.whatif.condition import condition
+from simkv.search.whatif.evaluate import Case, Evaluator, evaluate, with_field
+from tests.search.whatif.cases import overload, queue_loop, scenario, six
+
+HERE = Path()
+
+
+def over(scenario: Scenario, text: str, when: str | None = None, **options: Any) -> Flips:
+    shown = condition(when) if when else None
+    evaluator = Evaluator(HERE, most_runs=options.pop("most_runs", None))
+    return flips_over(scenario, *parse_over(text), evaluator, shown, **options)
+
+
+def told(found: Flips) -> list[tuple[Any, str, Any, str]]:
+    return [(f.low.value, f.low.state, f.high.value, f.high.state) for f in found.flips]
+
+
+def by_brute_force(scenario: Scenario, path: str, values: range) -> list[tuple[Any, str, Any, str]]:
+    states = [
+        (value, evaluate(Case(with_field(scenario, path, value, HERE)), HERE).verdict)
+        for value in values
+    ]
+    return [(*a, *b) for a, b in pairwise(states) if a[1] != b[1]]
+
+
+def test_a_flip_is_between_neighbours() -> None:
+    """Five steps a request, one at a time: 31 s of patience serve six, 51 s serve all ten."""
+    found = over(overload(), "timeout=1..500", samples=5)
+    assert told(found) == [(50, "starved", 51, "served")]
+    assert (found.values, found.complete) == (500, True)
+    assert [s.value for s in found.samples] == sorted(s.value for s in found.samples)
+    assert found.runs == len(found.samples) < 20
+
+
+def test_every_flip_that_the_grid_shows_is_found() -> None:
+    """Too small a cache rejects, a middling one kills the engine, a large one serves."""
+    path = "engine.num_gpu_blocks"
+    every = by_brute_force(queue_loop(), path, range(2, 60))
+    assert len(every) >= 2
+    assert told(over(queue_loop(), f"{path}=2..59", samples=58)) == every
+    coarse = told(over(queue_loop(), f"{path}=2..59", samples=6))
+    assert coarse
+    assert set(coarse) <= set(every)
+
+
+def test_what_may_flip_can_be_a_figure() -> None:
+    found = over(overload(), "engine.max_num_seqs=1..12", "starved>=4")
+    (flip,) = found.flips
+    assert (flip.low.state, flip.high.state) == ("starved>=4", "not starved>=4")
+    assert flip.low.figures is not None
+    assert flip.high.figures is not None
+    assert flip.low.figures["starved"] >= 4 > flip.high.figures["starved"]
+    assert flip.high.value == flip.low.value + 1
+
+
+def test_fractions_and_steps() -> None:
+    requests = [{"prompt_tokens": 10, "output_tokens": 5, "timeout": 7.0}] * 2
+    chosen = scenario({"name": "mistralrs", "max_num_seqs": 1}, requests)
+    # The second arrives while the first is served, until 5 s, and is served from then on.
+    found = over(chosen, "workload.requests.1.arrival=0.0..6.0")
+    (flip,) = found.flips
+    assert flip.high.value - flip.low.value == pytest.approx(0.006)
+    assert flip.low.value <= 3.0 <= flip.high.value
+    found = over(chosen, "workload.requests.1.arrival=0.0..6.0", samples=3)
+    assert [s.value for s in found.samples][:1] == [0.0]
+    path, values = parse_over("engine.max_num_seqs=2..20", step=6)
+    assert path == "engine.max_num_seqs"
+    assert isinstance(values, Range)
+    assert [values.value(k) for k in range(values.last + 1)] == [2, 8, 14, 20]
+
+
+@pytest.mark.parametrize(("low", "high", "step"), [(1, 2000, 1), (0, 9, 1), (0.5, 4.0, 0.01)])
+@pytest.mark.parametrize("samples", [2, 5, 17, 40])
+def test_a_grid_goes_from_end_to_end(low: float, high: float, step: float, samples: int) -> None:
+    values = Range(low, high, step)
+    grid = values.grid(samples)
+    assert grid == sorted(set(grid))
+    assert (grid[0], grid[-1]) == (0, values.last)
+    assert len(grid) <= samples
+    assert values.value(values.last) == pytest.approx(high)
+
+
+def test_a_list_of_values_is_tried_as_it_stands() -> None:
+    found = over(six(), "engine.variant=bucketed,nonesuch,pr2031", "preemptions>=1")
+    states = [sample.state for sample in found.samples]
+    assert states == ["preemptions>=1", REFUSED, "not preemptions>=1"]
+    assert "nonesuch" not in str(found.samples[0])
+    assert found.samples[1].figures is None
+    assert "'bucketed'" in found.samples[1].refused
+
+
+def test_all_variants_of_the_engine() -> None:
+    found = flips_across_variants(queue_loop(), Evaluator(HERE))
+    assert [sample.value for sample in found.samples] == list(variants("mistralrs"))
+    alone = evaluate(Case(with_field(queue_loop(), "engine.variant", "pr2031", HERE)), HERE)
+    assert next(s.figures for s in found.samples if s.value == "pr2031") == alone
+    assert found.flips[0].low.value == "seed"
+    assert found.flips[0].low.state == "livelock"
+    caching = with_field(six(), "engine.prefix_caching", True, HERE)
+    across = flips_across_variants(caching, Evaluator(HERE))
+    assert across.samples[0].state == REFUSED
+    assert "no prefix cache" in across.samples[0].refused
+
+
+def test_more_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = over(overload(), "timeout=1..60")
+    monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
+    monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
+    with Evaluator(HERE, workers=2) as beside:
+        assert flips_over(overload(), *parse_over("timeout=1..60"), beside) == once
+
+
+def test_a_limit_on_runs_is_told() -> None:
+    found = over(overload(), "timeout=1..500", samples=5, most_runs=7)
+    assert not found.complete
+    assert found.runs == len(found.samples) == 7
+    (flip,) = found.flips
+    assert flip.low.value <= 50 < flip.high.value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engine.max_num_seqs", "expected a field and its range"),
+        ("=1..2", "expected a field and its range"),
+        ("engine.max_num_seqs=1..", "the ends of a range are numbers"),
+        ("engine.max_num_seqs=a..b", "the ends of a range are numbers"),
+        ("engine.max_num_seqs=9..3", "the range has to rise; found 9 to 3"),
+        ("engine.max_num_seqs=1..inf", "the range has to rise"),
+        ("engine.max_num_seqs=1..99999999999", "more than 10,000,000 values"),
+        ("engine.max_num_seqs=[1,2", "not YAML"),
+        ("timeout=-inf..3", "the range has to rise"),
+        ("engine.max_num_sqs=1..3", "did you mean 'max_num_seqs'"),
+        ("engine.max_num_seqs=-5..0", "no value is allowed: .* greater than 0"),
+        ("engine.max_num_seqs=0.5..0.7", "no value is allowed: .* integer"),
+    ],
+)
+def test_bad_ranges(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        over(overload(), text)
+
+
+def test_bad_steps() -> None:
+    for step in (0, -1, 20, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=r"--step .*: expected more than 0 and at most 9"):
+            parse_over("engine.max_num_seqs=1..10", step)

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simkv.measure.simulate import run_scenario
+from simkv.report.whatif_tables import whatif_json
+from simkv.scenario.packaged import find
+from simkv.scenario.scenario import Scenario, load
+from simkv.schedulers.mistralrs.scheduler import JULY_RULES, RULES, build
+from simkv.search.whatif.changes import Change, changes
+from simkv.search.whatif.evaluate import Case, Evaluator, evaluate, with_knobs
+from simkv.search.whatif.whatif import Effect, WhatIf, whatif
+from tests.laws.scenarios import ENGINES, scenarios
+from tests.search.whatif.cases import overload, queue_loop, scenario, six
+
+HERE = Path()
+
+
+def ask(scenario: Scenario, by: str | None = None) -> WhatIf:
+    return whatif(scenario, Evaluator(HERE), by)
+
+
+def effect(found: WhatIf, change: str) -> Effect:
+    return next(effect for effect in found.effects if str(effect.change) == change)
+
+
+def test_one_line_fixes_it() -> None:
+    """Lengths that preempt each other: to let them run together is the published fix."""
+    found = ask(six())
+    assert found.best is not None
+    assert str(found.best.change) == "unequal_decodes: preempt -> run together"
+    assert found.best.change.kind == "rule"
+    assert found.best.judgement == "helps"
+    assert "preemptions 22 -> 0" in found.best.sentence
+    assert found.base["preemptions"] == 22
+    assert found.best.faster == (0, 1, 2)
+    assert not found.best.slower
+    assert effect(found, "variant: bucketed -> pr2031a").figures["preemptions"] == 0
+
+
+def test_a_rule_by_itself_is_what_a_variant_with_only_that_rule_is() -> None:
+    found = ask(queue_loop())
+    wait = effect(found, "unequal_decodes: preempt -> wait")
+    assert wait.figures == effect(found, "variant: bucketed -> pr2031").figures
+    oldest = effect(found, "decode_order: newest first -> oldest first")
+    assert oldest.figures == effect(found, "variant: bucketed -> merged2250").figures
+
+
+def test_patience_saves_the_engine() -> None:
+    found = ask(queue_loop(2, waiting_timeout=64))
+    assert found.base.verdict == "engine died"
+    assert found.best is not None
+    assert found.best.judgement == "fixes"
+    assert found.best.sentence == "waiting_timeout: 64 -> 128: 2 stalled (engine died) -> 0"
+    assert found.best.newly_finished == (0, 1)
+    memory = effect(found, "num_gpu_blocks: 25 -> 50")
+    assert memory.change.kind == "memory"
+    assert memory.judgement == "fixes"
+    assert found.effects.index(memory) > found.effects.index(found.best)
+
+
+def test_whom_it_helps_and_whom_it_hurts() -> None:
+    """Who loses its blocks is a matter of order: what one gains the other loses."""
+    requests = [{"prompt_tokens": 40, "output_tokens": 30, "arrival": i} for i in range(2)]
+    engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 17}
+    found = ask(scenario(engine, requests))
+    oldest = effect(found, "decode_order: newest first -> oldest first")
+    assert (oldest.faster, oldest.slower) == ((0,), (1,))
+    assert oldest.judgement == "changes little"
+    assert oldest.sentence.endswith(": request 0 faster, request 1 slower")
+    assert oldest.e2e_ratio == pytest.approx(1.0)
+
+
+def test_the_numbers_are_those_of_two_runs() -> None:
+    base = overload()
+    found = ask(base)
+    assert found.best is not None
+    assert str(found.best.change) == "max_num_seqs: 1 -> 2"
+    after = evaluate(Case(with_knobs(base, max_num_seqs=2)), HERE)
+    best = found.best
+    assert best.figures == after
+    starved = [e.id for e in found.base.endings if e.outcome == "starved"]
+    served = [e.id for e in after.endings if e.outcome == "finished"]
+    assert best.newly_finished == tuple(i for i in starved if i in served)
+    both = [(a.e2e_s, b.e2e_s) for a, b in zip(found.base.endings, after.endings, strict=True)]
+    pairs = [(a, b) for a, b in both if a is not None and b is not None]
+    assert best.e2e_ratio == pytest.approx(sum(b for _, b in pairs) / sum(a for a, _ in pairs))
+    assert f"4 starved -> {after['starved']:.0f}" in best.sentence
+
+
+def test_more_finished_ranks_before_all_else() -> None:
+    finished = [e.figures["finished"] for e in ask(overload()).effects]
+    assert finished == sorted(finished, reverse=True)
+    assert finished[0] > 6
+
+
+def test_among_changes_of_like_latency_fewer_preemptions_come_first() -> None:
+    """The loop of FastDeploy 5696: blocks in reserve end it, larger steps only make it shorter."""
+    path = find(Path("fastdeploy-5696-preempt-loop"))
+    found = whatif(load(path)["before"], Evaluator(path.parent))
+    helped = found.judged("helps")
+    assert str(helped[0].change) == "reserve_init: 0 -> 16"
+    assert (found.base["preemptions"], helped[0].figures["preemptions"]) == (180, 1)
+    shorter = effect(found, "max_num_batched_tokens: 256 -> 512")
+    assert shorter.figures["e2e_ms.mean"] < helped[0].figures["e2e_ms.mean"]
+    assert shorter.figures["preemptions"] > 100
+
+
+def test_ranking_by_a_figure() -> None:
+    found = ask(six(), "longest_stall_s")
+    values = [effect.figures["longest_stall_s"] for effect in found.effects]
+    assert values == sorted(values)
+    assert found.best is not None
+    assert "longest_stall_s" in found.best.sentence
+    values = [e.figures["output_throughput"] for e in ask(six(), "output_throughput").effects]
+    assert values == sorted(values, reverse=True)
+
+
+def test_nothing_helps_where_nothing_is_wrong() -> None:
+    found = ask(scenario({"name": "mistralrs"}, [{"prompt_tokens": 5, "output_tokens": 2}]))
+    assert found.best is None
+    assert {effect.judgement for effect in found.effects} == {"changes nothing"}
+
+
+def test_the_same_with_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = ask(queue_loop())
+    monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
+    monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
+    with Evaluator(HERE, workers=2) as beside:
+        assert whatif(queue_loop(), beside) == once
+
+
+def test_as_json() -> None:
+    found = ask(queue_loop())
+    told = json.loads(json.dumps(whatif_json(found), allow_nan=False))
+    assert told["best"] == found.best.sentence if found.best else None
+    assert [row["sentence"] for row in told["changes"]] == [e.sentence for e in found.effects]
+    assert told["base"]["verdict"] == "engine died"
+
+
+def test_answers_cannot_be_changed() -> None:
+    found = ask(six())
+    for thing in (found, found.effects[0], found.effects[0].change, found.base):
+        with pytest.raises(FrozenInstanceError):
+            setattr(thing, fields(thing)[0].name, None)
+
+
+# --- what is tried --------------------------------------------------------------------------
+
+
+def differences(before: Any, after: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(after).items() if asdict(before)[name] != value}
+
+
+@pytest.mark.parametrize(("engine", "variant"), ENGINES)
+def test_every_change_is_a_single_one(engine: str, variant: str) -> None:
+    base = scenario(
+        {"name": engine, "variant": variant}, [{"prompt_tokens": 9, "output_tokens": 2}]
+    )
+    tried = list(changes(base))
+    assert len({(change.kind, change.field, change.after) for change, _ in tried}) == len(tried)
+    for change, case in tried:
+        assert change.before != change.after
+        if not isinstance(case, Case):
+            assert str(case)
+            continue
+        if change.kind == "rule":
+            assert case.rules is not None
+            assert case.scenario.engine == base.engine
+            assert differences(RULES[variant], case.rules) == {change.field: change.after}
+            continue
+        assert case.rules is None
+        found = differences(base.engine, case.scenario.engine)
+        assert found.pop(change.field) == change.after
+        if change.field == "block_size":  # the same memory in other pieces
+            (name,) = found
+            assert name in ("num_gpu_blocks", "num_blocks")
+            before, after = asdict(base.engine), asdict(case.scenario.engine)
+            former = before[name] * before["block_size"]
+            assert former - after["block_size"] < after[name] * after["block_size"] <= former
+        else:
+            assert not found
+
+
+def test_every_knob_and_variant_is_tried() -> None:
+    base = scenario({"name": "sglang"}, [{"prompt_tokens": 9, "output_tokens": 2}])
+    tried = {change.field for change, _ in changes(base)}
+    assert tried == {knob.name for knob in fields(base.engine)} - {"name"}
+    values = {change.after for change, _ in changes(base) if change.field == "schedule_policy"}
+    assert values == {"lpm", "hrrn"}
+    assert Change("knob", "x", True, None).__str__() == "x: yes -> none"
+
+
+def test_rules_that_a_variant_does_not_go_by_are_not_tried() -> None:
+    tried = {change.field for change, _ in changes(six("pr2034july")) if change.kind == "rule"}
+    assert tried == set(JULY_RULES)
+    assert not [change for change, _ in changes(six("seed")) if change.kind == "rule"]
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_a_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
+    variant = data.draw(st.sampled_from(sorted(RULES)))
+    chosen = data.draw(scenarios("mistralrs", variant))
+    rules = [case.rules for change, case in changes(chosen) if isinstance(case, Case)]
+    changed = data.draw(st.sampled_from([r for r in rules if r is not None]))
+
+    def run(leaping: bool) -> tuple[Any, list[tuple[Any, ...]]]:
+        scheduler = build(chosen.engine, changed)  # type: ignore[arg-type]
+        result = run_scenario(chosen, HERE, leaping=leaping, scheduler=scheduler)
+        lives = result.record.lives
+        told = [(i, life.outcome, life.tokens, life.recomputed_tokens) for i, life in lives.items()]
+        return result.summary["verdict"], told
+
+    assert run(True) == run(False)
