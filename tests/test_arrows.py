@@ -11,6 +11,7 @@ import pytest
 
 import simkv
 from tests.conftest import ROOT
+from tests.imports import imported
 
 PACKAGE = ROOT / "simkv"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -34,17 +35,6 @@ PURE = {
 OF_SCHEDULERS = {"core", "schedulers"}
 
 
-def imported(path: Path) -> set[str]:
-    """Modules that a file imports, wherever in it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -66,18 +56,29 @@ def test_schedulers_are_pure(path: Path) -> None:
     assert not names & {"open", "input", "print", "eval", "exec"}
 
 
+def prints(source: str) -> list[str]:
+    """The expressions of a file that reach for the terminal by themselves."""
+    named = ("print", "input", "Console", "rich.print", "rich.get_console", "rich.console.Console")
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (*named, "typer.echo"):
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.stderr"):
+            found.append(ast.unparse(node))
+    return found
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_below_the_command_line_prints(path: Path) -> None:
-    if "cli" in path.parts:
-        return
-    calls = [
-        node
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "print"
-    ]
-    assert calls == []
+    """What draws tables is handed a console; only a command makes one."""
+    if "cli" not in path.relative_to(PACKAGE).parts:
+        assert prints(path.read_text()) == []
+
+
+def test_a_planted_print_is_seen() -> None:
+    planted = ("print(1)", "sys.stdout.write('x')", "print_to = Console(width=3)", "typer.echo(1)")
+    assert [len(prints(f"def f():\n    {line}")) for line in planted] == [1] * len(planted)
+    assert prints("console.print(1)\nprint_rows(rows)") == []
 
 
 def test_only_the_gpu_part_imports_torch() -> None:

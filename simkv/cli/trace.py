@@ -85,9 +85,12 @@ def inspect(
         told = {"file": str(file), "format": reader.format.name, **figures}
         print(json.dumps({**told, "notes": reader.tally.lines()}, indent=1))
     else:
+        from rich.console import Console
+
         from simkv.report.trace_table import print_figures
 
-        print_figures(str(file), reader.format.what, figures)
+        console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+        print_figures(console, str(file), reader.format.what, figures)
         _tell(reader.tally)
     if picture:
         from simkv.report.trace_picture import draw

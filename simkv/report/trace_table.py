@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from rich import box
@@ -10,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 
-def print_figures(file: str, format: str, figures: dict[str, Any]) -> None:
+def print_figures(console: Console, file: str, format: str, figures: dict[str, Any]) -> None:
     """Print what ``Survey.figures`` tells, one line each, without what the trace does not tell."""
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     table = Table(
         box=box.SIMPLE, show_header=False, title=f"{file} ({format})", title_justify="left"
     )
