@@ -19,12 +19,12 @@ from pydantic import (
     Discriminator,
     Field,
     GetCoreSchemaHandler,
+    PlainSerializer,
     Tag,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
     create_model,
-    field_serializer,
     field_validator,
     model_validator,
 )
@@ -38,6 +38,7 @@ from simkv.scenario.expect import Expectations
 from simkv.scenario.fleet import Count, FleetRules, Outage
 from simkv.scenario.pacing import Pacing
 from simkv.scenario.plan import PlanSection
+from simkv.scenario.roles import About, Engine, World
 from simkv.schedulers.fastdeploy.scheduler import FastDeployConfig
 from simkv.schedulers.mistralrs.scheduler import MistralrsConfig
 from simkv.schedulers.sglang.scheduler import SglangConfig
@@ -88,6 +89,12 @@ class _CheckedByModel:
         return handler.generate_schema(Annotated[choice, AfterValidator(build)])
 
 
+#: The config of an engine, as a mapping in the file and when it is dumped.
+AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+Span = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class Provenance(_Model):
     """What the scenario's numbers rest on, one sentence each."""
 
@@ -131,12 +138,8 @@ class ReplicaGroup(_Model):
 
     count: Count = 1
     role: Literal["both", "prefill", "decode"] = "both"
-    engine: Annotated[EngineConfig, _CheckedByModel()] | None = None
+    engine: AnyEngine | None = None
     profile: str | None = None
-
-    @field_serializer("engine")
-    def _plain_engine(self, engine: EngineConfig | None) -> dict[str, Any] | None:
-        return None if engine is None else asdict(engine)
 
 
 class FleetSection(FleetRules):
@@ -251,21 +254,21 @@ class Scenario(_Model):
     and ``expect`` go by the name of the variant; that of a file without variants is ``run``.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-    report: str | None = None
-    summary: str = ""
-    workload: Workload
-    engine: Annotated[EngineConfig, _CheckedByModel()]
-    profile: str
-    step_scale: StepScale | None = None
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    engine_ready: Time = 0.0
-    pipeline: Pacing | None = None
-    fleet: FleetSection | None = None
-    provenance: Provenance = Provenance()
-    published: dict[str, Published] = {}
-    expect: dict[str, Expectations] = {}
+    name: About[Name]
+    report: About[str | None] = None
+    summary: About[str] = ""
+    workload: World[Workload]
+    engine: Engine[AnyEngine]
+    profile: World[str]
+    step_scale: World[StepScale | None] = None
+    timeout: World[Span | None] = None
+    horizon: World[Span | None] = None
+    engine_ready: World[Time] = 0.0
+    pipeline: Engine[Pacing | None] = None
+    fleet: Engine[FleetSection | None] = None
+    provenance: About[Provenance] = Provenance()
+    published: About[dict[str, Published]] = {}
+    expect: About[dict[str, Expectations]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -319,10 +322,7 @@ class ScenarioFile(Scenario):
     what ``simkv plan`` looks for, and means nothing to the others.
     """
 
-    variants: dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)],
-        dict[str, Any],
-    ] = {}
+    variants: dict[Name, dict[str, Any]] = {}
     plan: PlanSection | None = None
 
 
