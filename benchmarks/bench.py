@@ -22,10 +22,10 @@ import simpy
 from simkv.core.request import Request
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine, serve
+from simkv.loop.fleet.fleet import Fleet
+from simkv.loop.fleet.routers import build as build_router
 from simkv.measure.metrics import summary
-from simkv.run.engine import Engine, serve
-from simkv.run.fleet.fleet import Fleet
-from simkv.run.fleet.routers import build as build_router
 from simkv.scenario.fleet import LeastLoaded
 from simkv.schedulers import build
 from simkv.schedulers.vllm.scheduler import VllmConfig

@@ -9,8 +9,8 @@ import simpy
 from simkv.core.request import Prompt, Request
 from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
 from simkv.costs.load import Executor, Load
-from simkv.run.engine import Engine, serve
-from simkv.run.record import Record
+from simkv.loop.engine import Engine, serve
+from simkv.loop.record import Record
 
 
 class Seconds:

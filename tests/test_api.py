@@ -12,7 +12,7 @@ import pytest
 import simkv
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import load
-from simkv.search.sweep import point
+from simkv.search import point
 
 REPORT = "vllm-37307-partial-admission"
 

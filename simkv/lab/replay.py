@@ -18,10 +18,10 @@ import simpy
 from simkv.core.errors import InputError
 from simkv.costs.load import Load
 from simkv.costs.recorded import RecordedExecutor
+from simkv.loop.engine import Engine, serve
+from simkv.loop.record import Record
 from simkv.proof.conform.recorder import Recorder, decision_hashes
 from simkv.proof.conform.trace import Line, TraceError, read_trace
-from simkv.run.engine import Engine, serve
-from simkv.run.record import Record
 from simkv.scenario.scenario import Scenario, load
 from simkv.schedulers import build
 from simkv.workload.workload import clients

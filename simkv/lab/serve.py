@@ -14,8 +14,8 @@ from simkv.lab.executor import TorchExecutor, WallClock
 from simkv.lab.runner import Runner, RunnerConfig, covering
 from simkv.lab.served import Served, Setup, figures
 from simkv.lab.tables import build_with_tables
+from simkv.loop.engine import Engine, serve
 from simkv.proof.conform.recorder import Recorder
-from simkv.run.engine import Engine, serve
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import clients
 

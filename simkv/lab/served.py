@@ -13,10 +13,10 @@ from simkv.lab.executor import Pass
 from simkv.lab.machine import ceilings, machine
 from simkv.lab.pool import Layout
 from simkv.lab.shapes import ModelShape
+from simkv.loop.record import Record
 from simkv.measure.metrics import request_rows, summary
 from simkv.proof.conform.recorder import Recorder, decision_hashes, write_trace
 from simkv.report.files import MARK, replacing, resolved
-from simkv.run.record import Record
 from simkv.scenario.scenario import Scenario
 
 

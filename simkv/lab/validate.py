@@ -26,9 +26,9 @@ from simkv.lab.baselines import baselines, roofline
 from simkv.lab.replay import Recorded, Verdict
 from simkv.lab.shapes import ModelShape
 from simkv.lab.tables import build_with_tables
+from simkv.loop.engine import Engine, serve
+from simkv.loop.record import Record
 from simkv.measure.metrics import summary
-from simkv.run.engine import Engine, serve
-from simkv.run.record import Record
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import build
 from simkv.workload.workload import clients

@@ -7,10 +7,10 @@ from math import fsum
 from typing import Any
 
 from simkv.core.outcome import Outcome
+from simkv.loop.fleet.fleet import Fleet, Stint
+from simkv.loop.fleet.split import SplitFleet
+from simkv.loop.record import Life
 from simkv.measure.metrics import ttft
-from simkv.run.fleet.fleet import Fleet, Stint
-from simkv.run.fleet.split import SplitFleet
-from simkv.run.record import Life
 
 
 def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:

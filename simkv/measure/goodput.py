@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from simkv.core.outcome import Outcome
+from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, makespan, tpot, ttft
-from simkv.run.record import Life, Record
 
 #: The latencies that may have a limit, by that tool's names for them; in seconds.
 LATENCIES: dict[str, Callable[[Life], float | None]] = {"ttft": ttft, "tpot": tpot, "e2el": e2e}

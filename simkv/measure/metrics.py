@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from simkv.core.figures import STATISTICS
 from simkv.core.outcome import Outcome
-from simkv.run.record import Life, Record, emitting_rows
+from simkv.loop.record import Life, Record, emitting_rows
 
 Floats = npt.NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from simkv.loop.record import Life
 from simkv.measure.simulate import Result
-from simkv.run.record import Life
 
 
 def peak(result: Result) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from simkv.costs.erring import Erring, StepKind
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine, serve
+from simkv.loop.fleet.fleet import Fleet
+from simkv.loop.fleet.world import Plan, build_fleet, least_known, plans
+from simkv.loop.pipeline import Pipeline, remarks
+from simkv.loop.record import Record
 from simkv.measure.fidelity import Fidelity, fidelity
 from simkv.measure.fleet import fleet_figures
 from simkv.measure.metrics import request_rows, step_rows, summary
-from simkv.run.engine import Engine, serve
-from simkv.run.fleet.fleet import Fleet
-from simkv.run.fleet.world import Plan, build_fleet, least_known, plans
-from simkv.run.pipeline import Pipeline, remarks
-from simkv.run.record import Record
 from simkv.scenario.scenario import Scenario, load
 from simkv.schedulers import build
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
@@ -38,7 +38,7 @@ class Result:
 
     ``notes`` say where the result leaves the range of the cost profile, which requests can never
     fit into the cache, and what went wrong in a pipeline. ``fidelity`` is how far the seconds can
-    be trusted. Of a ``fleet`` the record is one for all replicas (``simkv.run.fleet.merge``), and
+    be trusted. Of a ``fleet`` the record is one for all replicas (``simkv.loop.fleet.merge``), and
     ``plans`` say what each replica is.
     """
 

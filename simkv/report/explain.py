@@ -9,9 +9,9 @@ from math import inf
 from textwrap import wrap
 
 from simkv.core.outcome import Outcome
+from simkv.loop.record import Life, Record
 from simkv.measure.simulate import Result
 from simkv.report.story import behind, requests, seconds, served
-from simkv.run.record import Life, Record
 from simkv.why.blame import Preemption
 from simkv.why.ledger import WORDS, Interval, Kind, runs, totals
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from simkv.core.errors import InputError
 from simkv.core.version import __version__
+from simkv.loop.record import Record
 from simkv.measure.simulate import Result, run_scenario
 from simkv.report import story
 from simkv.report.html import (
@@ -26,7 +27,6 @@ from simkv.report.html import (
 from simkv.report.lanes import BARS, painted, sample
 from simkv.report.runs import Planned, remedies
 from simkv.report.style import by_arrival, span
-from simkv.run.record import Record
 from simkv.scenario.packaged import Incident
 
 INDEX = "index.html"

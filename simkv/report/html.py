@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from simkv.core.figures import figure
 from simkv.core.outcome import Outcome
 from simkv.core.version import __version__
+from simkv.loop.record import Record
 from simkv.measure.expect import check, show
 from simkv.measure.metrics import e2e, ttft
 from simkv.measure.simulate import Result
@@ -29,7 +30,6 @@ from simkv.report.lanes import BARS
 from simkv.report.palette import style_sheet
 from simkv.report.published import Comparison, compare
 from simkv.report.style import FAILED, span
-from simkv.run.record import Record
 from simkv.why.diagnosis import block_size
 from simkv.why.ledger import SERVED, WORDS, Kind, totals
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from simkv.run.record import Life, Record, Segment
+from simkv.loop.record import Life, Record, Segment
 from simkv.why.ledger import lost
 
 #: Times closer together than this (s) are one moment: sums of the same durations in another order.

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from simkv.core.outcome import Outcome
+from simkv.loop.record import Life, Record
 from simkv.report.intervals import State, intervals, pauses, wasted
 from simkv.report.style import (
     BLUE,
@@ -32,7 +33,6 @@ from simkv.report.style import (
     span,
     title_and_legend,
 )
-from simkv.run.record import Life, Record
 
 Floats = npt.NDArray[np.float64]
 

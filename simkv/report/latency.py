@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from simkv.core.outcome import Outcome
+from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, ttft
 from simkv.report.style import (
     BLUE,
@@ -25,7 +26,6 @@ from simkv.report.style import (
     number_requests,
     title_and_legend,
 )
-from simkv.run.record import Life, Record
 
 
 class Point(NamedTuple):

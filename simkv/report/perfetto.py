@@ -15,10 +15,10 @@ from typing import Any
 
 from simkv.core.outcome import Outcome
 from simkv.core.version import __version__
+from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, ttft
 from simkv.report.intervals import NEGLIGIBLE, Interval, intervals, pauses, wasted
 from simkv.report.style import by_arrival
-from simkv.run.record import Life, Record
 
 Event = dict[str, Any]
 STEPS = 1  # the thread of the engine's steps

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from simkv.loop.record import Record
 from simkv.report.lanes import draw_lanes
 from simkv.report.latency import draw_latency
 from simkv.report.pressure import draw_pressure
 from simkv.report.style import house_style, save
-from simkv.run.record import Record
 
 
 def write_plots(records: Mapping[str, Record], title: str, folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from simkv.loop.record import Record
 from simkv.report.intervals import pauses
 from simkv.report.style import (
     BLUE,
@@ -25,7 +26,6 @@ from simkv.report.style import (
     span,
     title_and_legend,
 )
-from simkv.run.record import Record
 
 #: Bins of time across the whole picture.
 BINS = 300

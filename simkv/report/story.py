@@ -10,9 +10,9 @@ from typing import Any
 
 from simkv.core.figures import figure
 from simkv.core.outcome import Outcome
+from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, longest_stall
 from simkv.measure.simulate import Result
-from simkv.run.record import Life, Record
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import variants
 from simkv.why.diagnosis import Diagnosis

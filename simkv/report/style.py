@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from simkv.core.outcome import Outcome
-from simkv.run.record import Life, Record
+from simkv.loop.record import Life, Record
 
 # From the palettes of M. Okabe and K. Ito and of P. Tol, which the colour-blind can tell apart.
 BLUE, SKY = "#0072B2", "#56B4E9"

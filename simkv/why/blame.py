@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler import blocks_for
-from simkv.run.record import Life, Record
+from simkv.loop.record import Life, Record
 from simkv.why.ledger import NEGLIGIBLE, Interval, Kind, lost, runs
 
 Floats = npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simkv.run.record import Record
+from simkv.loop.record import Record
 from simkv.why.blame import (
     Blocker,
     Holding,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
-from simkv.run.fleet.fleet import Fleet
-from simkv.run.record import Life, Record
+from simkv.loop.fleet.fleet import Fleet
+from simkv.loop.record import Life, Record
 from simkv.why.blame import Blocker, Pressure, Waste
 from simkv.why.diagnosis import Diagnosis, diagnose
 from simkv.why.ledger import Interval, Kind, totals

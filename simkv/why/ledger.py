@@ -17,7 +17,7 @@ from itertools import chain
 from math import fsum, inf
 from typing import NamedTuple
 
-from simkv.run.record import Life, Record
+from simkv.loop.record import Life, Record
 
 #: Times closer together than this (s) are one moment: sums of the same durations in another order.
 NEGLIGIBLE = 1e-7

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler import blocks_for
-from simkv.run.record import Life, Record, Standstill, emitting_rows
+from simkv.loop.record import Life, Record, Standstill, emitting_rows
 from simkv.why.blame import Blocker, Overtake, Preemption, Pressure
 from simkv.why.ledger import SERVED, WAITS, WORDS, Interval, Kind, runs, totals
 

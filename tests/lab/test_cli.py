@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.cli import gpu as cli_gpu
+from simkv.cli import lab as cli_gpu
 from simkv.core.errors import InputError
 from simkv.proof.conform.conform import check
 

@@ -135,7 +135,7 @@ cannot_interpret = pytest.mark.skipif(
 
 def interpreted(**more: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **more}
-    command = [sys.executable, "-m", "tests.gpu.interpreted"]
+    command = [sys.executable, "-m", "tests.lab.interpreted"]
     return subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )

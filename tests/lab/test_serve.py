@@ -17,9 +17,9 @@ from simkv.lab.runner import Runner, covering
 from simkv.lab.serve import Server, runner_config
 from simkv.lab.served import Served, Setup
 from simkv.lab.shapes import MODELS
+from simkv.loop.record import Record
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.recorder import write_trace
-from simkv.run.record import Record
 from simkv.scenario.scenario import Scenario
 from tests.lab import reference
 from tests.laws.scenarios import ENGINES, scenarios

@@ -13,7 +13,7 @@ from simkv.core.scheduler import blocks_for
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.lab.tables import PagedMemory, build_with_tables
-from simkv.run.engine import Engine, serve
+from simkv.loop.engine import Engine, serve
 from simkv.schedulers import build
 from simkv.workload.workload import generate
 from tests.laws.scenarios import scenarios

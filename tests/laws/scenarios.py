@@ -18,8 +18,8 @@ from simkv.core.request import Request
 from simkv.core.scheduler import Scheduler
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.run.engine import Engine, serve
-from simkv.run.record import Record
+from simkv.loop.engine import Engine, serve
+from simkv.loop.record import Record
 from simkv.scenario.scenario import CONFIGS, Scenario
 from simkv.schedulers import build
 from simkv.schedulers.vllm.versions import RULES

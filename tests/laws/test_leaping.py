@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine, serve
+from simkv.loop.record import Record
 from simkv.measure.metrics import request_rows, step_rows, summary
-from simkv.run.engine import Engine, serve
-from simkv.run.record import Record
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import build
 from simkv.workload.workload import generate

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler import Batch
 from simkv.costs.profile import Profile
+from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e
 from simkv.measure.simulate import run_scenario
-from simkv.run.record import Life, Record
 from simkv.scenario.pacing import Pacing
 from simkv.why.ledger import NEGLIGIBLE, SERVED, Interval, Kind, ledger, runs
 from tests.laws.scenarios import ENGINES, run, scenarios

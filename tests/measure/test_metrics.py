@@ -18,6 +18,7 @@ from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Scheduler
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine, serve
 from simkv.measure.metrics import (
     Samples,
     gaps,
@@ -29,7 +30,6 @@ from simkv.measure.metrics import (
     token_rows,
     verdict_of,
 )
-from simkv.run.engine import Engine, serve
 from simkv.schedulers import build
 from simkv.workload.workload import generate
 from tests.fakes import Fifo, Seconds, die, simulate

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.proof import zoo
+from simkv.scenario import packaged as packaged_scenarios
 from simkv.scenario.packaged import Incident, find, incidents, packaged
 from simkv.scenario.scenario import json_schema
 
@@ -83,7 +84,7 @@ def test_the_schema_knows_what_a_variant_may_change(variant: dict[str, Any], val
 def test_a_changed_engine_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = packaged()["mistralrs-2033-newest-first"].read_text()
     (tmp_path / "x.yaml").write_text(source.replace("variant: merged2250", "variant: bucketed"))
-    monkeypatch.setattr(zoo, "folder", lambda: tmp_path)
+    monkeypatch.setattr(packaged_scenarios, "folder", lambda: tmp_path)
     result = invoke("zoo", "--junit", str(tmp_path / "zoo.xml"))
     assert result.exit_code == 1
     assert "after: request 0 preemptions = 0: found 1, missed by +1" in result.stdout

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
+from simkv.loop.record import Record
 from simkv.measure.simulate import run_file
 from simkv.report.perfetto import write_perfetto
-from simkv.run.record import Record
 
 SCENARIO = """
 name: pressure

@@ -12,13 +12,13 @@ import pytest
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
+from simkv.loop.record import Life, Record, Segment, Standstill
 from simkv.measure.simulate import run_file
 from simkv.report.intervals import Interval, State, intervals, pauses, wasted
 from simkv.report.lanes import BARS, _pixels, _shares, bars, sample
 from simkv.report.latency import points
 from simkv.report.plots import write_plots
 from simkv.report.pressure import course
-from simkv.run.record import Life, Record, Segment, Standstill
 
 WAITING, PREFILL, DECODE, PREEMPTED = State
 

@@ -22,12 +22,12 @@ from simkv.costs.hardware.blocks import kv_blocks
 from simkv.costs.hardware.catalog import find_gpu, find_model
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine, Server, serve
+from simkv.loop.fleet.fleet import Fleet, Maker
+from simkv.loop.fleet.routers import build as build_router
+from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, tpot, ttft
 from simkv.proof.validation.case import Case
-from simkv.run.engine import Engine, Server, serve
-from simkv.run.fleet.fleet import Fleet, Maker
-from simkv.run.fleet.routers import build as build_router
-from simkv.run.record import Life, Record
 from simkv.scenario.fleet import FleetRules, LeastLoaded
 from simkv.schedulers import build
 from simkv.schedulers.vllm.scheduler import VllmConfig

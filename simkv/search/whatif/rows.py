@@ -10,8 +10,8 @@ from typing import Any
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
 from simkv.core.scheduler import blocks_for
+from simkv.loop.record import Life
 from simkv.measure.simulate import run_scenario
-from simkv.run.record import Life
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import Listed, clients
 

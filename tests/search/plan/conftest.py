@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simkv.search.sweep import point
+from simkv.search import point
 
 SMALL = """\
 name: small

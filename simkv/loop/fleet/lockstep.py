@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from simkv.core.scheduler import Batch
 from simkv.costs.load import load_of
-from simkv.run.engine import Engine, Process
+from simkv.loop.engine import Engine, Process
 
 
 class LockStep:

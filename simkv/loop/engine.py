@@ -17,8 +17,8 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
 from simkv.costs.load import Executor, Load, load_of
-from simkv.run.clock import Moment, passed
-from simkv.run.record import Life, Queues, Record, Standstill
+from simkv.loop.clock import Moment, passed
+from simkv.loop.record import Life, Queues, Record, Standstill
 from simkv.workload.clients import Clients
 
 Process = Generator[simpy.Event, Any, None]

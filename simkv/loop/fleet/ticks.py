@@ -7,8 +7,8 @@ from math import floor
 
 import simpy
 
-from simkv.run.clock import Moment
-from simkv.run.engine import Process
+from simkv.loop.clock import Moment
+from simkv.loop.engine import Process
 
 
 class Ticks:

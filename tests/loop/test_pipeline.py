@@ -19,11 +19,11 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Prompt, Request
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine, serve
+from simkv.loop.pipeline import Pipeline, remarks
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.measure.simulate import Result, run_file, run_scenario
 from simkv.proof.conform.fastdeploy import one_step_a_tick, replay
-from simkv.run.engine import Engine, serve
-from simkv.run.pipeline import Pipeline, remarks
 from simkv.scenario.pacing import Pacing
 from simkv.scenario.scenario import Scenario, load
 from simkv.schedulers.fastdeploy.memory import Heard, Planned

@@ -9,8 +9,8 @@ import pytest
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch
+from simkv.loop.record import Life, Record
 from simkv.measure.metrics import verdict_of
-from simkv.run.record import Life, Record
 from simkv.schedulers.mistralrs.scheduler import MistralrsConfig, build
 from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
 from tests.fakes import Fifo, Seconds, die, hang, simulate

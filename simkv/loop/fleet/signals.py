@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simkv.run.engine import Engine
-from simkv.run.fleet.routers import Router, Signal
+from simkv.loop.engine import Engine
+from simkv.loop.fleet.routers import Router, Signal
 
 
 @dataclass(slots=True)

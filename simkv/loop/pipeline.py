@@ -21,8 +21,8 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch
 from simkv.costs.load import Executor, load_of
-from simkv.run.engine import Engine, Process, _CycleWatch
-from simkv.run.record import Queues, Record, Standstill
+from simkv.loop.engine import Engine, Process, _CycleWatch
+from simkv.loop.record import Queues, Record, Standstill
 from simkv.scenario.pacing import Pacing
 from simkv.schedulers.fastdeploy.memory import Heard, Planned, Seq
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy, aside_of, batch_of

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from simkv.core.request import Prompt, Segment
-from simkv.run.fleet.routers import Router, Signal, build
+from simkv.loop.fleet.routers import Router, Signal, build
 from simkv.scenario.fleet import AnyRouter
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from math import ceil
 
-from simkv.run.fleet.routers import Signal
+from simkv.loop.fleet.routers import Signal
 from simkv.scenario.fleet import Autoscale
 
 

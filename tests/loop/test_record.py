@@ -5,7 +5,7 @@ from __future__ import annotations
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch
-from simkv.run.record import Record, Segment, emitting_rows
+from simkv.loop.record import Record, Segment, emitting_rows
 from tests.fakes import Fifo, Seconds, simulate
 
 

@@ -9,14 +9,14 @@ import simpy
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.run.clock import Moment
-from simkv.run.engine import Engine, Process
-from simkv.run.fleet.fleet import Fleet, Maker, Stint, Ways
-from simkv.run.fleet.merge import whole
-from simkv.run.fleet.routers import Router
-from simkv.run.fleet.signals import Board
-from simkv.run.fleet.transfers import Halves, Handover, Links, halves
-from simkv.run.record import Life, Record
+from simkv.loop.clock import Moment
+from simkv.loop.engine import Engine, Process
+from simkv.loop.fleet.fleet import Fleet, Maker, Stint, Ways
+from simkv.loop.fleet.merge import whole
+from simkv.loop.fleet.routers import Router
+from simkv.loop.fleet.signals import Board
+from simkv.loop.fleet.transfers import Halves, Handover, Links, halves
+from simkv.loop.record import Life, Record
 from simkv.scenario.fleet import FleetRules
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
+from simkv.loop.fleet.split import SplitFleet
 from simkv.measure.metrics import token_rows
 from simkv.measure.simulate import Result, run_scenario
-from simkv.run.fleet.split import SplitFleet
 from simkv.scenario.document import Document
 from simkv.scenario.scenario import resolve
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler

@@ -13,7 +13,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 from simkv.core.request import Request
-from simkv.run.record import Life, Record, StepLog
+from simkv.loop.record import Life, Record, StepLog
 
 
 def whole(

@@ -10,15 +10,15 @@ import simpy
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.run.clock import Moment
-from simkv.run.engine import Engine, Process, cut_off, give_outcomes
-from simkv.run.fleet.autoscale import Scaler
-from simkv.run.fleet.lockstep import LockStep
-from simkv.run.fleet.merge import whole
-from simkv.run.fleet.routers import Router, Signal
-from simkv.run.fleet.signals import Board
-from simkv.run.fleet.ticks import Ticks
-from simkv.run.record import Life, Record, Standstill
+from simkv.loop.clock import Moment
+from simkv.loop.engine import Engine, Process, cut_off, give_outcomes
+from simkv.loop.fleet.autoscale import Scaler
+from simkv.loop.fleet.lockstep import LockStep
+from simkv.loop.fleet.merge import whole
+from simkv.loop.fleet.routers import Router, Signal
+from simkv.loop.fleet.signals import Board
+from simkv.loop.fleet.ticks import Ticks
+from simkv.loop.record import Life, Record, Standstill
 from simkv.scenario.fleet import FleetRules, Outage
 
 #: By request the lives that it led, each with the index of the record that holds it.

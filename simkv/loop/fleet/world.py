@@ -14,12 +14,12 @@ from simkv.core.request import Prompt
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.run.engine import Engine
-from simkv.run.fleet.fleet import Fleet, Maker
-from simkv.run.fleet.routers import SessionOf
-from simkv.run.fleet.routers import build as build_router
-from simkv.run.fleet.split import SplitFleet
-from simkv.run.pipeline import Pipeline
+from simkv.loop.engine import Engine
+from simkv.loop.fleet.fleet import Fleet, Maker
+from simkv.loop.fleet.routers import SessionOf
+from simkv.loop.fleet.routers import build as build_router
+from simkv.loop.fleet.split import SplitFleet
+from simkv.loop.pipeline import Pipeline
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import build
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
