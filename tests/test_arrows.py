@@ -61,9 +61,12 @@ def prints(source: str) -> list[str]:
     named = ("print", "input", "Console", "rich.print", "rich.get_console", "rich.console.Console")
     found = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in (*named, "typer.echo"):
-            found.append(ast.unparse(node))
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.stderr"):
+        called = isinstance(node, ast.Call) and ast.unparse(node.func) in (*named, "typer.echo")
+        stream = isinstance(node, ast.Attribute) and ast.unparse(node) in (
+            "sys.stdout",
+            "sys.stderr",
+        )
+        if called or stream:
             found.append(ast.unparse(node))
     return found
 
