@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from simkv.api import compare, pareto, plan, plot, run, sweep
     from simkv.core.errors import InputError
     from simkv.measure.simulate import run_file, run_scenario
-    from simkv.scenario.scenario import load
+    from simkv.scenario.load import load
 
 __all__ = [
     "InputError",
@@ -30,7 +30,7 @@ __all__ = [
 _HOME = {
     "InputError": "core.errors",
     "compare": "api",
-    "load": "scenario.scenario",
+    "load": "scenario.load",
     "pareto": "api",
     "plan": "api",
     "plot": "api",

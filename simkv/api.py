@@ -22,8 +22,9 @@ import pandas as pd
 
 from simkv.measure.simulate import Result, run_scenario
 from simkv.scenario.document import Document, read_document
+from simkv.scenario.load import resolve
 from simkv.scenario.packaged import find
-from simkv.scenario.scenario import Scenario, resolve
+from simkv.scenario.scenario import Scenario
 from simkv.search import workers
 from simkv.search.plan.ask import Ask, prepare
 from simkv.search.plan.plan import Plan, make_plan

@@ -11,7 +11,7 @@ import pytest
 
 import simkv
 from simkv.core.errors import InputError
-from simkv.scenario.scenario import load
+from simkv.scenario.load import load
 from simkv.search import point
 
 REPORT = "vllm-37307-partial-admission"

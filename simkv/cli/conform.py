@@ -66,7 +66,7 @@ def _trace_report(result: TraceResult) -> str:
 
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
-    from simkv.scenario.scenario import json_schema
+    from simkv.scenario.schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
 

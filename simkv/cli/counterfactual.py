@@ -179,8 +179,8 @@ def whatif(
 
 
 def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, Scenario]]:
+    from simkv.scenario.load import load
     from simkv.scenario.packaged import find
-    from simkv.scenario.scenario import load
 
     path = find(scenario)
     return path, load(path, overrides or [])

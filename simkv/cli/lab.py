@@ -51,8 +51,8 @@ def serve(
     Afterwards the simulation is fed the measured times; it must have made the same decisions.
     """
     from simkv.report.files import check_folder
+    from simkv.scenario.load import load
     from simkv.scenario.packaged import find
-    from simkv.scenario.scenario import load
 
     setup = device_setup(device, model, layout, graphs, warm_up, threads, seed)
     path = find(scenario)

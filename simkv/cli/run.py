@@ -45,8 +45,8 @@ def run(
     """
     from simkv.report.files import check_folder
     from simkv.report.junit import check_target, write_junit
+    from simkv.scenario.load import load
     from simkv.scenario.packaged import find
-    from simkv.scenario.scenario import load
 
     scenario = find(scenario)
     variants = load(scenario, set_ or [])

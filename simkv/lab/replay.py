@@ -22,7 +22,8 @@ from simkv.loop.engine import Engine, serve
 from simkv.loop.record import Record
 from simkv.proof.conform.recorder import Recorder, decision_hashes
 from simkv.proof.conform.trace import Line, TraceError, read_trace
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.load import load
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers import build
 from simkv.workload.workload import clients
 

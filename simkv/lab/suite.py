@@ -16,8 +16,9 @@ from typing import Any
 
 from simkv.costs.profile import Profile
 from simkv.lab.sizing import Case, Document, Scale, Sizes, listed, scenario_of, with_engine
+from simkv.scenario.load import load
 from simkv.scenario.packaged import packaged
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import clients
 
 #: An 8B model on a large GPU, with a pool cut to 96,000 tokens.

@@ -19,7 +19,7 @@ from simkv.core.errors import InputError
 from simkv.costs.profile import Profile
 from simkv.lab.sizing import Case
 from simkv.report.files import resolved
-from simkv.scenario.scenario import load
+from simkv.scenario.load import load
 
 
 def write_plan(folder: Path, cases: Sequence[Case], profile: Profile) -> None:

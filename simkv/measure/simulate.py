@@ -24,7 +24,8 @@ from simkv.loop.record import Record
 from simkv.measure.fidelity import Fidelity, fidelity
 from simkv.measure.fleet import fleet_figures
 from simkv.measure.metrics import request_rows, step_rows, summary
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.load import load
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers import build
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 from simkv.why.diagnosis import Diagnosis, block_size, diagnose

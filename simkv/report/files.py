@@ -17,7 +17,8 @@ from simkv.core.errors import InputError
 from simkv.core.version import __version__
 from simkv.measure.simulate import Result
 from simkv.report.published import Comparison
-from simkv.scenario.scenario import FleetSection, Scenario
+from simkv.scenario.fleet import FleetSection
+from simkv.scenario.scenario import Scenario
 from simkv.why.diagnosis import ledger_rows, preemption_rows
 from simkv.workload.workload import fields_of_others
 

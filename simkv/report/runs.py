@@ -12,8 +12,9 @@ from pathlib import Path
 
 from simkv.core.errors import InputError
 from simkv.measure.simulate import Result, run_scenario
+from simkv.scenario.load import load
 from simkv.scenario.packaged import find
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.scenario import Scenario
 from simkv.search.whatif.evaluate import Evaluator
 from simkv.search.whatif.whatif import whatif
 

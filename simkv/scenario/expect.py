@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from math import isclose
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from simkv.core.figures import FIGURES
+from simkv.scenario.section import Section
 
 Verdict = Literal[
     "served",
@@ -47,11 +48,7 @@ REQUEST_FIGURES = (
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Bound(_Model):
+class Bound(Section):
     """What a figure must be: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
 
     ``within`` is ``[low, high]``, both included. Numbers that differ by less than 1e-9, relative,
@@ -110,13 +107,13 @@ def _bare_word(value: Any) -> Any:
 Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type=float | Bound)]
 
 
-def _with_bounds(base: type[_Model], names: tuple[str, ...]) -> Any:
+def _with_bounds(base: type[Section], names: tuple[str, ...]) -> Any:
     """``base`` with an optional bound for each of ``names``, so that a wrong name is an error."""
     fields: dict[str, Any] = dict.fromkeys(names, (Expected | None, None))
     return create_model(base.__name__.lstrip("_"), __base__=base, __doc__=base.__doc__, **fields)
 
 
-class _OfRequest(_Model):
+class _OfRequest(Section):
     """What must come of one request: its ``outcome``, and bounds on its row of requests.csv."""
 
     outcome: Annotated[Ending, BeforeValidator(_bare_word)] | None = None
@@ -128,14 +125,14 @@ else:
     OfRequest = _with_bounds(_OfRequest, REQUEST_FIGURES)
 
 
-class _Expectations(_Model):
+class _Expectations(Section):
     """What must come of one variant: its ``verdict``, and bounds on its figures in summary.json.
 
     ``request`` holds single requests to account, by id.
     """
 
     verdict: Annotated[Verdict, BeforeValidator(_bare_word)] | None = None
-    request: dict[Annotated[int, Field(ge=0, strict=False)], OfRequest] = {}
+    request: dict[Annotated[int, Field(ge=0, strict=False)], OfRequest] = Field(default={})
 
 
 if TYPE_CHECKING:

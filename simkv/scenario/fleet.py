@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+from simkv.scenario.engine import AnyEngine
+from simkv.scenario.section import Section
 
 #: More replicas than this are refused as typos.
 MOST_REPLICAS = 10_000
@@ -15,26 +26,20 @@ Seed = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(gt=0, le=MOST_REPLICAS)]
 
 
-class Model(BaseModel):
-    """A part of the section: strict, frozen, no unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class RoundRobin(Model):
+class RoundRobin(Section):
     """Each replica in its turn."""
 
     name: Literal["round_robin"] = "round_robin"
 
 
-class Random(Model):
+class Random(Section):
     """Any replica, all equally likely."""
 
     name: Literal["random"] = "random"
     seed: Seed = 0
 
 
-class _Scored(Model):
+class _Scored(Section):
     """A router that reads loads.
 
     The score of a replica is the sum of what waits, runs, is ``in_flight`` (sent by the router and
@@ -63,7 +68,7 @@ class PowerOfTwo(_Scored):
     seed: Seed = 0
 
 
-class _Affine(Model):
+class _Affine(Section):
     """A router that keeps requests together unless that overloads a replica.
 
     The fleet is out of balance when the replica with the most requests in flight has more than
@@ -111,7 +116,7 @@ AnyRouter = Annotated[
 ]
 
 
-class Outage(Model):
+class Outage(Section):
     """A replica takes no requests from ``at`` (s) until ``back_at``, or for good."""
 
     replica: Annotated[int, Field(ge=0)]
@@ -125,7 +130,7 @@ class Outage(Model):
         return self
 
 
-class Autoscale(Model):
+class Autoscale(Section):
     """The number of replicas follows the load, as Kubernetes' horizontal pod autoscaler has it.
 
     Every ``interval`` (s) the fleet wants as many replicas as bring the ``metric`` (requests that
@@ -156,7 +161,7 @@ class Autoscale(Model):
         return self
 
 
-class KvTransfer(Model):
+class KvTransfer(Section):
     """How KV gets from a replica that prefills to one that decodes.
 
     A transfer takes ``bytes_per_token`` for each token that the target has not cached, at
@@ -170,7 +175,7 @@ class KvTransfer(Model):
     shared_link: bool = False
 
 
-class FleetRules(Model):
+class FleetRules(Section):
     """How requests find their replica, and when there are how many.
 
     ``refresh_interval`` (s): the router sees loads as they were at the last multiple of it; with 0
@@ -193,11 +198,102 @@ class FleetRules(Model):
     router: AnyRouter = RoundRobin()
     refresh_interval: Seconds = 0.0
     lockstep: bool = False
-    failures: list[Outage] = []
-    drains: list[Outage] = []
+    failures: list[Outage] = Field(default=[])
+    drains: list[Outage] = Field(default=[])
     on_failure: Literal["retry", "lose"] = "retry"
     cold_start: Seconds = 0.0
     start_cold: bool = False
     autoscale: Autoscale | None = None
     decode_router: AnyRouter = LeastLoaded()
     kv_transfer: KvTransfer | None = None
+
+
+class ReplicaGroup(Section):
+    """``count`` equal replicas.
+
+    ``engine`` says what differs from the scenario's engine, ``profile`` what their steps cost if
+    not what the scenario says. With the ``role`` of ``prefill`` or ``decode`` they do only that.
+    """
+
+    count: Count = 1
+    role: Literal["both", "prefill", "decode"] = "both"
+    engine: AnyEngine | None = None
+    profile: str | None = None
+
+
+class FleetSection(FleetRules):
+    """Replicas behind a router: a number of equal ones, or a list of groups."""
+
+    replicas: Annotated[
+        Annotated[Count, Tag("number")]
+        | Annotated[list[ReplicaGroup], Field(min_length=1), Tag("list")],
+        Discriminator(lambda value: "list" if isinstance(value, list) else "number"),
+    ] = 1
+
+    @property
+    def groups(self) -> list[ReplicaGroup]:
+        """The groups of replicas, of which there is one if all are equal."""
+        if isinstance(self.replicas, int):
+            return [ReplicaGroup(count=self.replicas)]
+        return self.replicas
+
+    @property
+    def size(self) -> int:
+        """Replicas at the start."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether some replicas prefill and others decode."""
+        return any(group.role != "both" for group in self.groups)
+
+    def _check_roles(self) -> None:
+        roles = {group.role for group in self.groups}
+        if not self.disaggregated:
+            if self.kv_transfer:
+                raise ValueError("kv_transfer: there are no replicas of roles prefill and decode")
+            return
+        if roles != {"prefill", "decode"}:
+            raise ValueError(
+                f"replicas: roles {', '.join(sorted(roles))}; expected prefill and decode, or none"
+            )
+        if not self.kv_transfer:
+            raise ValueError("kv_transfer: missing; replicas of roles prefill and decode need it")
+        for name in ("failures", "drains", "autoscale", "start_cold", "lockstep"):
+            if getattr(self, name):
+                raise ValueError(f"{name}: not with replicas of roles prefill and decode")
+
+    @field_validator("failures", "drains")
+    @classmethod
+    def _one_at_a_time(cls, outages: list[Outage]) -> list[Outage]:
+        until: dict[int, float] = {}
+        for outage in sorted(outages, key=lambda outage: outage.at):
+            if outage.at < until.get(outage.replica, 0.0):
+                raise ValueError(f"two at one time of replica {outage.replica}; expected one")
+            until[outage.replica] = inf if outage.back_at is None else outage.back_at
+        return outages
+
+    @model_validator(mode="after")
+    def _of_replicas_that_are_there(self) -> Self:
+        most = self.size if self.autoscale is None else self.autoscale.max_replicas
+        for name in ("failures", "drains"):
+            for outage in getattr(self, name):
+                if outage.replica >= most:
+                    raise ValueError(
+                        f"{name}: there is no replica {outage.replica}; expected one from 0 to "
+                        f"{most - 1}"
+                    )
+        if self.lockstep and (self.failures or self.drains or self.autoscale or self.start_cold):
+            raise ValueError("lockstep: replicas in lock-step are there from the start to the end")
+        self._check_roles()
+        if self.autoscale is None:
+            return self
+        if not isinstance(self.replicas, int):
+            raise ValueError("autoscale needs equal replicas; expected a number for replicas")
+        least = self.autoscale.min_replicas
+        if not least <= self.replicas <= most:
+            raise ValueError(
+                f"replicas: {self.replicas} must be from min_replicas {least} to max_replicas "
+                f"{most} of autoscale"
+            )
+        return self

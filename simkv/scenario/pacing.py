@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from simkv.scenario.section import Section
 
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -12,7 +14,7 @@ Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Interval = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 
 
-class Pacing(BaseModel):
+class Pacing(Section):
     """How the three threads keep time, in seconds, and how many requests the engine takes at once.
 
     Engine: it sleeps ``schedule_interval`` after a call that gave no tasks, and ``queue_interval``
@@ -26,8 +28,6 @@ class Pacing(BaseModel):
     intervals and of this limit are FastDeploy's (``common_engine.py``, 2026-01). How long the rest
     takes depends on the machine.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     schedule_interval: Interval = 0.005
     queue_interval: Interval = 0.001

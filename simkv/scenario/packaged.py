@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.core.errors import InputError, nearest
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.load import load
+from simkv.scenario.scenario import Scenario
 
 
 def folder() -> Path:

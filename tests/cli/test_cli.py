@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from simkv import __version__
 from simkv.cli import main
-from simkv.scenario.scenario import CONFIGS
+from simkv.scenario.engine import CONFIGS
 from simkv.schedulers import variants
 from tests.conformance.test_committed import FILES as TRACES
 from tests.conftest import ROOT

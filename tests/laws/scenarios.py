@@ -20,7 +20,8 @@ from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine, serve
 from simkv.loop.record import Record
-from simkv.scenario.scenario import CONFIGS, Scenario
+from simkv.scenario.engine import CONFIGS
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers import build
 from simkv.schedulers.vllm.versions import RULES
 from simkv.workload.workload import generate

@@ -14,7 +14,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Prompt, Request
 from simkv.core.scheduler import Batch, Completion, Scheduler
 from simkv.measure.metrics import request_rows, step_rows, summary, token_rows
-from simkv.scenario.scenario import CONFIGS
+from simkv.scenario.engine import CONFIGS
 from simkv.schedulers.sglang.scheduler import SglangConfig
 from simkv.schedulers.vllm.scheduler import VllmConfig
 from tests.laws.scenarios import ENGINES, KNOBS, Run, run, scenarios

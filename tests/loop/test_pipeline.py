@@ -24,8 +24,9 @@ from simkv.loop.pipeline import Pipeline, remarks
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.measure.simulate import Result, run_file, run_scenario
 from simkv.proof.conform.fastdeploy import one_step_a_tick, replay
+from simkv.scenario.load import load
 from simkv.scenario.pacing import Pacing
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers.fastdeploy.memory import Heard, Planned
 from simkv.schedulers.fastdeploy.scheduler import FastDeployConfig, VariantName, actors, build
 from simkv.schedulers.fastdeploy.worker import Message, WorkerCrash

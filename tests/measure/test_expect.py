@@ -15,7 +15,7 @@ from simkv.measure.metrics import request_rows
 from simkv.measure.simulate import run_file
 from simkv.report.files import write_run
 from simkv.scenario.expect import Bound, Ending, Expectations
-from simkv.scenario.scenario import load
+from simkv.scenario.load import load
 
 #: Two requests on a cache for one and a half of them: the second is preempted once.
 SCENARIO = """\

@@ -83,7 +83,7 @@ def test_a_profile_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
 
 def test_the_same_run_with_leaping_off_has_the_same_figures(tmp_path: Path) -> None:
     from simkv.measure.simulate import run_scenario
-    from simkv.scenario.scenario import load
+    from simkv.scenario.load import load
 
     (tmp_path / "s.yaml").write_text(PLAIN.replace("output_tokens: 3", "output_tokens: 300"))
     scenario = load(tmp_path / "s.yaml")["run"]

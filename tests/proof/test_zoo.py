@@ -19,7 +19,7 @@ from simkv.core.errors import InputError
 from simkv.proof import zoo
 from simkv.scenario import packaged as packaged_scenarios
 from simkv.scenario.packaged import Incident, find, incidents, packaged
-from simkv.scenario.scenario import json_schema
+from simkv.scenario.schema import json_schema
 
 INCIDENTS = incidents()
 

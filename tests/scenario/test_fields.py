@@ -6,9 +6,10 @@ import pytest
 from pydantic import BaseModel
 
 from simkv.scenario.fields import ABOUT, DECISIVE, run_fields
+from simkv.scenario.load import load
 from simkv.scenario.packaged import packaged
 from simkv.scenario.roles import About, Role, World, names_of, roles
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.scenario import Scenario
 
 
 def test_every_field_has_one_role() -> None:

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
-from simkv.scenario.scenario import CONFIGS, Scenario, json_schema, load, merge
+from simkv.scenario.engine import CONFIGS
+from simkv.scenario.load import load
+from simkv.scenario.merge import merge
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.schema import json_schema
 from simkv.schedulers.mistralrs.scheduler import MistralrsConfig
 from simkv.schedulers.vllm.scheduler import VllmConfig
 from tests.conftest import ROOT

@@ -13,7 +13,8 @@ from simkv.core.prefix import Content, common_prefix
 from simkv.core.request import Request, Segment
 from simkv.costs.profile import load_profile
 from simkv.measure.metrics import request_rows, step_rows
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.load import load
+from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import Workload, generate
 from tests.laws.test_leaping import assert_same, record
 

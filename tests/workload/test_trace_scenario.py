@@ -14,7 +14,8 @@ from ruamel.yaml import YAML
 from simkv.cli import main
 from simkv.core.errors import InputError
 from simkv.measure.simulate import run_file
-from simkv.scenario.scenario import json_schema, load
+from simkv.scenario.load import load
+from simkv.scenario.schema import json_schema
 
 TRACE = "arrival,prompt_tokens,output_tokens\n" + "".join(
     f"{i / 2},{10 + i},{2 + i % 3}\n" for i in range(40)

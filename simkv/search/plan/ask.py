@@ -11,8 +11,9 @@ from simkv.costs.erring import Side
 from simkv.costs.profile import load_profile
 from simkv.scenario.document import Document, read_document
 from simkv.scenario.limits import parse_limits
+from simkv.scenario.load import plan_section
 from simkv.scenario.objectives import complete, parse_objective
-from simkv.scenario.scenario import Scenario, plan_section
+from simkv.scenario.scenario import Scenario
 from simkv.search.plan.case import Case, Condition, ladder, variants_of
 from simkv.search.plan.price import price_of, read_prices
 from simkv.search.plan.search import NEIGHBOURS

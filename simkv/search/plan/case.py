@@ -12,8 +12,9 @@ from simkv.core.errors import InputError, nearest
 from simkv.costs.erring import Side, StepKind
 from simkv.measure.simulate import check_scenario
 from simkv.scenario.document import Document, read_document
+from simkv.scenario.load import resolve
 from simkv.scenario.objectives import Objective
-from simkv.scenario.scenario import Scenario, StepScale, resolve
+from simkv.scenario.scenario import Scenario, StepScale
 from simkv.search.plan.failure import with_failure
 from simkv.search.point import Job, job_of, repeated
 from simkv.search.sweep.design import VARIANTS, assignment, grid, parse_axis

@@ -15,7 +15,8 @@ from pathlib import Path
 from simkv.core.errors import InputError, nearest
 from simkv.measure.simulate import check_scenario
 from simkv.scenario.document import Document, read_document
-from simkv.scenario.scenario import Scenario, resolve
+from simkv.scenario.load import resolve
+from simkv.scenario.scenario import Scenario
 from simkv.search.point import Done, Job, job_of, repeated, seed_of, simulate
 from simkv.search.store import Summary, appending, read_store
 from simkv.search.sweep.design import (

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from simkv.core.errors import InputError
-from simkv.scenario.scenario import EngineConfig, Scenario
+from simkv.scenario.engine import EngineConfig
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers import variants
 from simkv.schedulers.mistralrs import scheduler as mistralrs
 from simkv.search.whatif.evaluate import Case, with_knobs

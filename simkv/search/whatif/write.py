@@ -16,7 +16,8 @@ from ruamel.yaml.comments import CommentedMap
 
 from simkv.core.errors import InputError
 from simkv.core.version import __version__
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.load import load
+from simkv.scenario.scenario import Scenario
 from simkv.search.whatif.condition import Condition
 from simkv.search.whatif.evaluate import Case, evaluate, run_fields
 from simkv.search.whatif.shrink import Shrunk

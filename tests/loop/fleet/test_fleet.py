@@ -11,7 +11,8 @@ from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.measure.simulate import Result, run_scenario
 from simkv.scenario.document import Document
-from simkv.scenario.scenario import Scenario, resolve
+from simkv.scenario.load import resolve
+from simkv.scenario.scenario import Scenario
 
 
 def fleet(section: dict[str, Any], requests: list[dict[str, Any]], **more: Any) -> Result:

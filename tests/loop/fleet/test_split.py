@@ -16,7 +16,7 @@ from simkv.loop.fleet.split import SplitFleet
 from simkv.measure.metrics import token_rows
 from simkv.measure.simulate import Result, run_scenario
 from simkv.scenario.document import Document
-from simkv.scenario.scenario import resolve
+from simkv.scenario.load import resolve
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 from tests.laws.test_leaping import assert_same
 

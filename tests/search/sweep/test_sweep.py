@@ -12,7 +12,7 @@ import pytest
 
 import simkv
 from simkv.core.errors import InputError
-from simkv.scenario.scenario import load
+from simkv.scenario.load import load
 from simkv.search.point import Done, Job, digest_of, repeated, simulate
 from simkv.search.sweep.design import parse_axis, parse_sample
 from simkv.search.sweep.sweep import Sweep, SweepFailed, finish, plan

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.measure.simulate import run_scenario
-from simkv.scenario.scenario import load
+from simkv.scenario.load import load
 
 LOOP = "mistralrs-2043-queue-loop"
 

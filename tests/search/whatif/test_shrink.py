@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.load import load
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers.vllm.scheduler import VllmConfig
 from simkv.search.whatif import write
 from simkv.search.whatif.condition import Condition, condition

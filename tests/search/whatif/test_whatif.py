@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from simkv.measure.simulate import run_scenario
 from simkv.report.whatif_tables import whatif_json
+from simkv.scenario.load import load
 from simkv.scenario.packaged import find
-from simkv.scenario.scenario import Scenario, load
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers.mistralrs.scheduler import JULY_RULES, RULES, build
 from simkv.search.whatif.changes import Change, changes
 from simkv.search.whatif.evaluate import Case, Evaluator, evaluate, with_knobs

@@ -1,0 +1,79 @@
+"""The ``engine`` of a scenario: the config of any engine, checked as strictly as the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    create_model,
+)
+from pydantic_core import CoreSchema
+
+from simkv.schedulers.fastdeploy.scheduler import FastDeployConfig
+from simkv.schedulers.mistralrs.scheduler import MistralrsConfig
+from simkv.schedulers.sglang.scheduler import SglangConfig
+from simkv.schedulers.vllm.scheduler import VllmConfig
+
+#: Variants of vLLM that can send and load KV here.
+TRANSFERS = ("0.33.0", "0.19.0", "0.11.0")
+
+EngineConfig = MistralrsConfig | VllmConfig | SglangConfig | FastDeployConfig
+CONFIGS: tuple[type[EngineConfig], ...] = (
+    MistralrsConfig,
+    VllmConfig,
+    SglangConfig,
+    FastDeployConfig,
+)
+
+
+def _strict_model(config: type[EngineConfig]) -> type[BaseModel]:
+    """A pydantic model with the fields of an engine's config, which is a plain dataclass."""
+    hints = get_type_hints(config, include_extras=True)
+    definitions: dict[str, Any] = {
+        field.name: (hints[field.name], field.default) for field in fields(config)
+    }
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
+
+
+class _CheckedByModel:
+    """Checks the fields of ``engine`` strictly, picks the config by ``name`` and builds it."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        configs = {_strict_model(config): config for config in CONFIGS}
+
+        def build(model: BaseModel) -> EngineConfig:
+            return configs[type(model)](**dict(model))
+
+        choice: Any = reduce(or_, configs)
+        if len(configs) > 1:
+            choice = Annotated[choice, Field(discriminator="name")]
+        return handler.generate_schema(Annotated[choice, AfterValidator(build)])
+
+
+#: The config of an engine, as a mapping in the file and when it is dumped.
+AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
+
+
+def check_kv_connector(engines: Sequence[EngineConfig]) -> None:
+    """Raise ValueError if KV cannot go from one of these engines to another."""
+    for engine in engines:
+        if not isinstance(engine, VllmConfig) or engine.variant not in TRANSFERS:
+            raise ValueError(
+                f"fleet: roles prefill and decode are for engine vllm ({', '.join(TRANSFERS)}); "
+                f"found {engine.name} {engine.variant}"
+            )
+    if len({engine.block_size for engine in engines if isinstance(engine, VllmConfig)}) > 1:
+        raise ValueError("fleet: replicas that prefill and decode need one block_size")

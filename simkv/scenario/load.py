@@ -1,0 +1,126 @@
+"""Scenario files: YAML in, checked and typed scenarios out; every error names its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from simkv.core.errors import InputError, nearest
+from simkv.costs.profile import load_profile
+from simkv.scenario.document import Document, read_document
+from simkv.scenario.merge import merge, replace_form
+from simkv.scenario.messages import messages, stands_in
+from simkv.scenario.plan import PlanSection
+from simkv.scenario.scenario import Scenario, ScenarioFile
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
+    """The variants of a scenario file by name; a file without any has one, named ``run``.
+
+    ``overrides`` are ``path=value`` assignments that apply to the file before its variants do.
+    Raises InputError with file, line and field, what is wrong and what would be right.
+    """
+    return resolve(read_document(path), overrides)
+
+
+def resolve(document: Document, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
+    """The variants of a scenario file that has been read, which ``overrides`` change; see load."""
+    for assignment in overrides:
+        document.override(assignment)
+        replace_form(document, assignment)
+    _check(document, document.tree, ScenarioFile)
+    base = {k: value for k, value in document.tree.items() if k not in ("variants", "plan")}
+    variants = document.tree.get("variants") or {"run": {}}
+    scenarios: dict[str, Scenario] = {
+        str(name): _check(document, merge(base, override), Scenario, ("variants", str(name)))
+        for name, override in variants.items()
+    }
+    _check_profiles(document, scenarios)
+    _check_published(document, scenarios)
+    _check_expectations(document, scenarios)
+    return scenarios
+
+
+def plan_section(document: Document) -> PlanSection:
+    """What a scenario file that has been read says about planning. Raises InputError."""
+    checked: ScenarioFile = _check(document, document.tree, ScenarioFile)
+    return checked.plan or PlanSection()
+
+
+def _check_profiles(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if a cost profile is not there or cannot be used."""
+    for name, scenario in scenarios.items():
+        groups = scenario.fleet.groups if scenario.fleet else []
+        named: list[tuple[tuple[str | int, ...], str]] = [(("profile",), scenario.profile)]
+        named += [
+            (("fleet", "replicas", index, "profile"), group.profile)
+            for index, group in enumerate(groups)
+            if group.profile is not None
+        ]
+        for field, profile in named:
+            try:
+                load_profile(profile, document.path.parent)
+            except InputError as error:
+                own = ("variants", name, *field)
+                location = own if stands_in(document.tree, own) else field
+                raise InputError(f"{document.place(location)}: {error}") from error
+
+
+def _check_published(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if ``published`` names a variant that there is not."""
+    for scenario in scenarios.values():
+        for name in scenario.published:
+            if name not in scenarios:
+                raise InputError(
+                    f"{document.place(('published', name))}: published.{name}: there is no such "
+                    f"variant{nearest(name, scenarios)}; expected one of {', '.join(scenarios)}"
+                )
+
+
+def _check_expectations(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if ``expect`` names a variant or a request that there is not."""
+    for scenario in scenarios.values():
+        for name, expected in scenario.expect.items():
+            place = document.place(("expect", name))
+            if name not in scenarios:
+                raise InputError(
+                    f"{place}: expect.{name}: there is no such variant{nearest(name, scenarios)}; "
+                    f"expected one of {', '.join(scenarios)}"
+                )
+            size = scenarios[name].workload.size
+            for number in expected.request:
+                if number >= size:
+                    place = document.place(("expect", name, "request", number))
+                    raise InputError(
+                        f"{place}: expect.{name}.request.{number}: there is no such request; "
+                        f"expected an id from 0 to {size - 1}"
+                    )
+
+
+def _check(
+    document: Document, data: Any, model: type[Scenario], prefix: tuple[str, ...] = ()
+) -> Any:
+    try:
+        return model.model_validate(_plain(data), context={"folder": document.path.parent})
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        raise InputError("\n".join(messages(document, data, details, prefix))) from error
+
+
+def _plain(node: Any) -> Any:
+    """The data without the YAML reader's own types."""
+    if isinstance(node, dict):
+        return {_scalar(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    return _scalar(node)
+
+
+def _scalar(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value

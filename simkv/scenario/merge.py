@@ -1,0 +1,43 @@
+"""Overrides on top of a scenario: what a variant, or ``--set``, replaces and what it leaves."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from simkv.scenario.document import Document
+from simkv.workload.workload import fields_of_others
+
+
+def merge(base: Any, override: Any) -> Any:
+    """``override`` on top of ``base``: mappings by key, everything else replaced.
+
+    Another form of workload, another engine or another distribution replaces the former one as a
+    whole.
+    """
+    if not isinstance(base, dict) or not isinstance(override, dict):
+        return deepcopy(override)
+    result = {key: deepcopy(value) for key, value in base.items()}
+    for key in fields_of_others(override):
+        result.pop(key, None)
+    for key, value in override.items():
+        former = result.get(key)
+        if _other_kind(former, value, "name" if key in ("engine", "router") else "distribution"):
+            former = None
+        result[key] = merge(former, value)
+    return result
+
+
+def _other_kind(former: Any, new: Any, tag: str) -> bool:
+    if not isinstance(former, dict) or not isinstance(new, dict):
+        return False
+    return tag in new and new[tag] != former.get(tag)
+
+
+def replace_form(document: Document, assignment: str) -> None:
+    """``--set workload.trace=FILE``, or another form as a whole, takes the place of the former."""
+    keys = assignment.partition("=")[0].strip().split(".")
+    workload = document.tree.get("workload")
+    if keys[0] == "workload" and len(keys) == 2 and isinstance(workload, dict):
+        for key in fields_of_others({keys[1]: None}):
+            workload.pop(key, None)

@@ -1,0 +1,86 @@
+"""The JSON schema of scenario files, for editors and for what an error says is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from simkv.scenario.document import find_key
+from simkv.scenario.scenario import Scenario, ScenarioFile
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of scenario files, for editors."""
+    schema = TypeAdapter(ScenarioFile).json_schema()
+    whole = schema["$defs"]
+    part = {f"Part{name}": _partial(definition) for name, definition in whole.items()}
+    part["PartScenario"] = _partial(TypeAdapter(Scenario).json_schema())
+    del part["PartScenario"]["$defs"]
+    names = schema["properties"]["variants"]["patternProperties"]
+    names.update({name: {"$ref": "#/$defs/PartScenario"} for name in names})
+    return {**schema, "$defs": {**whole, **part}}
+
+
+def _partial(node: Any) -> Any:
+    """A JSON schema with nothing required, as a variant mentions only what it changes.
+
+    Items of lists stay whole, for a variant replaces a list as a whole.
+    """
+    if isinstance(node, list):
+        return [_partial(value) for value in node]
+    if not isinstance(node, dict):
+        return node
+    result = {
+        "anyOf" if key == "oneOf" else key: value if key == "items" else _partial(value)
+        for key, value in node.items()
+        if key not in ("required", "discriminator", "default")
+    }
+    if "$ref" in result:
+        result["$ref"] = result["$ref"].replace("#/$defs/", "#/$defs/Part")
+    return result
+
+
+def known_fields(location: Sequence[str | int], data: Any) -> list[str]:
+    """Fields that the schema knows at ``location`` of ``data``, whose values choose in unions."""
+    schema = json_schema()
+    definitions = schema["$defs"]
+    nodes = _alternatives([schema], definitions, data)
+    for part in location:
+        children = [child for node in nodes for child in _children(node, part)]
+        key = find_key(data, part)
+        data = None if key is None else data[key]
+        nodes = _alternatives(children, definitions, data)
+    fields: dict[str, None] = {}
+    for node in nodes:
+        fields.update(dict.fromkeys(node.get("properties", {})))
+    return list(fields)
+
+
+def _children(node: Mapping[str, Any], part: str | int) -> list[dict[str, Any]]:
+    if part in node.get("properties", {}):
+        return [node["properties"][part]]
+    if isinstance(node.get("additionalProperties"), dict):
+        return [node["additionalProperties"]]
+    return [node["items"]] if "items" in node else []
+
+
+def _alternatives(
+    nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any], value: Any
+) -> list[Mapping[str, Any]]:
+    """The nodes with references resolved, and unions by what ``value`` says that it is."""
+    flat: list[Mapping[str, Any]] = []
+    for node in nodes:
+        if "$ref" in node:
+            target = definitions[node["$ref"].rsplit("/", 1)[1]]
+            flat += _alternatives([target], definitions, value)
+        elif options := node.get("anyOf") or node.get("oneOf"):
+            if (by := node.get("discriminator")) and isinstance(value, dict):
+                tag = value.get(by["propertyName"])
+                if isinstance(tag, str) and tag in by["mapping"]:
+                    options = [{"$ref": by["mapping"][tag]}]
+            flat += _alternatives(options, definitions, value)
+        else:
+            flat.append(node)
+    return flat
