@@ -27,7 +27,7 @@ from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.routers import build as build_router
 from simkv.measure.metrics import summary
 from simkv.scenario.fleet import LeastLoaded
-from simkv.schedulers import build
+from simkv.schedulers.registry import build
 from simkv.schedulers.vllm.scheduler import VllmConfig
 from simkv.workload.workload import Workload, generate
 

@@ -74,7 +74,7 @@ def schema() -> None:
 def policies() -> None:
     """List the engines and variants whose decisions simkv makes, and where they come from."""
     from simkv.proof.conform.count import shipped
-    from simkv.schedulers import ENGINES, variants
+    from simkv.schedulers.registry import ENGINES, variants
 
     counts = shipped()
     for engine in ENGINES:

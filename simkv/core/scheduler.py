@@ -217,3 +217,27 @@ class Scheduler(Protocol):
         If it is equal at two steps and nothing came from outside in between, the engine goes
         round in a circle for ever.
         """
+
+
+class KvConnector(Scheduler, Protocol):
+    """A scheduler that works with others: one replica keeps the KV that another one loads."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a request can have, prompt and output together."""
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether KV is on its way, so that a standstill will end by itself."""
+
+    def keep(self, request_id: int) -> None:
+        """When this request ends, which is about to be added, its blocks stay until ``sent``."""
+
+    def sent(self, request_id: int) -> None:
+        """The blocks of a request that has ended have been read, or nobody wants them."""
+
+    def fetch(self, request_id: int) -> None:
+        """The KV of this request, which is about to be added, is to come from elsewhere."""
+
+    def loaded(self, request_id: int) -> None:
+        """The KV of a request is there."""

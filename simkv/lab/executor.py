@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, cast
 
 import simpy
 
+from simkv.core.engine import Tables
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Kind, Row, Scheduler
 from simkv.costs.load import Load
 from simkv.lab.runner import Runner, Timing
-from simkv.lab.tables import Tables
 
 #: The operating system may oversleep by about this much (s); the rest is waited for awake.
 SPIN = 0.0005

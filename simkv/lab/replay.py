@@ -24,7 +24,7 @@ from simkv.proof.conform.recorder import Recorder, decision_hashes
 from simkv.proof.conform.trace import Line, TraceError, read_trace
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import build
+from simkv.schedulers.registry import build
 from simkv.workload.workload import clients
 
 

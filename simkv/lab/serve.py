@@ -13,10 +13,10 @@ from simkv.core.errors import InputError
 from simkv.lab.executor import TorchExecutor, WallClock
 from simkv.lab.runner import Runner, RunnerConfig, covering
 from simkv.lab.served import Served, Setup, figures
-from simkv.lab.tables import build_with_tables
 from simkv.loop.engine import Engine, serve
 from simkv.proof.conform.recorder import Recorder
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import spec_of
 from simkv.workload.workload import clients
 
 #: Tokens that a pipelined engine may compute past a request's last one, with room to spare.
@@ -44,7 +44,7 @@ class Server:
         self.setup = setup
         self.clients = clients(scenario.workload, scenario.timeout)
         self.requests = sorted(self.clients.requests, key=lambda request: request.arrival)
-        scheduler, tables, _ = build_with_tables(scenario.engine)
+        scheduler, tables = spec_of(scenario.engine).with_tables(scenario.engine)
         self.runner = runner
         self.clock = WallClock()
         self.executor = TorchExecutor(runner, tables, self.clock)
@@ -93,14 +93,13 @@ def runner_config(scenario: Scenario, setup: Setup) -> RunnerConfig:
         raise InputError("fleet: one engine runs on one device; leave it out to serve for real")
     requests = clients(scenario.workload, scenario.timeout).requests
     engine: Any = scenario.engine
-    scheduler, _, block_size = build_with_tables(engine)
-    most_seqs = getattr(engine, "max_num_seqs", None) or engine.max_running_requests
+    spec = spec_of(engine)
     return RunnerConfig(
-        num_blocks=scheduler.num_blocks,
-        block_size=block_size,
+        num_blocks=spec.build(engine).num_blocks,
+        block_size=spec.block_size(engine),
         seats=len(requests),
         max_len=max(r.prompt_tokens + r.output_tokens for r in requests) + OVERSHOOT,
-        max_decodes=min(most_seqs, len(requests), MOST_DECODES),
+        max_decodes=min(getattr(engine, spec.seats), len(requests), MOST_DECODES),
         host_blocks=getattr(engine, "num_cpu_blocks", 0),
         graph_tokens=setup.graph_tokens,
         layout=setup.layout,

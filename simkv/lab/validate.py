@@ -25,12 +25,11 @@ from simkv.costs.simulated import SimulatedExecutor
 from simkv.lab.baselines import baselines, roofline
 from simkv.lab.replay import Recorded, Verdict
 from simkv.lab.shapes import ModelShape
-from simkv.lab.tables import build_with_tables
 from simkv.loop.engine import Engine, serve
 from simkv.loop.record import Record
 from simkv.measure.metrics import summary
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import build
+from simkv.schedulers.registry import build, spec_of
 from simkv.workload.workload import clients
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -126,7 +125,8 @@ def _roofline(run: Recorded) -> dict[str, Profile]:
     found, setup = run.about["ceilings"], run.about["setup"]
     shape = ModelShape(**setup["shape"])
     itemsize = 2 if setup["device"].startswith("cuda") else 4
-    _, _, block_size = build_with_tables(run.scenario.engine)
+    engine = run.scenario.engine
+    block_size = spec_of(engine).block_size(engine)
     block = block_size * shape.kv_bytes_per_token(itemsize) / found["host_bytes_per_s"]
     device = (found["bytes_per_s"], found["flops_per_s"])
     return {"roofline": roofline(shape, itemsize, *device, block)}

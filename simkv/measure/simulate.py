@@ -26,8 +26,8 @@ from simkv.measure.fleet import fleet_figures
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import build
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
+from simkv.schedulers.registry import build
 from simkv.why.diagnosis import Diagnosis, block_size, diagnose
 from simkv.why.fleet import diagnose_fleet
 from simkv.workload.workload import clients

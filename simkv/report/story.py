@@ -14,7 +14,7 @@ from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, longest_stall
 from simkv.measure.simulate import Result
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import variants
+from simkv.schedulers.registry import variants
 from simkv.why.diagnosis import Diagnosis
 from simkv.why.ledger import SERVED, WORDS, totals
 

@@ -19,21 +19,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from simkv.schedulers.fastdeploy.scheduler import FastDeployConfig
-from simkv.schedulers.mistralrs.scheduler import MistralrsConfig
-from simkv.schedulers.sglang.scheduler import SglangConfig
-from simkv.schedulers.vllm.scheduler import VllmConfig
-
-#: Variants of vLLM that can send and load KV here.
-TRANSFERS = ("0.33.0", "0.19.0", "0.11.0")
-
-EngineConfig = MistralrsConfig | VllmConfig | SglangConfig | FastDeployConfig
-CONFIGS: tuple[type[EngineConfig], ...] = (
-    MistralrsConfig,
-    VllmConfig,
-    SglangConfig,
-    FastDeployConfig,
-)
+from simkv.core.engine import EngineConfig
+from simkv.schedulers.registry import ENGINES, spec_of
 
 
 def _strict_model(config: type[EngineConfig]) -> type[BaseModel]:
@@ -52,10 +39,11 @@ class _CheckedByModel:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        configs = {_strict_model(config): config for config in CONFIGS}
+        configs = {_strict_model(engine.config): engine.config for engine in ENGINES.values()}
 
         def build(model: BaseModel) -> EngineConfig:
-            return configs[type(model)](**dict(model))
+            config: EngineConfig = configs[type(model)](**dict(model))
+            return config
 
         choice: Any = reduce(or_, configs)
         if len(configs) > 1:
@@ -69,11 +57,13 @@ AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
 
 def check_kv_connector(engines: Sequence[EngineConfig]) -> None:
     """Raise ValueError if KV cannot go from one of these engines to another."""
+    able = {name: spec.transfer.variants for name, spec in ENGINES.items() if spec.transfer}
     for engine in engines:
-        if not isinstance(engine, VllmConfig) or engine.variant not in TRANSFERS:
+        if engine.variant not in able.get(engine.name, ()):
+            listed = " or ".join(f"{name} ({', '.join(known)})" for name, known in able.items())
             raise ValueError(
-                f"fleet: roles prefill and decode are for engine vllm ({', '.join(TRANSFERS)}); "
+                f"fleet: roles prefill and decode are for engine {listed}; "
                 f"found {engine.name} {engine.variant}"
             )
-    if len({engine.block_size for engine in engines if isinstance(engine, VllmConfig)}) > 1:
+    if len({(engine.name, spec_of(engine).block_size(engine)) for engine in engines}) > 1:
         raise ValueError("fleet: replicas that prefill and decode need one block_size")

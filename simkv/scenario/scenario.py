@@ -22,7 +22,7 @@ from simkv.scenario.pacing import Pacing
 from simkv.scenario.plan import PlanSection
 from simkv.scenario.roles import About, Engine, World
 from simkv.scenario.section import Name, Section, Span
-from simkv.schedulers.fastdeploy.scheduler import FastDeployConfig
+from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.workload.workload import Time, Workload
 
 
@@ -127,8 +127,9 @@ class Scenario(Section):
     @classmethod
     def _has_threads(cls, pacing: Pacing | None, info: ValidationInfo) -> Pacing | None:
         engine = info.data.get("engine")
-        if pacing and engine and not isinstance(engine, FastDeployConfig):
-            raise ValueError(f"engine {engine.name} has no pipeline; only fastdeploy does")
+        if pacing and engine and not spec_of(engine).has_threads:
+            able = " and ".join(name for name, spec in ENGINES.items() if spec.has_threads)
+            raise ValueError(f"engine {engine.name} has no pipeline; only {able} does")
         return pacing
 
     @field_validator("fleet")

@@ -17,8 +17,7 @@ from ruamel.yaml import YAML
 
 from simkv import __version__
 from simkv.cli import main
-from simkv.scenario.engine import CONFIGS
-from simkv.schedulers import variants
+from simkv.schedulers.registry import ENGINES
 from tests.conformance.test_committed import FILES as TRACES
 from tests.conftest import ROOT
 from tests.scenario.test_scenario import BROKEN, PLAIN, mutate
@@ -403,8 +402,8 @@ def test_schema_is_a_json_schema(simkv: Simkv) -> None:
 
 def test_policies_names_every_variant_and_where_it_comes_from(simkv: Simkv) -> None:
     out = simkv("policies").out
-    for config in CONFIGS:
-        for name, variant in variants(config.name).items():
+    for engine in ENGINES.values():
+        for name, variant in engine.variants.items():
             assert name in out
             assert variant.source.split(" ")[0] in out
 

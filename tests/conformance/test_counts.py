@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.proof.conform.conform import Difference, Result, check
 from simkv.proof.conform.count import count, shipped, variant_of
-from simkv.schedulers import ENGINES, variants
+from simkv.schedulers.registry import ENGINES, variants
 from simkv.schedulers.sglang.scheduler import SglangConfig
 from simkv.schedulers.vllm.scheduler import VllmConfig
 

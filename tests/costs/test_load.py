@@ -6,7 +6,8 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch
 from simkv.costs.load import Load, load_of
 from simkv.costs.simulated import later
-from simkv.schedulers.vllm.scheduler import VllmConfig, build
+from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.spec import build
 
 
 def test_a_mixed_step_by_its_rows() -> None:

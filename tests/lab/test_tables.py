@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from simkv.core.scheduler import blocks_for
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.lab.tables import PagedMemory, build_with_tables
 from simkv.loop.engine import Engine, serve
-from simkv.schedulers import build
+from simkv.schedulers.registry import build, spec_of
+from simkv.schedulers.sglang.pages import PagedMemory
 from simkv.workload.workload import generate
 from tests.laws.scenarios import scenarios
 
@@ -67,7 +67,8 @@ class Checked:
 def test_sglang_pages(data):
     scenario = data.draw(scenarios("sglang", "0.5.23"))
     records = []
-    for scheduler in (build(scenario.engine), Checked(build_with_tables(scenario.engine)[0])):
+    tabled = spec_of(scenario.engine).with_tables(scenario.engine)
+    for scheduler in (build(scenario.engine), Checked(tabled.scheduler)):
         executor = SimulatedExecutor(load_profile("unit-step"))
         engine = Engine(simpy.Environment(), scheduler, executor, leaping=False)
         requests = generate(scenario.workload, scenario.timeout)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import simpy
 from hypothesis import strategies as st
@@ -20,9 +20,8 @@ from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine, serve
 from simkv.loop.record import Record
-from simkv.scenario.engine import CONFIGS
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import build
+from simkv.schedulers import registry
 from simkv.schedulers.vllm.versions import RULES
 from simkv.workload.workload import generate
 
@@ -143,9 +142,7 @@ KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
 
 #: Every (engine, variant) that a scenario can name.
 ENGINES: list[tuple[str, str]] = [
-    (config.name, variant)
-    for config in CONFIGS
-    for variant in get_args(get_type_hints(config)["variant"])
+    (name, variant) for name, engine in registry.ENGINES.items() for variant in engine.variants
 ]
 
 
@@ -203,7 +200,7 @@ class Run:
 def run(scenario: Scenario, watch: Callable[[Scheduler], Any] = lambda scheduler: scheduler) -> Run:
     """Run a scenario; ``watch`` may wrap the scheduler before the engine gets it."""
     executor = SimulatedExecutor(_profile(scenario.profile))
-    scheduler = build(scenario.engine)
+    scheduler = registry.build(scenario.engine)
     requests = generate(scenario.workload, scenario.timeout)
     engine = Engine(simpy.Environment(), watch(scheduler), executor, scenario.engine_ready)
     return Run(scenario, requests, scheduler, serve(engine, requests, scenario.horizon))

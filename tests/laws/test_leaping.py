@@ -16,7 +16,7 @@ from simkv.loop.engine import Engine, serve
 from simkv.loop.record import Record
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import build
+from simkv.schedulers.registry import build
 from simkv.workload.workload import generate
 from tests.laws.scenarios import ENGINES, scenarios
 

@@ -28,7 +28,7 @@ from simkv.scenario.load import load
 from simkv.scenario.pacing import Pacing
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.fastdeploy.memory import Heard, Planned
-from simkv.schedulers.fastdeploy.scheduler import FastDeployConfig, VariantName, actors, build
+from simkv.schedulers.fastdeploy.scheduler import FastDeploy, FastDeployConfig, VariantName, actors
 from simkv.schedulers.fastdeploy.worker import Message, WorkerCrash
 from tests.laws.scenarios import KNOBS, scenarios
 
@@ -60,7 +60,7 @@ class Watched(Pipeline):
 
 def pipeline(config: FastDeployConfig, pacing: Pacing, kind: type[Pipeline] = Watched) -> Any:
     executor = SimulatedExecutor(load_profile("unit-step"))
-    return kind(simpy.Environment(), build(config), executor, pacing)
+    return kind(simpy.Environment(), FastDeploy(config), executor, pacing)
 
 
 def requests(*sizes: tuple[int, int], at: float = 0.0) -> list[Request]:
@@ -177,7 +177,7 @@ def test_in_step_and_without_lag_it_is_the_lockstep_engine(
         for i, (arrival, prompt, output) in enumerate(data.draw(st.lists(sizes, min_size=1)))
     ]
     executor = SimulatedExecutor(load_profile("unit-step"))
-    lockstep = serve(Engine(simpy.Environment(), build(config), executor), workload, 2000.0)
+    lockstep = serve(Engine(simpy.Environment(), FastDeploy(config), executor), workload, 2000.0)
     threads = serve(pipeline(config, one_step_a_tick(0, gap=False)), workload, 2000.0)
     assert bool(threads.standstill) == bool(lockstep.standstill)
     rounds = bool(lockstep.standstill)  # how often they go round before they see it may differ

@@ -30,7 +30,7 @@ from simkv.measure.metrics import (
     token_rows,
     verdict_of,
 )
-from simkv.schedulers import build
+from simkv.schedulers.registry import build
 from simkv.workload.workload import generate
 from tests.fakes import Fifo, Seconds, die, simulate
 from tests.laws.scenarios import scenarios

@@ -16,7 +16,6 @@ from simkv.schedulers.fastdeploy.scheduler import (
     FastDeployConfig,
     FixedReserve,
     actors,
-    build,
 )
 from simkv.schedulers.fastdeploy.worker import Parcel, Task, Worker
 
@@ -25,7 +24,7 @@ def engine(variant: str, prompts: list[int], **knobs: Any) -> FastDeploy:
     """Blocks of 4 tokens, one block per growth, and the given prompts in the queue."""
     small = {"block_size": 4, "max_num_batched_tokens": 16, "enc_dec_block_num": 1}
     small |= {"prealloc_dec_block_slot_num_threshold": 0, "max_num_seqs": 4}
-    scheduler = build(
+    scheduler = FastDeploy(
         TypeAdapter(FastDeployConfig).validate_python({"variant": variant, **small, **knobs})
     )
     for i, tokens in enumerate(prompts):

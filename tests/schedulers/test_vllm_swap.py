@@ -13,7 +13,8 @@ from simkv.costs.profile import load_profile
 from simkv.lab.validate import simulate
 from simkv.measure.metrics import summary
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.vllm.scheduler import VllmConfig, build
+from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.spec import build
 
 
 def scheduler(num_cpu_blocks: int, *, tables: bool = True, **knobs: Any) -> Any:

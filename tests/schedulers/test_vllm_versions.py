@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from simkv.core.request import Prompt, Segment
-from simkv.schedulers import variants
+from simkv.schedulers.registry import variants
 from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
 from simkv.schedulers.vllm.versions import RULES
 from tests.schedulers.test_vllm import ask, engine, step, steps

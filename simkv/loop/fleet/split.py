@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import simpy
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
+from simkv.core.scheduler import KvConnector
 from simkv.loop.clock import Moment
 from simkv.loop.engine import Engine, Process
 from simkv.loop.fleet.fleet import Fleet, Maker, Stint, Ways
@@ -18,11 +20,10 @@ from simkv.loop.fleet.signals import Board
 from simkv.loop.fleet.transfers import Halves, Handover, Links, halves
 from simkv.loop.record import Life, Record
 from simkv.scenario.fleet import FleetRules
-from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 
 
 class SplitFleet(Fleet):
-    """Replicas with the ``roles`` of prefill and decode; see ``simkv.schedulers.vllm.transfer``.
+    """Replicas with the ``roles`` of prefill and decode; see ``KvConnector``.
 
     A request that has its first token goes to a replica that decodes at once, and waits there for
     blocks: until its KV has been fetched, its blocks on the other side are not free. So a full
@@ -72,7 +73,7 @@ class SplitFleet(Fleet):
 
     def _send(self, request: Request) -> None:
         """Its prompt goes to a replica that prefills."""
-        limit = min(self._scheduler(stint).config.max_model_len for stint in self._decoding)
+        limit = min(self._scheduler(stint).longest for stint in self._decoding)
         self._requests[request.id] = request
         parts = self._halves[request.id] = halves(request, limit)
         stint = self._choose(self._serving, self.router, self._board, parts.prefill)
@@ -124,10 +125,8 @@ class SplitFleet(Fleet):
         source.engine.tell(partial(self._scheduler(source).sent, handover.request.id))
 
     @staticmethod
-    def _scheduler(stint: Stint) -> VllmTransferScheduler:
-        scheduler = stint.engine.scheduler
-        assert isinstance(scheduler, VllmTransferScheduler)
-        return scheduler
+    def _scheduler(stint: Stint) -> KvConnector:
+        return cast("KvConnector", stint.engine.scheduler)
 
     def _whole(self, records: list[Record], lives: Ways, end: float, in_vain: Ways) -> Record:
         unsent = {i: way[0][1].request for i, way in lives.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import simpy
 
 from simkv.core.request import Prompt
+from simkv.core.scheduler import Scheduler
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.simulated import SimulatedExecutor
@@ -21,9 +22,8 @@ from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.fleet.split import SplitFleet
 from simkv.loop.pipeline import Pipeline
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import build
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
-from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+from simkv.schedulers.registry import spec_of
 from simkv.workload.clients import Clients
 
 
@@ -97,9 +97,9 @@ def _maker(
     leaping: bool,
 ) -> Maker:
     def make(env: simpy.Environment, rank: int) -> Engine:
-        scheduler = (
-            build(plan.engine) if plan.role == "both" else VllmTransferScheduler(plan.engine)
-        )
+        spec = spec_of(plan.engine)
+        transfer = spec.transfer if plan.role != "both" else None
+        scheduler: Scheduler = (transfer or spec).build(plan.engine)
         executor: Executor = SimulatedExecutor(plan.profile)
         if changed is not None:
             executor = changed(executor)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simkv.proof.conform.conform import Result
-from simkv.schedulers import ENGINES, variants
+from simkv.schedulers.registry import ENGINES, variants
 
 COUNTS = Path(__file__).with_name("counts.json")
 

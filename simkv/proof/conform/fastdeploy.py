@@ -21,10 +21,10 @@ from simkv.scenario.pacing import Pacing
 from simkv.schedulers.fastdeploy.memory import Heard, Planned, ResourceManager
 from simkv.schedulers.fastdeploy.scheduler import (
     DecodeOnlyPreempt,
+    FastDeploy,
     FastDeployConfig,
     FixedReserve,
     Ratio,
-    build,
 )
 from simkv.schedulers.fastdeploy.worker import EOS, Message, Parcel, Task
 
@@ -40,7 +40,7 @@ def replay(header: Line, at_least: int) -> Iterator[Line]:
 
 def _steps(header: Line, at_least: int) -> Iterator[Line]:
     """One line per ``schedule`` call; results of a step are heard before the next."""
-    engine = build(_config(header))
+    engine = FastDeploy(_config(header))
     emitted = Emitted(header["requests"])
     arrivals = arrivals_by_step(header["requests"])
     standstill = Standstill()
@@ -140,7 +140,7 @@ class _Watched(Pipeline):
 
     def __init__(self, config: FastDeployConfig, pacing: Pacing) -> None:
         executor = SimulatedExecutor(load_profile("unit-step"))
-        super().__init__(simpy.Environment(), build(config), executor, pacing)
+        super().__init__(simpy.Environment(), FastDeploy(config), executor, pacing)
         self.tick_s = pacing.schedule_interval
         self.in_gap = False
         self._sent_at: deque[int] = deque()

@@ -20,7 +20,7 @@ from typing import Any
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Livelock
 from simkv.proof.conform.trace import FORMAT, Line
-from simkv.schedulers import variants
+from simkv.schedulers.registry import variants
 
 
 class Recorder:

@@ -29,7 +29,7 @@ from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, tpot, ttft
 from simkv.proof.validation.case import Case
 from simkv.scenario.fleet import FleetRules, LeastLoaded
-from simkv.schedulers import build
+from simkv.schedulers.registry import build
 from simkv.schedulers.vllm.scheduler import VllmConfig
 from simkv.schedulers.vllm.versions import RULES
 from simkv.workload.clients import Clients

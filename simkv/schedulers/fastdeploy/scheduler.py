@@ -577,11 +577,6 @@ class FastDeploy:
         return self.manager.fingerprint(), self.worker.fingerprint()
 
 
-def build(config: FastDeployConfig) -> FastDeploy:
-    """The scheduler of ``config.variant``."""
-    return FastDeploy(config)
-
-
 def batch_of(work: list[Work], prefills: int, preempted: list[int]) -> Batch:
     """What the worker computes in a step, its ``prefills`` first, as a batch."""
     return Batch(

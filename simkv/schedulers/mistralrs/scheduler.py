@@ -30,7 +30,6 @@ from simkv.core.scheduler import (
     Held,
     Livelock,
     Need,
-    Scheduler,
     Variant,
     Why,
     blocks_for,
@@ -187,7 +186,7 @@ def differs(q: Sequence, batch: list[Sequence]) -> bool:
     return bool(batch) and batch[0].has_images != q.has_images
 
 
-def build(config: MistralrsConfig, rules: Rules | None = None) -> Scheduler:
+def build(config: MistralrsConfig, rules: Rules | None = None) -> Queues:
     """The scheduler of ``config.variant``, or one that differs from it in its ``rules``.
 
     ``seed`` has none that could differ.
@@ -222,7 +221,7 @@ class Queues:
         self.waiting.append(sequence)
 
     def abort(self, request_id: int) -> None:
-        """Nothing: these versions keep serving a client that is gone (spec section 1)."""
+        """Nothing: these versions keep serving a client that is gone."""
 
     def schedule(self) -> Batch:
         """One call of the engine's schedule function, and the engine's look at the result."""
@@ -368,7 +367,7 @@ class Queues:
         self._batch.ignored.append(q.id)
 
     def _fatal(self, chosen: list[Sequence], prefill: bool) -> str | None:
-        """Batches on which the engine dies (spec section 1)."""
+        """Batches on which the engine dies."""
         if len(set(chosen)) < len(chosen):
             ids = [q.id for q in chosen]
             return f"self-deadlock: the scheduled batch holds the same sequence twice {ids}"

@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt
 
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Batch, Completion, Held, Kind, Scheduler, Variant, Why
+from simkv.core.scheduler import Batch, Completion, Held, Kind, Variant, Why
 from simkv.schedulers.sglang.memory import EngineDies, Memory, Req
 from simkv.schedulers.sglang.prefill import (
     REFRESH_INTERVAL,
@@ -591,8 +591,3 @@ def _states(rows: Sequence[Req]) -> Hashable:
 def _state(batch: ScheduleBatch) -> Hashable:
     chunked = batch.chunked and batch.chunked.id
     return _states(batch.rows), batch.kind, batch.full, chunked, batch.extend_tokens
-
-
-def build(config: SglangConfig) -> Scheduler:
-    """The scheduler that ``config`` describes."""
-    return SglangScheduler(config)

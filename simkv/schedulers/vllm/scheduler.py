@@ -33,14 +33,11 @@ from simkv.core.scheduler import (
     Completion,
     Held,
     Row,
-    Scheduler,
     Why,
     blocks_for,
 )
 from simkv.schedulers.decodes import DecodeGroup
-from simkv.schedulers.vllm.versions import RULES, VARIANTS
-
-__all__ = ["VARIANTS", "VllmConfig", "VllmScheduler", "build"]
+from simkv.schedulers.vllm.versions import RULES
 
 
 @dataclass(frozen=True)
@@ -238,15 +235,6 @@ class Step:
     def pass_over(self, why: Why) -> None:
         """A waiting request is not admitted; the first one is the head of the queue."""
         self.why = self.why or why
-
-
-def build(config: VllmConfig, *, tables: bool = False) -> Scheduler:
-    """The scheduler of ``config.variant``; with ``tables`` it hands out real blocks in any case."""
-    if RULES[config.variant].swaps:
-        from simkv.schedulers.vllm.swap import VllmSwapScheduler
-
-        return VllmSwapScheduler(config, tables=tables)
-    return VllmScheduler(config, tables=tables)
 
 
 class VllmScheduler:

@@ -8,14 +8,10 @@ victim go, or none if the host has no room for them. Who is preempted and admitt
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 from simkv.core.blocks import BlockPool
 from simkv.core.scheduler import Batch, Swap, blocks_for
-from simkv.schedulers.vllm.scheduler import VllmScheduler
-
-if TYPE_CHECKING:
-    from simkv.schedulers.vllm.scheduler import RequestState, Step, VllmConfig
+from simkv.schedulers.vllm.scheduler import RequestState, Step, VllmConfig, VllmScheduler
 
 
 class VllmSwapScheduler(VllmScheduler):

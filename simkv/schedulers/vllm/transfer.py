@@ -15,13 +15,9 @@ Here the KV of all tokens but the last is fetched, less what the prefix cache ha
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
-from typing import TYPE_CHECKING
 
 from simkv.core.scheduler import Batch, Completion, blocks_for
-from simkv.schedulers.vllm.scheduler import VllmScheduler
-
-if TYPE_CHECKING:
-    from simkv.schedulers.vllm.scheduler import RequestState, Step, VllmConfig
+from simkv.schedulers.vllm.scheduler import RequestState, Step, VllmConfig, VllmScheduler
 
 
 class VllmTransferScheduler(VllmScheduler):
@@ -135,6 +131,11 @@ class VllmTransferScheduler(VllmScheduler):
             super()._release(r)
 
     # What can be seen of both.
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a request can have, prompt and output together."""
+        return self.config.max_model_len
 
     @property
     def awaits_kv(self) -> bool:

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import variants
+from simkv.schedulers.registry import variants
 from simkv.search.whatif.condition import Condition
 from simkv.search.whatif.evaluate import (
     Case,

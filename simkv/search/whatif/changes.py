@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from simkv.core.engine import EngineConfig
 from simkv.core.errors import InputError
-from simkv.scenario.engine import EngineConfig
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import variants
-from simkv.schedulers.mistralrs import scheduler as mistralrs
+from simkv.schedulers.registry import spec_of
 from simkv.search.whatif.evaluate import Case, with_knobs
-from simkv.search.whatif.shrink import MEMORY
 
 Kind = Literal["rule", "knob", "variant", "memory"]
 #: What is tried in place of a knob that is at 0, off or without a limit.
@@ -24,8 +22,9 @@ INSTEAD_OF_NO_SHARE = (0.01, 0.1, 0.5)
 class Change:
     """One change: ``field`` has the value ``after`` and not ``before``.
 
-    A ``rule`` is one field of mistral.rs's ``Rules``, a ``knob`` one of the engine's config, and
-    ``memory`` a knob that makes the cache larger or smaller, which is no change of the engine.
+    A ``rule`` is one field of the variant's rules (see ``EngineSpec``), a ``knob`` one of the
+    engine's config, and ``memory`` the knob that makes the cache larger or smaller, which is no
+    change of the engine.
     """
 
     kind: Kind
@@ -42,13 +41,12 @@ def changes(scenario: Scenario) -> Iterator[tuple[Change, Case | InputError]]:
     """Every change to try with its case, or with why the engine refuses it."""
     yield from _rules(scenario)
     yield from _variants(scenario)
+    memory = spec_of(scenario.engine).memory
     for knob, values in _knobs(scenario.engine):
         before = getattr(scenario.engine, knob)
         for value in values:
-            kind: Kind = "memory" if knob in MEMORY else "knob"
-            values_now = {knob: value}
-            if knob == "block_size":
-                values_now |= _same_memory(scenario.engine, value)
+            kind: Kind = "memory" if knob == memory else "knob"
+            values_now = {knob: value} | _same_memory(scenario.engine, knob, value)
             yield Change(kind, knob, before, value), _case(scenario, values_now)
 
 
@@ -61,28 +59,26 @@ def _case(scenario: Scenario, values: dict[str, Any]) -> Case | InputError:
 
 def _variants(scenario: Scenario) -> Iterator[tuple[Change, Case | InputError]]:
     before = scenario.engine.variant
-    for name in variants(scenario.engine.name):
+    for name in spec_of(scenario.engine).variants:
         if name != before:
             change = Change("variant", "variant", before, name)
             yield change, _case(scenario, {"variant": name})
 
 
 def _rules(scenario: Scenario) -> Iterator[tuple[Change, Case]]:
-    """Single rules of mistral.rs, as far as the variant goes by them."""
-    engine = scenario.engine
-    if not isinstance(engine, mistralrs.MistralrsConfig) or engine.variant not in mistralrs.RULES:
+    """Single rules, as far as the variant goes by them."""
+    variant, spec = scenario.engine.variant, spec_of(scenario.engine)
+    if variant not in spec.rules:
         return
-    rules = mistralrs.RULES[engine.variant]
-    hints = get_type_hints(mistralrs.Rules)
-    for rule in fields(rules):
-        if engine.variant == "pr2034july" and rule.name not in mistralrs.JULY_RULES:
-            continue
-        before = getattr(rules, rule.name)
-        options = (True, False) if hints[rule.name] is bool else get_args(hints[rule.name])
+    rules = spec.rules[variant]
+    hints = get_type_hints(type(rules))
+    for name in spec.rules_read.get(variant, tuple(rule.name for rule in fields(rules))):
+        before = getattr(rules, name)
+        options = (True, False) if hints[name] is bool else get_args(hints[name])
         for after in options:
             if after != before:
-                changed = replace(rules, **{rule.name: after})
-                yield Change("rule", rule.name, before, after), Case(scenario, changed)
+                changed = replace(rules, **{name: after})
+                yield Change("rule", name, before, after), Case(scenario, changed)
 
 
 def _knobs(engine: EngineConfig) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -109,13 +105,13 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
     return (halved, doubled, *((None,) if type(None) in get_args(kind) else ()))
 
 
-def _same_memory(engine: EngineConfig, block_size: int) -> dict[str, int]:
-    """As many blocks of another size as hold as many tokens."""
-    for name in MEMORY[:2]:
-        if hasattr(engine, name):
-            tokens = getattr(engine, name) * getattr(engine, "block_size", 1)
-            return {name: tokens // block_size}
-    return {}
+def _same_memory(engine: EngineConfig, knob: str, value: int) -> dict[str, int]:
+    """For another size of a block, as many as hold as many tokens."""
+    spec = spec_of(engine)
+    if knob != spec.block or spec.memory_in_tokens:
+        return {}
+    tokens = getattr(engine, spec.memory) * spec.block_size(engine)
+    return {spec.memory: tokens // value}
 
 
 def _word(value: Any) -> str:

@@ -27,7 +27,7 @@ from simkv.core.figures import FIGURES, figure
 from simkv.measure.metrics import e2e
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.mistralrs import scheduler as mistralrs
+from simkv.schedulers.registry import spec_of
 
 #: Fields of a scenario that tell about it and have no part in the run.
 ABOUT = ("name", "report", "summary", "provenance", "published", "expect")
@@ -64,10 +64,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Case:
-    """A scenario to run; ``rules`` are those of mistral.rs to follow instead of its variant's."""
+    """A scenario to run; ``rules`` are those to go by instead of the variant's (see EngineSpec)."""
 
     scenario: Scenario
-    rules: mistralrs.Rules | None = None
+    rules: Any = None
 
     @cached_property
     def key(self) -> str:
@@ -165,8 +165,7 @@ def evaluate(case: Case, folder: Path) -> Figures:
     engine = case.scenario.engine
     scheduler = None
     if case.rules is not None:
-        assert isinstance(engine, mistralrs.MistralrsConfig)
-        scheduler = mistralrs.build(engine, case.rules)
+        scheduler = spec_of(engine).build(engine, case.rules)
     result = run_scenario(case.scenario, folder, scheduler=scheduler)
     values = {name: figure(result.summary, name) for name in FIGURES}
     lives = sorted(result.record.lives.items())

@@ -6,7 +6,10 @@ shorter prompts and outputs, rounder arrivals. This may make more requests needl
 round until nothing changes.
 
 A plainer case must not show the verdict for another reason. So it has to befall one of the requests
-that it befell before, and a request that is alone in the engine must not come to show it.
+that it befell before, and a request that is alone in the engine must not come to show it. Of the
+engine's knobs only its sizes are made smaller, and only if the verdict is gone when they are large:
+with another policy, or in a cache that was large enough before and is not now, the same verdict
+would have another cause.
 """
 
 from __future__ import annotations
@@ -19,24 +22,12 @@ from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.registry import spec_of
 from simkv.search.whatif.condition import Condition, IsVerdict
 from simkv.search.whatif.evaluate import Case, Evaluator, Figures, TooManyRuns, with_knobs
 from simkv.search.whatif.rows import ALONE, changed, listed, renumbered
 from simkv.workload.workload import Listed, Workload
 
-#: Knobs that say how much the engine can hold. Only these are made smaller, and only if the verdict
-#: is gone when they are large: with another policy, or in a cache that was large enough before and
-#: is not now, the same verdict would have another cause.
-SIZES = (
-    "max_num_seqs",
-    "max_running_requests",
-    "max_model_len",
-    "num_gpu_blocks",
-    "num_blocks",
-    "max_total_num_tokens",
-)
-MEMORY = ("num_gpu_blocks", "num_blocks", "max_total_num_tokens")
 #: So many times as large is large; the first that the engine allows.
 LARGE = (256, 16, 4, 2)
 #: Rows are looked at one by one only if they are not more than this.
@@ -278,10 +269,9 @@ class _Search:
 
     def knobs_as_they_were(self, original: Scenario) -> None:
         """Give back the sizes that are not needed after all for what is left."""
-        for name in SIZES:
-            if hasattr(original.engine, name):
-                former = getattr(original.engine, name)
-                self._unless_others(partial(self._try_size, name, former))
+        for name in spec_of(original.engine).sizes:
+            former = getattr(original.engine, name)
+            self._unless_others(partial(self._try_size, name, former))
         self.fewest_requests()
 
     def _try(self, draft: Draft) -> bool:
@@ -322,12 +312,13 @@ class _Search:
             return None
 
     def _with_size(self, knob: str, value: int) -> Draft | None:
-        """With another size; a cache that is too small for it takes ``max_model_len`` down too."""
+        """With another size; a smaller cache takes the limit on a request's length down too."""
         draft = self._with_knobs(**{knob: value})
         engine = self.draft.scenario.engine
-        if draft is None and knob in MEMORY and isinstance(engine, VllmConfig):
-            length = min((value - 1) * engine.block_size, engine.max_model_len)
-            draft = self._with_knobs(**{knob: value}, max_model_len=length)
+        spec = spec_of(engine)
+        if draft is None and knob == spec.memory and spec.longest:
+            length = min((value - 1) * spec.block_size(engine), getattr(engine, spec.longest))
+            draft = self._with_knobs(**{knob: value, spec.longest: length})
         return draft
 
     def _with_length(self, name: str, indexes: Collection[int], value: int) -> Draft:
@@ -338,11 +329,12 @@ class _Search:
         for name, plain in (("engine_ready", 0.0), ("horizon", None), ("pipeline", None)):
             scenario = self.draft.scenario.model_copy(update={name: plain})
             yield partial(self._try, replace(self.draft, scenario=scenario))
-        for name in SIZES:
-            size = getattr(self.draft.scenario.engine, name, None)
-            if size is None or not self._needs_it_small(name, size):
+        spec = spec_of(self.draft.scenario.engine)
+        for name in spec.sizes:
+            size = getattr(self.draft.scenario.engine, name)
+            if not self._needs_it_small(name, size):
                 continue
-            if name in MEMORY:
+            if name == spec.memory:
                 yield partial(self._halve_with_memory, name)
                 size = getattr(self.draft.scenario.engine, name)
             yield partial(self._least, size, partial(self._with_size, name))

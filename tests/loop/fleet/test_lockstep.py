@@ -27,7 +27,7 @@ from simkv.measure.simulate import run_file
 from simkv.scenario.fleet import FleetRules
 from simkv.scenario.fleet import RoundRobin as RoundRobinConfig
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import build
+from simkv.schedulers.registry import build
 from simkv.workload.workload import generate
 from tests.fakes import Fifo, Seconds, die
 from tests.laws.scenarios import scenarios

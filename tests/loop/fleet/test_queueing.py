@@ -30,7 +30,7 @@ from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.record import Record
 from simkv.scenario.fleet import LeastLoaded, PowerOfTwo, Random, RoundRobin, RouterConfig
-from simkv.schedulers import build
+from simkv.schedulers.registry import build
 from simkv.schedulers.vllm.scheduler import VllmConfig
 
 STEP = 0.01

@@ -8,7 +8,7 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers import variants
+from simkv.schedulers.registry import variants
 from simkv.search.whatif.bisect import (
     REFUSED,
     Flips,

@@ -1,42 +1,12 @@
-"""Schedulers whose block tables are real: for each request, the numbers of its blocks in order.
-
-A simulation may only count blocks. A device has to know which they are, and this is all that it
-needs: a mapping from request id to a list of block numbers, from 1, that covers every token of the
-batch when ``schedule`` returns it. A list only grows; where blocks are replaced, another list
-object takes its place.
-"""
+"""SGLang's memory for a device: which page is whose, beside how many there are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from simkv.core.prefix import Content
 from simkv.core.radix import Node, RadixTree
-from simkv.core.scheduler import Scheduler
-from simkv.schedulers import build
 from simkv.schedulers.sglang.memory import Memory, Req
-from simkv.schedulers.sglang.scheduler import SglangConfig, SglangScheduler
-from simkv.schedulers.vllm import scheduler as vllm_rules
-from simkv.schedulers.vllm.scheduler import VllmConfig
-
-Tables = Mapping[int, Sequence[int]]
-
-
-def build_with_tables(config: Any) -> tuple[Scheduler, Tables, int]:
-    """The scheduler of an engine's config, its block tables, and the tokens in a block."""
-    if isinstance(config, SglangConfig):
-        cache = not config.disable_radix_cache
-        memory = PagedMemory(config.max_total_num_tokens, config.page_size, cache)
-        return SglangScheduler(config, memory), memory.tables, config.page_size
-    scheduler: Any
-    if isinstance(config, VllmConfig):
-        scheduler = vllm_rules.build(config, tables=True)
-        pool = scheduler.tables
-    else:
-        scheduler = build(config)
-        pool = scheduler.manager.pool if config.name == "fastdeploy" else scheduler.pool
-    return scheduler, pool.tables, config.block_size
 
 
 class PagedMemory(Memory):

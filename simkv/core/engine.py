@@ -1,0 +1,93 @@
+"""What an engine is: all that other rooms ask of one, said once in its folder of schedulers/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from simkv.core.scheduler import KvConnector, Scheduler, Variant
+
+#: For each request the numbers of its blocks, in order and from 1, which cover every token of the
+#: batch when ``schedule`` returns it. A list only grows; where blocks are replaced, another list
+#: object takes its place.
+Tables = Mapping[int, Sequence[int]]
+
+
+class EngineConfig(Protocol):
+    """An engine's knobs under its own names: a frozen dataclass that checks itself.
+
+    Fields are annotated as pydantic reads them, ``name`` is the engine's and has no other value.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def name(self) -> str:
+        """The engine."""
+
+    @property
+    def variant(self) -> str:
+        """Whose rules: a version, a pull request, or a change of ours."""
+
+
+class Tabled(NamedTuple):
+    """A scheduler that hands out numbered blocks, and its ``tables``.
+
+    A simulation may only count blocks; a device has to know which they are.
+    """
+
+    scheduler: Scheduler
+    tables: Tables
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Which ``variants`` can send KV from one replica to another, and the scheduler that does."""
+
+    variants: tuple[str, ...]
+    build: Callable[[Any], KvConnector]
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine, for those who must not know which one it is.
+
+    ``build(config)`` makes its scheduler, ``with_tables(config)`` one that a device can follow.
+
+    Knobs by their names: ``seats`` limits the running requests, ``longest`` the length of each, for
+    which the whole cache has to be enough (None if nothing does), ``memory`` is the size of the KV
+    cache, in blocks or ``memory_in_tokens``, and ``block`` the tokens in a block.
+
+    ``rules`` are the variants whose single rules can be changed (fields of a frozen dataclass, of
+    type bool or Literal): ``build(config, rules)`` goes by others than the variant's.
+    ``rules_read`` names the fields that a variant looks at, if not all.
+
+    ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
+    by side, as the ``pipeline`` of a scenario has it.
+    """
+
+    name: str
+    config: type[Any]
+    variants: Mapping[str, Variant]
+    build: Callable[..., Scheduler]
+    with_tables: Callable[[Any], Tabled]
+    memory: str
+    seats: str = "max_num_seqs"
+    longest: str | None = None
+    block: str = "block_size"
+    memory_in_tokens: bool = False
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    rules_read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    transfer: Transfer | None = None
+    has_threads: bool = False
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The knobs that say how much the engine can hold."""
+        return tuple(knob for knob in (self.seats, self.longest, self.memory) if knob)
+
+    def block_size(self, config: EngineConfig) -> int:
+        """Tokens in a block of KV."""
+        size: int = getattr(config, self.block)
+        return size

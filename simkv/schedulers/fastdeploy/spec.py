@@ -1,0 +1,22 @@
+"""What FastDeploy is to the rest of simkv."""
+
+from __future__ import annotations
+
+from simkv.core.engine import EngineSpec, Tabled
+from simkv.schedulers.fastdeploy.scheduler import VARIANTS, FastDeploy, FastDeployConfig
+
+
+def _with_tables(config: FastDeployConfig) -> Tabled:
+    scheduler = FastDeploy(config)
+    return Tabled(scheduler, scheduler.manager.pool.tables)
+
+
+FASTDEPLOY = EngineSpec(
+    name="fastdeploy",
+    config=FastDeployConfig,
+    variants=VARIANTS,
+    build=FastDeploy,
+    with_tables=_with_tables,
+    memory="num_blocks",
+    has_threads=True,
+)

@@ -1,0 +1,29 @@
+"""What mistral.rs is to the rest of simkv."""
+
+from __future__ import annotations
+
+from simkv.core.engine import EngineSpec, Tabled
+from simkv.schedulers.mistralrs.scheduler import (
+    JULY_RULES,
+    RULES,
+    VARIANTS,
+    MistralrsConfig,
+    build,
+)
+
+
+def _with_tables(config: MistralrsConfig) -> Tabled:
+    scheduler = build(config)
+    return Tabled(scheduler, scheduler.pool.tables)
+
+
+MISTRALRS = EngineSpec(
+    name="mistralrs",
+    config=MistralrsConfig,
+    variants=VARIANTS,
+    build=build,
+    with_tables=_with_tables,
+    memory="num_gpu_blocks",
+    rules=RULES,
+    rules_read={"pr2034july": JULY_RULES},
+)

@@ -1,0 +1,32 @@
+"""The engines that simkv knows. A new one is a folder here with a ``spec``, and a line below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simkv.core.engine import EngineConfig, EngineSpec
+from simkv.core.scheduler import Scheduler, Variant
+from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
+from simkv.schedulers.mistralrs.spec import MISTRALRS
+from simkv.schedulers.sglang.spec import SGLANG
+from simkv.schedulers.vllm.spec import VLLM
+
+#: By the name that a scenario gives, in the order in which they are listed to the reader.
+ENGINES: Mapping[str, EngineSpec] = {
+    engine.name: engine for engine in (MISTRALRS, VLLM, SGLANG, FASTDEPLOY)
+}
+
+
+def spec_of(config: EngineConfig) -> EngineSpec:
+    """The engine that ``config`` is for."""
+    return ENGINES[config.name]
+
+
+def build(config: EngineConfig) -> Scheduler:
+    """The scheduler that ``config`` describes."""
+    return spec_of(config).build(config)
+
+
+def variants(engine: str) -> Mapping[str, Variant]:
+    """The variants of an engine by name."""
+    return ENGINES[engine].variants

@@ -1,0 +1,26 @@
+"""What SGLang is to the rest of simkv."""
+
+from __future__ import annotations
+
+from simkv.core.engine import EngineSpec, Tabled
+from simkv.schedulers.sglang.pages import PagedMemory
+from simkv.schedulers.sglang.scheduler import VARIANTS, SglangConfig, SglangScheduler
+
+
+def _with_tables(config: SglangConfig) -> Tabled:
+    cache = not config.disable_radix_cache
+    memory = PagedMemory(config.max_total_num_tokens, config.page_size, cache)
+    return Tabled(SglangScheduler(config, memory), memory.tables)
+
+
+SGLANG = EngineSpec(
+    name="sglang",
+    config=SglangConfig,
+    variants=VARIANTS,
+    build=SglangScheduler,
+    with_tables=_with_tables,
+    memory="max_total_num_tokens",
+    memory_in_tokens=True,
+    seats="max_running_requests",
+    block="page_size",
+)

@@ -1,0 +1,33 @@
+"""What vLLM is to the rest of simkv."""
+
+from __future__ import annotations
+
+from simkv.core.engine import EngineSpec, Tabled, Transfer
+from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
+from simkv.schedulers.vllm.swap import VllmSwapScheduler
+from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+from simkv.schedulers.vllm.versions import RULES, VARIANTS
+
+
+def build(config: VllmConfig, *, tables: bool = False) -> VllmScheduler:
+    """The scheduler of ``config.variant``; with ``tables`` it hands out real blocks in any case."""
+    swaps = RULES[config.variant].swaps
+    return (VllmSwapScheduler if swaps else VllmScheduler)(config, tables=tables)
+
+
+def _with_tables(config: VllmConfig) -> Tabled:
+    scheduler = build(config, tables=True)
+    assert scheduler.tables is not None
+    return Tabled(scheduler, scheduler.tables.tables)
+
+
+VLLM = EngineSpec(
+    name="vllm",
+    config=VllmConfig,
+    variants=VARIANTS,
+    build=build,
+    with_tables=_with_tables,
+    memory="num_gpu_blocks",
+    longest="max_model_len",
+    transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), VllmTransferScheduler),
+)
