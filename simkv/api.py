@@ -173,7 +173,9 @@ def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) ->
 
 
 def _folder(folder: str | Path) -> Path:
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    from simkv.core.files import make_folder
+
+    make_folder(Path(folder))
     return Path(folder)
 
 

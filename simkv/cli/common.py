@@ -1,15 +1,17 @@
-"""What several commands share: options, a progress bar, checks of where to write."""
+"""What several commands share: options, the console and the progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from simkv.core.errors import InputError
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 Junit = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what was expected as JUnit XML.")
@@ -31,60 +33,41 @@ class Interrupted(SystemExit):
         self.kept = f"what is done is kept in {store}, and the same command goes on from there"
 
 
-@contextmanager
-def requests_bar(total: int | None) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, nothing in a pipe."""
+def console(*, stderr: bool = False) -> Console:
+    """Where commands print: as wide as the terminal, or 160 columns in a pipe."""
     from rich.console import Console
-    from rich.progress import Progress
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("requests", total=total)
-        yield lambda: bar.advance(task)
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, width=None if terminal else 160, highlight=False)
 
 
-@contextmanager
-def steps_bar(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """A bar over ``total`` pieces of work on a terminal, nothing in a pipe."""
-    from rich.console import Console
-    from rich.progress import Progress
+def show(*parts: RenderableType, on: Console | None = None) -> None:
+    """Print lines as they are (no markup, no wrapping, no colours for numbers), and tables."""
+    from rich.text import Text
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
-def check_file(option: str, file: Path) -> None:
-    """Raise InputError if ``file`` cannot be written."""
-    if file.is_dir() or not file.parent.is_dir():
-        what = "is a folder" if file.is_dir() else "its folder does not exist"
-        raise InputError(f"{option} {file}: {what}; expected a file in a folder that exists")
+    out = on or console()
+    for part in parts:
+        if isinstance(part, str):
+            out.print(Text(part), soft_wrap=True)
+        else:
+            out.print(part)
 
 
-def check_folder(option: str, folder: Path | None) -> None:
-    """Raise InputError if ``folder``, or one that it would be in, is a file."""
-    for place in (folder, *folder.parents) if folder else ():
-        if place.exists() and not place.is_dir():
-            raise InputError(f"{option} {place}: is a file; expected a folder")
+class Advance(Protocol):
+    """Moves a bar: by one, or to ``done`` of ``total``."""
 
-
-def check_own_folder(folder: Path, store: str, what: str) -> None:
-    """Raise InputError if ``folder`` holds anything but a former ``what``, known by a ``store``."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: is a file; expected a folder for the {what}")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / store).is_file():
-        raise InputError(
-            f"--out {folder}: holds other files and no {what}; expected a new or empty folder"
-        )
+    def __call__(self, done: int | None = None, total: int | None = None) -> None: ...
 
 
 @contextmanager
-def runs_bar() -> Iterator[Callable[[int, int], None]]:
-    """On a terminal a bar with the time that is left; nothing in a pipe."""
-    from rich.console import Console
+def progress(what: str, total: int | None = None, *, file: Path | None = None) -> Iterator[Advance]:
+    """On a terminal a bar with the time that is left; nothing in a pipe.
+
+    Of a ``file`` it shows the bytes that have been read.
+    """
     from rich.progress import (
         BarColumn,
+        DownloadColumn,
         MofNCompleteColumn,
         Progress,
         TextColumn,
@@ -92,21 +75,26 @@ def runs_bar() -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn,
     )
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("runs"),
+    where = console(stderr=True)
+    if file and file.is_file():
+        total = file.stat().st_size
+    if not where.is_terminal:
+        yield lambda *_: None
+        return
+    with Progress(
+        TextColumn(what, markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        DownloadColumn() if file else MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns,
-        console=console,
+        console=where,
         transient=True,
         speed_estimate_period=3600,
-        disable=not console.is_terminal,
     ) as bar:
-        task = bar.add_task("runs", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(what, total=total)
+
+        def advance(done: int | None = None, total: int | None = None) -> None:
+            bar.update(task, completed=done, total=total, advance=1 if done is None else None)
+
+        yield advance

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simkv.cli.common import progress
+
 if TYPE_CHECKING:
     from simkv.proof.conform.conform import Result as TraceResult
 
@@ -21,26 +23,24 @@ def conform(
     ] = False,
 ) -> None:
     """Replay recorded decisions of real engines; exit 1 at a difference, 2 on bad input."""
-    from rich.console import Console
-    from rich.progress import track
-
     from simkv.proof.conform.conform import check
     from simkv.proof.conform.count import count as count_by_variant
     from simkv.proof.conform.trace import TraceError
 
-    console = Console(stderr=True)
     results = []
     bad = 0
-    for path in track(files, console=console, transient=True, disable=not console.is_terminal):
-        try:
-            result = check(path)
-        except TraceError as error:
-            print(f"simkv: {error}", file=sys.stderr)
-            bad += 1
-            continue
-        results.append(result)
-        if not count and (result.difference or not quiet):
-            print(_trace_report(result))
+    with progress("traces", len(files)) as advance:
+        for path in files:
+            advance()
+            try:
+                result = check(path)
+            except TraceError as error:
+                print(f"simkv: {error}", file=sys.stderr)
+                bad += 1
+                continue
+            results.append(result)
+            if not count and (result.difference or not quiet):
+                print(_trace_report(result))
     different = sum(result.difference is not None for result in results)
     if count:
         print(json.dumps(count_by_variant(results), indent=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simkv.cli.common import console, show
 from simkv.core.errors import InputError, nearest
+from simkv.core.files import check_new_file
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from simkv.scenario.scenario import Scenario
     from simkv.search.whatif.condition import Condition
     from simkv.search.whatif.evaluate import Evaluator
@@ -70,7 +69,7 @@ def shrink(
     wanted = condition(keep)
     path, variants = _load(scenario, set_)
     if out:
-        _check_target(out, path, overwrite)
+        check_new_file("--out", out, path, overwrite)
     with _evaluator(path, workers, max_runs) as (evaluator, tell):
         name = variant or _first_that_shows(wanted, variants, evaluator)
         chosen = _variant(variants, name)
@@ -114,7 +113,7 @@ def bisect(
     workers: Workers = None,
 ) -> None:
     """Find where the verdict flips over the range of a knob, or across an engine's variants."""
-    from simkv.report.whatif_tables import flips_json, print_flips
+    from simkv.report.whatif_tables import flips_json, flips_parts
     from simkv.search.whatif.bisect import flips_across_variants, flips_over, parse_over
     from simkv.search.whatif.condition import condition
 
@@ -134,9 +133,7 @@ def bisect(
         told = {"scenario": chosen.name, "variant": name, "when": when, **flips_json(found)}
         print(json.dumps(told, indent=1, allow_nan=False))
         return
-    console = _console()
-    console.print(_title(chosen, name), soft_wrap=True, markup=False)
-    print_flips(console, found, shown)
+    show(_title(chosen, name), *flips_parts(found, shown))
 
 
 @app.command()
@@ -156,7 +153,7 @@ def whatif(
 ) -> None:
     """Change one rule or knob at a time and rank what would have helped, and whom."""
     from simkv.core.figures import FIGURES
-    from simkv.report.whatif_tables import print_whatif, whatif_json
+    from simkv.report.whatif_tables import whatif_json, whatif_parts
     from simkv.search.whatif.whatif import whatif as ask
 
     if by is not None and by not in FIGURES:
@@ -173,9 +170,7 @@ def whatif(
         told = {"scenario": chosen.name, "variant": name, **whatif_json(found)}
         print(json.dumps(told, indent=1, allow_nan=False))
         return
-    console = _console()
-    console.print(_title(chosen, name), soft_wrap=True, markup=False)
-    print_whatif(console, found, everything)
+    show(_title(chosen, name), *whatif_parts(found, everything, wide=console().width >= 120))
 
 
 def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, Scenario]]:
@@ -214,32 +209,20 @@ def _title(scenario: Scenario, variant: str) -> str:
     return f"{scenario.name}, {variant}: {engine.name} {engine.variant}, {scenario.profile}"
 
 
-def _check_target(out: Path, scenario: Path, overwrite: bool) -> None:
-    """Raise InputError before anything is run if ``out`` cannot or must not be written."""
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.parent}")
-    if out.exists() and (out.is_dir() or out.resolve() == scenario.resolve()):
-        raise InputError(f"{out}: is a folder or the scenario itself; expected a new file")
-    if out.exists() and not overwrite:
-        raise InputError(f"{out}: is there already; --overwrite replaces it")
-
-
 @contextmanager
 def _evaluator(
     path: Path, workers: int | None, most_runs: int | None = None
 ) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
     """An evaluator, and what tells its progress: a line on a terminal, nothing in a pipe."""
-    from rich.console import Console
-
     from simkv.search.whatif.evaluate import Evaluator
 
-    console = Console(stderr=True)
+    err = console(stderr=True)
     count = workers or os.cpu_count() or 1
-    if not console.is_terminal:
+    if not err.is_terminal:
         with Evaluator(path.parent, count, most_runs) as evaluator:
             yield evaluator, lambda _: None
         return
-    with console.status("…") as status:
+    with err.status("…") as status:
         about = [""]
 
         def show() -> None:
@@ -251,9 +234,3 @@ def _evaluator(
 
         with Evaluator(path.parent, count, most_runs, show) as evaluator:
             yield evaluator, tell
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)

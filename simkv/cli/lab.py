@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from simkv.cli.common import check_file
+from simkv.cli.common import progress
 from simkv.core.errors import InputError, nearest
+from simkv.core.files import check_file, write_text
 
 if TYPE_CHECKING:
     from simkv.lab.served import Served, Setup
@@ -50,7 +51,7 @@ def serve(
 
     Afterwards the simulation is fed the measured times; it must have made the same decisions.
     """
-    from simkv.report.files import check_folder
+    from simkv.report.files import check_run_folder
     from simkv.scenario.load import load
     from simkv.scenario.packaged import find
 
@@ -63,7 +64,7 @@ def serve(
             raise InputError(f"--variant {name}: not in {path}{nearest(name, variants)}; {known}")
     chosen = {k: v for k, v in variants.items() if not variant or k in variant}
     folder = out or Path("runs") / f"gpu-{next(iter(chosen.values())).name}"
-    check_folder(folder)
+    check_run_folder(folder)
 
     from simkv.lab.serve import Server
     from simkv.lab.served import write_served
@@ -128,7 +129,7 @@ def validate(
     if out:
         tables = {name: asdict(result) for name, result in found.items()}
         text = json.dumps(tables, indent=1, default=lambda error: error.model_dump())
-        out.write_text(text + "\n", encoding="utf-8")
+        write_text(out, text + "\n")
     if any(result.verdict.step is not None for result in found.values()):
         raise typer.Exit(1)
 
@@ -162,7 +163,7 @@ def bench(
         print(row, flush=True)
         rows.append(row._asdict())
         if out:
-            out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write_text(out, json.dumps(rows, indent=1) + "\n")
 
 
 @app.command()
@@ -183,20 +184,15 @@ def calibrate(
     if find_spec("scipy") is None:
         raise InputError("scipy is not installed; install simkv with the extra: simkv[gpu]")
     budget_s = seconds_of(budget)
-    from rich.console import Console
-    from rich.progress import Progress
-
     from simkv.lab import calibrate as campaign
     from simkv.lab.points import SMALL, Limits
 
     limits = SMALL if small else Limits()
     if kv_tokens:
         limits = replace(limits, kv_tokens=kv_tokens)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("measurements", total=None)
+    with progress("measurements") as advance:
         profile, samples = campaign.calibrate(
-            setup, limits, out, budget_s, repeats=repeats, progress=lambda: bar.advance(task)
+            setup, limits, out, budget_s, repeats=repeats, progress=advance
         )
     itemsize = 2 if setup.device.startswith("cuda") else 4
     print(f"{len(samples)} measurements; {profile.source[-1]}")

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from simkv.cli.common import Interrupted, check_own_folder, runs_bar
+from simkv.cli.common import Interrupted, progress, show
 from simkv.core.errors import InputError
+from simkv.core.files import check_folder
 
 #: By this a folder is known as one that belongs to a plan, or a sweep.
 STORE = "points.jsonl"
@@ -150,12 +151,12 @@ def plan(
     )
     prepared = prepare(ask)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
-    check_own_folder(folder, STORE, "plan")
+    check_folder("--out", folder, "plan", lambda there: (there / STORE).is_file())
     try:
         with (
             opened(executor, jobs, address) as execute,
             working(execute, folder / STORE) as bench,
-            runs_bar() as advance,
+            progress("runs") as advance,
         ):
             plans = [make_plan(one, bench, advance) for one in prepared]
     except KeyboardInterrupt:
@@ -165,18 +166,13 @@ def plan(
         print(f"simkv: what is done is kept in {folder / STORE}", file=sys.stderr)
         raise typer.Exit(1) from None
 
-    from rich.console import Console
-
-    from simkv.report.console import say
     from simkv.report.plan_files import write_plans
     from simkv.search.plan.words import sentences
 
     written = write_plans(plans, folder)
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     for one in plans:
-        for line in sentences(one):
-            say(console, line)
-    say(console, f"Written to {folder}: {', '.join(path.name for path in written)}")
+        show(*sentences(one))
+    show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
         raise typer.Exit(1)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import check_file
 from simkv.core.errors import InputError
+from simkv.core.files import check_file, write_text
 
 if TYPE_CHECKING:
     from simkv.costs.profile import Profile
@@ -119,9 +119,7 @@ def sync(
 
 def _write(out: Path, profile: Profile) -> None:
     """Write a profile, as a whole or not at all, and say how good it is."""
-    new = out.with_name(f".{out.name}.new")
-    new.write_text(profile.model_dump_json(exclude_none=True) + "\n", encoding="utf-8")
-    new.replace(out)
+    write_text(out, profile.model_dump_json(exclude_none=True) + "\n")
     print(f"{out}: {profile.name}")
     for feature, (low, high) in profile.range.items():
         print(f"  {feature}: measured from {low:g} to {high:g}")

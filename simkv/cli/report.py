@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Perfetto, check_file, requests_bar
+from simkv.cli.common import Perfetto, progress
 from simkv.core.errors import InputError
+from simkv.core.files import check_file, make_folder
 
 
 def report(
@@ -57,16 +58,15 @@ def report(
         check_file("--out", out)
     if perfetto:
         check_file("--perfetto", perfetto)
-    with requests_bar(
-        sum(variant.scenario.workload.size for variant in planned.values())
-    ) as advance:
+    size = sum(variant.scenario.workload.size for variant in planned.values())
+    with progress("requests", size) as advance:
         results = run_all(planned, advance)
     lead = planned[first_to_look_at(results)]
     changes: list[str] = []
     if lead.scenario.workload.size <= QUICK if whatif is None else whatif:
-        with requests_bar(None) as advance:
+        with progress("runs") as advance:
             changes = remedies(lead, advance)
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(page.parent)
     write_html(page, apart(results), changes)
     print(f"Written {page}")
     if perfetto:

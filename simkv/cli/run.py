@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Junit, Perfetto, check_file, requests_bar
+from simkv.cli.common import Junit, Perfetto, progress, show
+from simkv.core.files import check_file
 
 
 def run(
@@ -43,8 +43,8 @@ def run(
     stalled, was lost or rejected in any variant. Where the scenario expects something, that
     decides instead: 0 if all of it comes true, 1 if not. 2 is bad input.
     """
-    from simkv.report.files import check_folder
-    from simkv.report.junit import check_target, write_junit
+    from simkv.report.files import check_run_folder
+    from simkv.report.junit import write_junit
     from simkv.scenario.load import load
     from simkv.scenario.packaged import find
 
@@ -52,23 +52,20 @@ def run(
     variants = load(scenario, set_ or [])
     name = next(iter(variants.values())).name
     folder = out or Path("runs") / name
-    check_folder(folder)
+    check_run_folder(folder)
     if junit:
-        check_target(junit)
+        check_file("--junit", junit)
     if perfetto:
         check_file("--perfetto", perfetto)
 
-    from rich.console import Console
-
     from simkv.measure.expect import check, exit_code
     from simkv.measure.simulate import parts_of, run_scenario
-    from simkv.report.checks import print_checks
-    from simkv.report.console import print_results, say
+    from simkv.report.console import checks_table, results_parts
     from simkv.report.files import write_run
     from simkv.report.published import compare
 
     results = {}
-    with requests_bar(sum(loaded.workload.size for loaded in variants.values())) as advance:
+    with progress("requests", sum(loaded.workload.size for loaded in variants.values())) as advance:
         for variant, loaded in variants.items():
             results[variant] = run_scenario(loaded, scenario.parent, advance, leaping=leap)
     comparisons = compare(results)
@@ -80,18 +77,16 @@ def run(
             write_plots(parts_of(results), name, target)
 
     written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    print_results(console, results, comparisons)
+    show(*results_parts(results, comparisons))
     checks = check(results)
     if checks:
-        say(console, "\nExpected")
-        print_checks(console, checks)
-    say(console, f"\nWritten to {folder}: {', '.join(written)}")
+        show("\nExpected", checks_table(checks))
+    show(f"\nWritten to {folder}: {', '.join(written)}")
     if perfetto:
         from simkv.report.perfetto import write_perfetto
 
         write_perfetto(perfetto, parts_of(results), name)
-        say(console, f"Written {perfetto}: open it with ui.perfetto.dev")
+        show(f"Written {perfetto}: open it with ui.perfetto.dev")
     if junit:
         write_junit(junit, {name: checks})
     if not exit_zero:

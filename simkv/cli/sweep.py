@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from simkv.cli.common import Interrupted, check_own_folder, runs_bar
+from simkv.cli.common import Interrupted, progress, show
 from simkv.core.errors import InputError
+from simkv.core.files import check_folder, write_text
 from simkv.core.version import __version__
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ def sweep(
         if figure in OF_FLEETS and any(run.job.scenario.fleet is None for run in whole.runs):
             raise InputError(f"{figure}: only fleets have it, and not all points have a fleet")
     folder = out or Path("runs") / f"{whole.name}-sweep"
-    check_own_folder(folder, STORE, "sweep")
+    check_folder("--out", folder, "sweep", lambda there: (there / STORE).is_file())
     for knob in whole.idle_knobs:
         print(f"simkv: note: {knob} changes nothing at any point", file=sys.stderr)
     try:
-        with workers.opened(executor, jobs, address) as execute, runs_bar() as advance:
+        with workers.opened(executor, jobs, address) as execute, progress("runs") as advance:
             summaries = finish(whole, execute, folder / STORE, advance)
     except KeyboardInterrupt:
         raise Interrupted(folder / STORE) from None
@@ -132,34 +133,28 @@ def _write(
     asked: dict[str, Any],
 ) -> None:
     """Write tables and pictures, and print a short form of them."""
-    from rich.console import Console
-
-    from simkv.report.console import say
     from simkv.report.sweep_pictures import write_pareto, write_plot
-    from simkv.search.sweep.table import replace_file, write_table
+    from simkv.search.sweep.table import write_table
 
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    replace_file(folder / "sweep.json", (json.dumps(asked, indent=1) + "\n").encode())
+    write_text(folder / "sweep.json", json.dumps(asked, indent=1) + "\n")
     written = write_table(frame, folder)
     written += [write_plot(frame, whole.knobs, one, folder) for one in plots]
     changing = [name for name in (*whole.knobs, "variant") if frame[name].astype(str).nunique() > 1]
     repeated = ["repeat"] if frame["repeat"].max() else []
-    say(console, f"{whole.name}: {len(frame)} runs")
-    console.print(_short(frame[[*changing, *repeated, *SHOWN]]))
+    show(f"{whole.name}: {len(frame)} runs", _short(frame[[*changing, *repeated, *SHOWN]]))
     if len(frame) > MOST_ROWS:
-        say(console, f"and {len(frame) - MOST_ROWS} more rows in table.csv")
+        show(f"and {len(frame) - MOST_ROWS} more rows in table.csv")
     for one in paretos:
         path, front = write_pareto(frame, whole.knobs, one, folder)
         written.append(path)
         names = [goal.figure for goal in one.goals]
-        say(
-            console,
+        show(
             f"\nPareto front by {', '.join(map(str, one.goals))}; numbers as in {path.name}",
+            _short(front[[*changing, *names]], numbered=True),
         )
-        console.print(_short(front[[*changing, *names]], numbered=True))
-    say(console, f"Written to {folder}: {', '.join(path.name for path in written)}")
+    show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if (folder / "table.parquet") not in written:
-        say(console, "table.parquet needs pyarrow: pip install 'simkv[parquet]'")
+        show("table.parquet needs pyarrow: pip install 'simkv[parquet]'")
 
 
 def _short(frame: pd.DataFrame, numbered: bool = False) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simkv.cli.common import progress, show
 from simkv.core.errors import InputError
+from simkv.core.files import check_new_file
 
 if TYPE_CHECKING:
     from simkv.workload.source import Selection, Tally
@@ -72,9 +72,9 @@ def inspect(
     if not (prefill_rate > 0 and tpot > 0):
         raise InputError("--prefill-rate and --tpot should be above 0")
     if picture:
-        _check_target(picture, file, overwrite)
+        check_new_file("--picture", picture, file, overwrite)
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
-    with _progress(file) as advance:
+    with progress(file.name, file=file) as advance:
         reader = Reader(file, wanted, format, advance)
         service = survey.Service(prefill_rate, tpot / 1000)
         found = survey.inspect(reader, service, block_size)
@@ -85,12 +85,9 @@ def inspect(
         told = {"file": str(file), "format": reader.format.name, **figures}
         print(json.dumps({**told, "notes": reader.tally.lines()}, indent=1))
     else:
-        from rich.console import Console
+        from simkv.report.trace_table import figures_table
 
-        from simkv.report.trace_table import print_figures
-
-        console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-        print_figures(console, str(file), reader.format.what, figures)
+        show(figures_table(str(file), reader.format.what, figures))
         _tell(reader.tally)
     if picture:
         from simkv.report.trace_picture import draw
@@ -118,9 +115,9 @@ def convert(
 
     if not out.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise InputError(f"{out}: the name should end in .csv, .csv.gz or .parquet")
-    _check_target(out, file, overwrite)
+    check_new_file("OUT", out, file, overwrite)
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
-    with _progress(file) as advance:
+    with progress(file.name, file=file) as advance:
         reader = Reader(file, wanted, format, advance)
         count = write(reader, out)
     _tell(reader.tally)
@@ -146,7 +143,7 @@ def take_sample(
     from simkv.workload.trace import Reader
 
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
-    with _progress(file) as advance:
+    with progress(file.name, file=file) as advance:
         reader = Reader(file, wanted, format, advance)
         rows = list(reader)
     print_rows(rows, reader, sys.stdout)
@@ -191,33 +188,6 @@ def _part(text: str) -> int | float:
         ) from None
 
 
-def _check_target(out: Path, file: Path, overwrite: bool) -> None:
-    """Raise InputError before anything is read if ``out`` cannot or must not be written."""
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.parent}")
-    if out.exists() and (out.is_dir() or out.resolve() == file.resolve()):
-        raise InputError(f"{out}: is a folder or the trace itself; expected a new file")
-    if out.exists() and not overwrite:
-        raise InputError(f"{out}: is there already; --overwrite replaces it")
-
-
 def _tell(tally: Tally) -> None:
     for line in tally.lines():
         print(f"simkv: note: {line}", file=sys.stderr)
-
-
-@contextmanager
-def _progress(file: Path) -> Iterator[Callable[[int], None] | None]:
-    """A bar of the bytes that have been read, on a terminal; nothing in a pipe."""
-    if not sys.stderr.isatty() or not file.is_file():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
-        task = bar.add_task(file.name, total=file.stat().st_size)
-        yield lambda position: bar.update(task, completed=position)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simkv.cli.common import check_folder, steps_bar
+from simkv.cli.common import progress, show
 from simkv.core.errors import InputError
+from simkv.core.files import check_folder, make_folder
 
 
 def validate_case(
@@ -41,17 +41,16 @@ def validate_case(
     The costs come from the case's calibration data: kernel tables for its model and GPU near it,
     else its own requests that were alone, which then are not compared. Nothing is tuned.
     """
-    from rich.console import Console
-
     from simkv.proof.validation.calibration import calibrate
     from simkv.proof.validation.case import find_cases, read_case
     from simkv.proof.validation.replay import engine_of, replay
     from simkv.proof.validation.score import score
     from simkv.proof.validation.sensitivity import otherwise
-    from simkv.proof.validation.show import print_all, print_case
+    from simkv.proof.validation.show import all_parts, case_parts
 
-    for option, folder in (("--out", out), ("--docs", docs.parent if docs else None)):
-        check_folder(option, folder)
+    for option, folder in (("--out", out), ("--docs", docs and docs.parent)):
+        if folder:
+            check_folder(option, folder)
     if docs and docs.is_dir():
         raise InputError(f"--docs {docs}: is a folder; expected a file")
     if calibration and not calibration.is_dir():
@@ -62,8 +61,7 @@ def validate_case(
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"{twice}: two cases have this name; give each once")
     scores, changed = [], {}
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    with steps_bar(len(found), "cases") as advance:
+    with progress("cases", len(found)) as advance:
         for case in found:
             costs = calibrate(case, profile, calibration)
             config, notes = engine_of(case)
@@ -71,18 +69,18 @@ def validate_case(
             changed[case.name] = otherwise(case, costs) if sensitivity or docs else []
             advance()
     for scored in scores:
-        print_case(console, scored, changed[scored.case.name] if sensitivity else [])
+        show(*case_parts(scored, changed[scored.case.name] if sensitivity else []))
     if len(scores) > 1:
-        print_all(console, scores)
+        show(*all_parts(scores))
     if out:
         from simkv.proof.validation.files import write_scores
 
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         written = write_scores(out, scores, changed)
-        console.print(f"\nWritten to {out}: {', '.join(written)}", markup=False)
+        show(f"\nWritten to {out}: {', '.join(written)}")
     if docs:
         from simkv.proof.validation.docs import write_docs
 
-        docs.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(docs.parent)
         names = write_docs(docs, scores, changed)
-        console.print(f"\nWritten to {docs.parent}: {', '.join(names)}", markup=False)
+        show(f"\nWritten to {docs.parent}: {', '.join(names)}")

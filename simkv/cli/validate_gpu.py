@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from simkv.cli.common import progress
 from simkv.core.errors import InputError
 
 #: Share of the time for planning and serving; the rest is for comparing.
@@ -65,14 +66,9 @@ def validate_gpu(
         print(f"Written to {out / 'plan'}")
         return
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from simkv.lab.suite_run import serve_cases
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("requests", total=None)
+    with progress("requests") as advance:
         skipped = serve_cases(
             cases,
             setup,
@@ -80,7 +76,7 @@ def validate_gpu(
             lambda: SERVING * budget_s - (perf_counter() - begin),
             repeats=repeats,
             say=lambda line: print(line, flush=True),
-            advance=lambda: bar.advance(task),
+            advance=advance,
         )
     found = judge(cases, judged_profile, out)
     files = write(out, found, judged_profile, skipped)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from simkv.cli.common import Junit
+from simkv.core.files import check_file
 
 
 def zoo(
@@ -16,11 +17,11 @@ def zoo(
 ) -> None:
     """Replay public incidents of starvation; exit 1 if one does not come out as expected."""
     from simkv.proof.zoo import replay
-    from simkv.report.junit import check_target, write_junit
+    from simkv.report.junit import write_junit
     from simkv.scenario.packaged import incidents
 
     if junit:
-        check_target(junit)
+        check_file("--junit", junit)
     chosen = incidents(names or [])
     results = {}
     for incident in chosen:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from rapidfuzz import process
+from difflib import get_close_matches
 
 
 class InputError(Exception):
@@ -13,5 +12,5 @@ class InputError(Exception):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known name most like ``name``, or nothing."""
-    match = process.extractOne(name, list(known), score_cutoff=60)
+    match = get_close_matches(name, list(known), n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from simkv.core.errors import InputError, nearest
+from simkv.core.files import disk_errors
 
 Kind = Literal["number", "whole", "text"]
 Rows = Callable[[pd.DataFrame], "pd.Series[bool]"]
@@ -82,9 +83,8 @@ def check_kinds(path: Path, prefills: object, decodes: object) -> None:
 def read_settings(path: Path) -> dict[str, Any]:
     """A YAML file of settings. Raises InputError if it is none."""
     try:
-        found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        with disk_errors(path, "read"):
+            found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except (YAMLError, ValueError) as error:
         raise InputError(f"{path}: not valid YAML: {_first_line(error)}") from error
     if not isinstance(found, dict):

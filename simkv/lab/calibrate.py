@@ -15,6 +15,7 @@ import torch
 from scipy.optimize import nnls
 
 from simkv.core.errors import InputError
+from simkv.core.files import make_folder, write_text
 from simkv.core.version import __version__
 from simkv.costs.profile import Profile
 from simkv.lab.campaign import Sample, check_same, measure
@@ -48,7 +49,7 @@ def calibrate(
     """
     begin = perf_counter()
     about = machine(setup.device)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     check_same(
         folder / "campaign.json",
         {
@@ -94,9 +95,8 @@ def calibrate(
         )
     except ValueError as error:
         raise InputError(f"{folder}: {error}") from error
-    new = folder / ".profile.json.new"
-    new.write_text(profile.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
-    new.replace(folder / "profile.json")
+    text = profile.model_dump_json(indent=1, exclude_none=True) + "\n"
+    write_text(folder / "profile.json", text)
     return profile, samples
 
 

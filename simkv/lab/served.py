@@ -16,7 +16,7 @@ from simkv.lab.shapes import ModelShape
 from simkv.loop.record import Record
 from simkv.measure.metrics import request_rows, summary
 from simkv.proof.conform.recorder import Recorder, decision_hashes, write_trace
-from simkv.report.files import MARK, replacing, resolved
+from simkv.report.files import MARK, replacing_run, resolved
 from simkv.scenario.scenario import Scenario
 
 
@@ -81,7 +81,7 @@ def write_served(folder: Path, runs: dict[str, Served], setup: Setup) -> list[st
     import pandas as pd
     from ruamel.yaml import YAML
 
-    with replacing(folder) as new:
+    with replacing_run(folder) as new:
         about = {
             "version": __version__,
             "setup": asdict(setup),

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
+from simkv.core.files import replacing
 from simkv.costs.profile import Profile
 from simkv.lab.sizing import Case
 from simkv.report.files import resolved
@@ -24,10 +23,9 @@ from simkv.scenario.load import load
 
 def write_plan(folder: Path, cases: Sequence[Case], profile: Profile) -> None:
     """Write ``cases`` to ``folder/plan``, complete or not at all; there must be none yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".plan-", dir=folder) as scratch:
-        new = Path(scratch) / "plan"
-        new.mkdir()
+    if (folder / "plan").exists():
+        raise InputError(f"{folder / 'plan'}: there is a plan already")
+    with replacing(folder / "plan") as new:
         for case in cases:
             with (new / f"{case.name}.yaml").open("w", encoding="utf-8") as file:
                 YAML().dump(resolved({"run": case.scenario}), file)
@@ -46,11 +44,6 @@ def write_plan(folder: Path, cases: Sequence[Case], profile: Profile) -> None:
         }
         (new / "plan.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         (new / "profile.json").write_text(_text(profile), encoding="utf-8")
-        try:
-            new.rename(folder / "plan")
-        except OSError:
-            shutil.rmtree(new, ignore_errors=True)
-            raise InputError(f"{folder / 'plan'}: there is a plan already") from None
 
 
 def read_plan(folder: Path, profile: Profile) -> list[Case] | None:

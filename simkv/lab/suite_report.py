@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from simkv.core.files import write_text
 from simkv.costs.profile import Profile, StepError
 from simkv.lab.replay import Recorded, read_runs
 from simkv.lab.sizing import Case
@@ -104,9 +105,7 @@ def write(
     page = "\n".join(_page(judged, ranked, profile, skipped)) + "\n"
     files = {"validation.json": text + "\n", "validation.md": page}
     for name, content in files.items():
-        new = folder / f".{name}.new"
-        new.write_text(content, encoding="utf-8")
-        new.replace(folder / name)
+        write_text(folder / name, content)
     found = [folder / name for name in files]
     if judged:
         with house_style():

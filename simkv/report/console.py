@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from simkv.core.figures import figure
+from simkv.measure.expect import Check, show
 from simkv.measure.simulate import Result
 from simkv.report.published import Comparison
 from simkv.scenario.scenario import Scenario
@@ -58,36 +58,44 @@ _WITH_INTERVALS = (
 )
 
 
-def print_results(
-    console: Console, results: dict[str, Result], comparisons: Sequence[Comparison]
-) -> None:
-    """Print everything about a run to ``console``."""
+def results_parts(
+    results: dict[str, Result], comparisons: Sequence[Comparison]
+) -> Iterator[RenderableType]:
+    """Everything about a run: lines, and tables."""
     scenario = next(iter(results.values())).scenario
-    say(console, f"{scenario.name}: {scenario.summary}".rstrip(": "))
+    yield f"{scenario.name}: {scenario.summary}".rstrip(": ")
     if scenario.report:
-        say(console, f"Replays {scenario.report}")
+        yield f"Replays {scenario.report}"
     for variant, result in results.items():
-        say(console, "")
-        for line in _block(variant, result):
-            say(console, line)
+        yield ""
+        yield from _block(variant, result)
     if len(results) > 1:
-        say(console, "\nVariants side by side")
+        yield "\nVariants side by side"
         names = list(results)
         for start in range(0, len(names), _PER_TABLE):
             part = names[start : start + _PER_TABLE]
-            console.print(_side_by_side({name: results[name] for name in part}))
+            yield _side_by_side({name: results[name] for name in part})
     if comparisons:
-        say(console, "\nPublished beside simulated")
-        console.print(_published(comparisons))
+        yield "\nPublished beside simulated"
+        yield _published(comparisons)
         for variant, published in scenario.published.items():
             if published.note and variant in results:
-                say(console, f"{variant}: {published.note}")
-    _print_provenance(console, scenario, results)
+                yield f"{variant}: {published.note}"
+    yield from _provenance(scenario, results)
 
 
-def say(console: Console, line: str) -> None:
-    """Print one line as it is: no markup, no wrapping, no colours for numbers."""
-    console.print(Text(line), soft_wrap=True)
+def checks_table(checks: Sequence[Check]) -> Table:
+    """Each expectation with ``ok`` or ``missed``, what was found and how far off it was."""
+    table = Table(box=box.SIMPLE)
+    for name in ("", "variant", "figure", "expected"):
+        table.add_column(name)
+    for name in ("found", "missed by"):
+        table.add_column(name, justify="right")
+    for check in checks:
+        ok = "ok" if check.ok else "missed"
+        by = "" if check.missed_by is None else f"{check.missed_by:+.6g}"
+        table.add_row(ok, check.variant, check.figure, check.expected, show(check.found), by)
+    return table
 
 
 def _block(variant: str, result: Result) -> Iterator[str]:
@@ -204,7 +212,7 @@ def _error(row: Comparison) -> str:
     return "equal" if row.simulated == row.published else "differs"
 
 
-def _print_provenance(console: Console, scenario: Scenario, results: dict[str, Result]) -> None:
+def _provenance(scenario: Scenario, results: dict[str, Result]) -> Iterator[str]:
     """What was given, fitted and assumed, and how good each cost profile is."""
     sources = scenario.provenance
     for title, lines in (
@@ -213,12 +221,12 @@ def _print_provenance(console: Console, scenario: Scenario, results: dict[str, R
         ("Assumed", sources.assumed),
     ):
         if lines:
-            say(console, f"\n{title}")
+            yield f"\n{title}"
             for line in lines:
-                say(console, f"  - {line}")
-    say(console, "\nCosts")
+                yield f"  - {line}"
+    yield "\nCosts"
     profiles = {p.name: p for result in results.values() for p in result.profiles.values()}
     for profile in profiles.values():
         rms = "" if profile.fit.rms_s is None else f", rms error {profile.fit.rms_s:g} s"
         points = f", points: {profile.fit.points}{rms}" if profile.fit.points else ""
-        say(console, f"  - {profile.name} ({profile.gpu}): {profile.basis}{points}")
+        yield f"  - {profile.name} ({profile.gpu}): {profile.basis}{points}"

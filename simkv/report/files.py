@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,6 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
+from simkv.core.files import check_folder, replacing, write_text
 from simkv.core.version import __version__
 from simkv.measure.simulate import Result
 from simkv.report.published import Comparison
@@ -41,30 +40,13 @@ OWN = (
 )
 
 
-def check_folder(folder: Path) -> None:
+def check_run_folder(folder: Path) -> None:
     """Raise InputError if ``folder`` is not one that a run may be written to."""
-    try:
-        found = _found_at(folder)
-    except OSError as error:
-        raise InputError(f"--out {folder}: cannot be used: {error.strerror}") from error
-    if found:
-        raise InputError(f"--out {folder}: {found}; expected a new or empty folder")
-
-
-def _found_at(folder: Path) -> str:
-    """What stands in the way of replacing ``folder``, or nothing."""
-    for above in folder.absolute().parents:
-        if above.exists() and not above.is_dir():
-            return f"{above} is a file"
-    if not folder.exists():
-        return ""
-    if not folder.is_dir():
-        return "is a file"
+    check_folder("--out", folder, "earlier run", _is_run)
     if folder.resolve() == Path.cwd():
-        return "is the folder where simkv runs"
-    if any(folder.iterdir()) and not _is_run(folder):
-        return "holds other files and no earlier run"
-    return ""
+        raise InputError(
+            f"--out {folder}: is the folder where simkv runs; expected a new or empty folder"
+        )
 
 
 def _is_run(folder: Path) -> bool:
@@ -90,7 +72,7 @@ def write_run(
     ``draw`` writes the pictures into the folder that it is given; ``steps`` adds ``steps.csv``,
     ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``. Returns the names of what it wrote.
     """
-    with replacing(folder) as new:
+    with replacing_run(folder) as new:
         _write_all(new, results, comparisons)
         if steps:
             _write_rows(new / "steps.csv", results, lambda name, r: r.step_rows(name))
@@ -107,49 +89,15 @@ def write_run(
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder to write to, which takes the place of ``folder`` at the end, if all went well.
+def replacing_run(folder: Path) -> Iterator[Path]:
+    """A new folder for a run, which takes the place of ``folder`` at the end, if all went well.
 
     What lies in ``folder`` and is not of an earlier run stays there. Raises InputError if
     ``folder`` is not one that a run may be written to.
     """
-    check_folder(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent)
-    except OSError as error:
-        raise InputError(f"--out {folder}: cannot be written: {error.strerror}") from error
-    with scratch:
-        new = Path(scratch.name) / "new"
-        new.mkdir()
+    check_run_folder(folder)
+    with replacing(folder, OWN) as new:
         yield new
-        _keep(folder, new)
-        _replace(folder, new, Path(scratch.name) / "old")
-
-
-def _keep(folder: Path, new: Path) -> None:
-    """Copy to ``new`` what is in ``folder`` but not of a run: notes, traces, reports by name."""
-    for path in folder.iterdir() if folder.exists() else ():
-        target = new / path.name
-        if target.exists() or any(path.match(name) for name in OWN):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.copytree(path, target, symlinks=True)
-        else:
-            shutil.copy2(path, target, follow_symlinks=False)
-
-
-def _replace(folder: Path, new: Path, old: Path) -> None:
-    """Two renames on one file system; the old run survives until the new one is in place."""
-    if folder.exists():
-        folder.rename(old)
-    try:
-        new.rename(folder)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_rows(
@@ -196,7 +144,7 @@ def _write_all(folder: Path, results: dict[str, Result], comparisons: Sequence[C
             for row in comparisons
         ],
     }
-    _write_text(folder / MARK, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_text(folder / MARK, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     _write_rows(folder / "requests.csv", results, lambda name, r: r.request_rows(name))
     with (folder / "scenario.yaml").open("w", encoding="utf-8") as file:
         YAML().dump(resolved({name: r.scenario for name, r in results.items()}), file)
@@ -204,7 +152,7 @@ def _write_all(folder: Path, results: dict[str, Result], comparisons: Sequence[C
         for name, profile in result.profiles.items():
             if name.endswith(".json"):
                 text = profile.model_dump_json(indent=1, exclude_none=True)
-                _write_text(folder / Path(name).name, text + "\n")
+                write_text(folder / Path(name).name, text + "\n")
 
 
 def _profile(result: Result) -> dict[str, Any]:
@@ -268,7 +216,3 @@ def _cover(base: Any, given: Any, full: Any) -> Any:
     gone = fields_of_others(given)
     covered = {k: full[k] for k in base if k not in given and k in full and k not in gone}
     return {k: _cover(base.get(k), value, full[k]) for k, value in given.items()} | covered
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from simkv.core.errors import InputError
+from simkv.core.files import check_folder, make_folder, write_text
 from simkv.core.version import __version__
 from simkv.loop.record import Record
 from simkv.measure.simulate import Result, run_scenario
@@ -22,7 +22,6 @@ from simkv.report.html import (
     pair_of,
     write_html,
     write_shared,
-    write_text,
 )
 from simkv.report.lanes import BARS, painted, sample
 from simkv.report.runs import Planned, remedies
@@ -36,10 +35,7 @@ LANES, COLUMNS = 24, 150
 
 def check_gallery(folder: Path) -> None:
     """Raise InputError if ``folder`` is not one that a gallery may be written to."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / LIBRARY).is_file():
-        raise InputError(
-            f"--gallery {folder}: holds other files and no gallery; expected a new or empty folder"
-        )
+    check_folder("--gallery", folder, "gallery", lambda there: (there / LIBRARY).is_file())
 
 
 def write_gallery(
@@ -56,7 +52,7 @@ def write_gallery(
     time.
     """
     check_gallery(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written = write_shared(folder)
     cards = []
     for incident in incidents:

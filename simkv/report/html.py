@@ -6,7 +6,6 @@ write_html(Path("report.html"), run_file(Path("scenario.yaml")))
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from io import StringIO
@@ -18,6 +17,7 @@ from markupsafe import Markup
 from ruamel.yaml import YAML
 
 from simkv.core.figures import figure
+from simkv.core.files import write_text
 from simkv.core.outcome import Outcome
 from simkv.core.version import __version__
 from simkv.loop.record import Record
@@ -99,14 +99,6 @@ def write_shared(folder: Path) -> list[Path]:
     for name, text in files.items():
         write_text(folder / name, text)
     return [folder / name for name in files]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, complete or not at all, the same bytes everywhere."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
-        new = Path(scratch) / "new"
-        new.write_text(text, encoding="utf-8", newline="\n")
-        new.replace(path)
 
 
 def html(results: Mapping[str, Result], whatif: Sequence[str] = (), *, shared: bool = False) -> str:

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from simkv.core.files import writing
 from simkv.core.outcome import Outcome
 from simkv.core.version import __version__
 from simkv.loop.record import Life, Record
@@ -31,7 +32,7 @@ def write_perfetto(path: Path, records: Mapping[str, Record], title: str) -> Non
     its requests, a thread each. The same records give the same bytes.
     """
     head = {"displayTimeUnit": "ms", "otherData": {"scenario": title, "simkv": __version__}}
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    with writing(path) as new, new.open("w", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
         separator = ""
         for event in events(records):

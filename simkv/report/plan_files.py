@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from simkv.core.files import make_folder, write_text
 from simkv.core.version import __version__
 from simkv.report.plan_pictures import draw_answer, draw_cliff
 from simkv.search.plan.plan import Plan
 from simkv.search.plan.tables import cliff_table, evaluations, to_json
-from simkv.search.sweep.table import replace_file, write_table
+from simkv.search.sweep.table import write_table
 
 
 def write_plans(plans: Sequence[Plan], folder: Path) -> list[Path]:
@@ -20,11 +21,11 @@ def write_plans(plans: Sequence[Plan], folder: Path) -> list[Path]:
 
     Each file is written completely or not at all. Returns what was written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     answer = {"version": __version__, "plans": [to_json(plan) for plan in plans]}
     written = [folder / "plan.json"]
     text = json.dumps(answer, indent=1, allow_nan=False) + "\n"
-    replace_file(written[0], text.encode())
+    write_text(written[0], text)
     tables = {
         "evaluations": [evaluations(plan) for plan in plans],
         "cliff": [cliff_table(plan) for plan in plans if plan.points],
@@ -35,12 +36,7 @@ def write_plans(plans: Sequence[Plan], folder: Path) -> list[Path]:
     for plan in plans:
         variant = plan.prepared.case.variant
         end = ".png" if variant == "run" else f"-{variant}.png"
-        written.append(_drawn(draw_answer(plan, folder / f".answer{end}")))
-        cliff = draw_cliff(plan, folder / f".cliff{end}")
-        written += [] if cliff is None else [_drawn(cliff)]
+        written.append(draw_answer(plan, folder / f"answer{end}"))
+        cliff = draw_cliff(plan, folder / f"cliff{end}")
+        written += [] if cliff is None else [cliff]
     return written
-
-
-def _drawn(scratch: Path) -> Path:
-    """The finished picture in place of a former one."""
-    return scratch.replace(scratch.with_name(scratch.name.removeprefix(".")))

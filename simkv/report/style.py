@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from simkv.core.files import writing
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
 
@@ -77,8 +78,9 @@ def logarithmic(axes: Axes, which: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG that holds nothing but the picture: no version, no date."""
-    figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+    """Write a PNG that holds nothing but the picture: no version, no date. Raises InputError."""
+    with writing(path) as new:
+        figure.savefig(new, format="png", dpi=DPI, metadata={"Software": None})
     return path
 
 

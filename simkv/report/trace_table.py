@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 
-def print_figures(console: Console, file: str, format: str, figures: dict[str, Any]) -> None:
-    """Print what ``Survey.figures`` tells, one line each, without what the trace does not tell."""
+def figures_table(file: str, format: str, figures: dict[str, Any]) -> Table:
+    """What ``Survey.figures`` tells, one line each, without what the trace does not tell."""
     table = Table(
         box=box.SIMPLE, show_header=False, title=f"{file} ({format})", title_justify="left"
     )
     for name, value in lines(figures):
         table.add_row(name, value)
-    console.print(table)
+    return table
 
 
 def lines(figures: dict[str, Any]) -> list[tuple[str, str]]:

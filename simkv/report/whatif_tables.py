@@ -1,15 +1,14 @@
-"""What ``simkv bisect`` and ``simkv whatif`` print, as tables and as JSON."""
+"""What ``simkv bisect`` and ``simkv whatif`` say: lines and tables, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
-from simkv.report.console import say
 from simkv.search.whatif.bisect import Flip, Flips, Sample
 from simkv.search.whatif.changes import Change
 from simkv.search.whatif.condition import Condition, IsBound
@@ -38,14 +37,14 @@ SHOWN = (
 _COLUMNS = ("Finished", "Starved", "Stalled", "E2E p50 (s)", "Stall (s)", "Preempted")
 
 
-def print_flips(console: Console, found: Flips, when: Condition | None = None) -> None:
+def flips_parts(found: Flips, when: Condition | None = None) -> Iterator[RenderableType]:
     """The flips in a sentence each, then every value that was tried; ``when`` is what may flip."""
     figure = when.figure if isinstance(when, IsBound) else None
     for flip in found.flips:
-        say(console, _flip(found, flip))
+        yield _flip(found, flip)
     if not found.flips:
-        say(console, f"{found.path}: no flip found; it is {found.samples[0].state} throughout.")
-    say(console, _sampling(found))
+        yield f"{found.path}: no flip found; it is {found.samples[0].state} throughout."
+    yield _sampling(found)
     table = Table(box=box.SIMPLE)
     columns = ((figure,) if figure else ()) + _COLUMNS
     table.add_column(found.path)
@@ -60,10 +59,10 @@ def print_flips(console: Console, found: Flips, when: Condition | None = None) -
             *_cells(sample.figures, figure),
             style="bold" if id(sample) in new_states else None,
         )
-    console.print(table)
+    yield table
     for sample in found.samples:
         if sample.refused:
-            say(console, f"{_word(sample.value)} is not allowed: {sample.refused}")
+            yield f"{_word(sample.value)} is not allowed: {sample.refused}"
 
 
 def _flip(found: Flips, flip: Flip) -> str:
@@ -88,23 +87,28 @@ def _sampling(found: Flips) -> str:
     return f"{text}. Between two that agree, what flips and flips back is not seen."
 
 
-def print_whatif(console: Console, found: WhatIf, everything: bool = False) -> None:
-    """The answer in a line, then the changes that help, that hurt, and that change little."""
+def whatif_parts(
+    found: WhatIf, everything: bool = False, *, wide: bool = True
+) -> Iterator[RenderableType]:
+    """The answer in a line, then the changes that help, that hurt, and that change little.
+
+    ``wide`` is for 120 columns or more: then a change stands in one line.
+    """
     best = found.best
-    say(console, f"As it is: {found.base.shown}")
+    yield f"As it is: {found.base.shown}"
     if best is None:
-        say(console, f"None of {len(found.effects)} single changes helps.")
+        yield f"None of {len(found.effects)} single changes helps."
     else:
-        say(console, f"Best single change: {best.sentence}")
+        yield f"Best single change: {best.sentence}"
     if best and best.change.kind == "memory":
         others = [e for e in found.judged("fixes", "helps") if e.change.kind != "memory"]
         if others:
-            say(console, f"Best in the same memory: {others[0].sentence}")
+            yield f"Best in the same memory: {others[0].sentence}"
     effects = found.judged("fixes", "helps", "changes little", "hurts")
     shown = effects if everything else _one_per_field(effects)
     table = Table(box=box.SIMPLE)
     table.add_column("")
-    table.add_column("Change", no_wrap=console.width >= 120)
+    table.add_column("Change", no_wrap=wide)
     table.add_column("Verdict")
     columns = ((found.by,) if found.by else ()) + _COLUMNS
     for name in (*columns, "Helped", "Hurt"):
@@ -119,13 +123,13 @@ def print_whatif(console: Console, found: WhatIf, everything: bool = False) -> N
             str(len(effect.newly_finished) + len(effect.faster)),
             str(len(effect.newly_failed) + len(effect.slower)),
         )
-    console.print(table)
+    yield table
     if more := len(effects) - len(shown):
-        say(console, f"{more} more value{'s' * (more > 1)} of these fields: --all, --json")
+        yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
     if same := found.judged("changes nothing"):
-        say(console, f"Changes nothing: {_fields(effect.change for effect in same)}")
+        yield f"Changes nothing: {_fields(effect.change for effect in same)}"
     if found.refused:
-        say(console, f"Not allowed: {_fields(change for change, _ in found.refused)}")
+        yield f"Not allowed: {_fields(change for change, _ in found.refused)}"
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:

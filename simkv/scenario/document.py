@@ -12,6 +12,7 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.reader import ReaderError
 
 from simkv.core.errors import InputError
+from simkv.core.files import disk_errors
 
 #: A file may not be larger, nor unfold its aliases to more values, than this.
 MOST_BYTES = 64 << 20
@@ -88,12 +89,8 @@ def find_key(node: Any, part: str | int) -> Any:
 
 def read_document(path: Path) -> Document:
     """Read a YAML file. Raises InputError with the line of what cannot be read."""
-    try:
+    with disk_errors(path, "read"):
         raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read: {(error.strerror or 'error').lower()}"
-        ) from error
     if len(raw) > MOST_BYTES:
         raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; give a trace file instead")
     try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from simkv.core.errors import InputError
+from simkv.core.files import disk_errors
 
 Summary = dict[str, Any]
 
@@ -20,10 +20,8 @@ def read_store(path: Path) -> dict[str, Summary]:
     A line that was torn by a crash, wherever it is, does not count. Raises InputError if the file
     cannot be read.
     """
-    try:
+    with disk_errors(path, "read"):
         lines = path.read_bytes().split(b"\n") if path.exists() else []
-    except OSError as error:
-        raise _cannot(path, "read", error) from error
     done = {}
     for line in lines:
         try:
@@ -43,19 +41,15 @@ def appending(path: Path | None) -> Iterator[Callable[[str, Summary], Summary]]:
     if path is None:
         yield lambda _, summary: _through(summary)
         return
-    try:
+    with disk_errors(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    except OSError as error:
-        raise _cannot(path, "written", error) from error
     try:
         _end_line(file)
 
         def append(digest: str, summary: Summary) -> Summary:
-            try:
+            with disk_errors(path, "written"):
                 _write(file, _line({"digest": digest, "summary": summary}))
-            except OSError as error:
-                raise _cannot(path, "written", error) from error
             return _through(summary)
 
         yield append
@@ -85,7 +79,3 @@ def _write(file: int, line: bytes) -> None:
     """As a rule in one go; a signal may split it, and then the rest follows."""
     while line:
         line = line[os.write(file, line) :]
-
-
-def _cannot(path: Path, what: str, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be {what}: {(error.strerror or 'error').lower()}")

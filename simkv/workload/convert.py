@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO
 import numpy as np
 
 from simkv.core.errors import InputError
+from simkv.core.files import writing
 from simkv.core.request import Request
 from simkv.workload.rows import EMPTY, OWN, Names, Pieces, Rows, is_sorted, piece_of
 from simkv.workload.source import Source
@@ -35,20 +35,13 @@ def convert(reader: Reader, out: Path) -> int:
     rows, is held in memory. The file is there complete or not at all. Raises InputError if the
     trace cannot be read, is empty, or the file cannot be written.
     """
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-            new = Path(scratch) / out.name
+    with writing(out) as new:
 
-            def to_file(parts: Iterable[Rows], columns: Sequence[str]) -> int:
-                write = write_parquet if out.suffix == ".parquet" else write_file
-                return write(new, parts, columns, reader.source)
+        def to_file(parts: Iterable[Rows], columns: Sequence[str]) -> int:
+            write = write_parquet if out.suffix == ".parquet" else write_file
+            return write(new, parts, columns, reader.source)
 
-            written = _write(reader, to_file)
-            new.replace(out)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(f"{out}: cannot be written: {reason}") from error
-    return written
+        return _write(reader, to_file)
 
 
 def _write(reader: Reader, target: Callable[[Iterable[Rows], Sequence[str]], int]) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.core.errors import InputError
+from simkv.core.files import disk_errors
 from simkv.workload.rows import Flags, Floats, Ints, Names, Rows
 
 #: Rows that are handled at a time: enough for numpy, little enough for the processor's cache.
@@ -202,12 +203,8 @@ class Source:
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    try:
+    with disk_errors(path, "read"):
         return path.open("rb")
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
-        ) from error
 
 
 def unpacked(raw: IO[bytes]) -> IO[bytes]:

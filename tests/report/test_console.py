@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from simkv.cli.common import show
 from simkv.measure.simulate import run_file
-from simkv.report.console import print_results, say
+from simkv.report.console import results_parts
 from simkv.report.published import compare
 
 TEXT = """\
@@ -38,7 +39,8 @@ def printed(folder: Path, text: str, width: int = 160) -> str:
     (folder / "s.yaml").write_text(text)
     results = run_file(folder / "s.yaml")
     out = io.StringIO()
-    print_results(Console(file=out, width=width, highlight=False), results, compare(results))
+    on = Console(file=out, width=width, highlight=False)
+    show(*results_parts(results, compare(results)), on=on)
     return out.getvalue()
 
 
@@ -130,5 +132,5 @@ def test_a_narrow_terminal_breaks_nothing(tmp_path: Path) -> None:
 
 def test_a_line_is_printed_as_it_is() -> None:
     out = io.StringIO()
-    say(Console(file=out, width=20), "[bold]x[/] " + "y" * 50 + " :smile:")
+    show("[bold]x[/] " + "y" * 50 + " :smile:", on=Console(file=out, width=20))
     assert out.getvalue() == "[bold]x[/] " + "y" * 50 + " :smile:\n"

@@ -13,7 +13,7 @@ import pytest
 from simkv import __version__
 from simkv.core.errors import InputError
 from simkv.measure.simulate import Result, run_file
-from simkv.report.files import check_folder, write_run
+from simkv.report.files import check_run_folder, write_run
 from simkv.report.published import compare
 
 TEXT = """\
@@ -245,7 +245,7 @@ def test_the_old_run_survives_if_the_new_one_cannot_take_its_place(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="disk gone"):
+    with pytest.raises(InputError, match="out: cannot be written: disk gone"):
         write(folder, results)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -256,7 +256,7 @@ def test_the_old_run_survives_if_the_new_one_cannot_take_its_place(
 @pytest.mark.parametrize("name", ["new", "deep/er", "empty"])
 def test_new_and_empty_folders_will_do(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    check_folder(tmp_path / name)
+    check_run_folder(tmp_path / name)
     assert not (tmp_path / "new").exists()
 
 
@@ -268,7 +268,7 @@ def test_new_and_empty_folders_will_do(tmp_path: Path, name: str) -> None:
         ("foreign", "holds other files and no earlier run"),
         ("data", "holds other files and no earlier run"),
         ("broken", "holds other files and no earlier run"),
-        ("x" * 300, "cannot be used: File name too long"),
+        ("x" * 300, "cannot be written: file name too long"),
     ],
 )
 def test_other_folders_will_not(tmp_path: Path, name: str, complaint: str) -> None:
@@ -279,7 +279,7 @@ def test_other_folders_will_not(tmp_path: Path, name: str, complaint: str) -> No
         if summary:
             (tmp_path / folder / "summary.json").write_text(summary)
     with pytest.raises(InputError) as raised:
-        check_folder(tmp_path / name)
+        check_run_folder(tmp_path / name)
     assert str(raised.value).startswith(f"--out {tmp_path / name}: ")
     assert complaint in str(raised.value)
 
@@ -289,7 +289,7 @@ def test_nor_will_the_folder_where_simkv_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="is the folder where simkv runs"):
-        check_folder(Path())
+        check_run_folder(Path())
 
 
 # The resolved scenario

@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from simkv.core.errors import InputError
 from simkv.measure.expect import Check
 from simkv.report import junit
 
@@ -53,10 +52,3 @@ def test_an_interrupted_write_leaves_the_old_file(
         junit.write_junit(file, CHECKS)
     assert [path.name for path in tmp_path.iterdir()] == ["x.xml"]
     assert file.read_text() == "old"
-
-
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a folder"):
-        junit.check_target(tmp_path)
-    with pytest.raises(InputError, match="does not exist"):
-        junit.check_target(tmp_path / "no" / "x.xml")

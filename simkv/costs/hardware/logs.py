@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.core.errors import InputError
+from simkv.core.files import disk_errors
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,8 @@ def cache_size(log: Path, block_size: int | None = None) -> Cache:
     With ``block_size``, or the log's own, the count that is not told is worked out. Raises
     InputError if the file cannot be read or no known engine tells its cache in it.
     """
-    try:
+    with disk_errors(log, "read"):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise InputError(f"{log}: cannot be read: {error.strerror}") from error
     found: Cache | None = None
     for number, line in enumerate(lines, start=1):
         for engine, what, pattern in _LINES:

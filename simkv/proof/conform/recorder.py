@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from simkv.core.files import write_bytes
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Livelock
 from simkv.proof.conform.trace import FORMAT, Line
@@ -144,9 +145,7 @@ def write_trace(
         why = f"requests left every queue: {lines[-1]['lost']}"
     if why:
         text.append(json.dumps({"truncated": True, "why": why}))
-    new = path.with_name(f".{path.name}.new")
-    new.write_bytes(gzip.compress("\n".join([*text, ""]).encode(), mtime=0))
-    new.replace(path)
+    write_bytes(path, gzip.compress("\n".join([*text, ""]).encode(), mtime=0))
 
 
 def _header(recorder: Recorder, requests: Iterable[Request]) -> Line:

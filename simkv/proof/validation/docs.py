@@ -9,6 +9,7 @@ from jinja2 import Environment
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from simkv.core.files import write_text
 from simkv.proof.validation.score import STATISTICS, Figure, Score
 from simkv.proof.validation.sensitivity import Otherwise
 from simkv.proof.validation.show import TITLES, case_rows
@@ -23,17 +24,13 @@ def write_docs(
 ) -> list[str]:
     """Write the page to ``path`` and the picture beside it; returns the files' names."""
     picture = path.with_name("validation.png")
-    new = picture.with_name(f".{picture.name}.new")
     with house_style():
-        save(draw(scores), new)
-    new.replace(picture)
+        save(draw(scores), picture)
     template = Environment(autoescape=False, keep_trailing_newline=True).from_string(
         PAGE.read_text(encoding="utf-8")
     )
     cases = "\n".join(_case(s, changed.get(s.case.name, [])) for s in scores)
-    page = path.with_name(f".{path.name}.new")
-    page.write_text(template.render(table=_table(scores), cases=cases), encoding="utf-8")
-    page.replace(path)
+    write_text(path, template.render(table=_table(scores), cases=cases))
     return [path.name, picture.name]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from simkv.core.errors import InputError
+from simkv.core.files import writing
 from simkv.costs.hardware.catalog import find_gpu
 from simkv.proof.validation.case import METRICS
 from simkv.proof.validation.score import Figure, Score
@@ -53,9 +54,8 @@ def write_scores(
     else:
         (folder / "sensitivity.csv").unlink(missing_ok=True)
     for name, table in tables.items():
-        new = folder / f".{name}.new"
-        table.to_csv(new, index=False, float_format="%.6g", lineterminator="\n")
-        new.replace(folder / name)
+        with writing(folder / name) as new:
+            table.to_csv(new, index=False, float_format="%.6g", lineterminator="\n")
     return sorted(tables)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -15,31 +15,31 @@ from simkv.proof.validation.sensitivity import Otherwise
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "queue"}
 
 
-def print_case(console: Console, found: Score, changed: Sequence[Otherwise]) -> None:
+def case_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[RenderableType]:
     """One case: measured, predicted, error, and the error of the simulator it comes from."""
-    console.print()
-    console.print(Text(found.case.name, "bold"), Text(f": {found.case.facts.model}"), sep="")
-    console.print(f"costs: {found.profile}", markup=False)
+    yield ""
+    yield Text.assemble((found.case.name, "bold"), f": {found.case.facts.model}")
+    yield f"costs: {found.profile}"
     for note in found.replayed.notes:
-        console.print(f"note: {note}", markup=False)
-    origin = escape(found.case.facts.origin_simulator.simulator)
+        yield f"note: {note}"
+    origin = found.case.facts.origin_simulator.simulator
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("figure", "measured", "predicted", "error", origin):
+    for column in ("figure", "measured", "predicted", "error", escape(origin)):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for f in found.figures:
         table.add_row(*_cells(f))
-    console.print(table)
+    yield table
     for per in found.per_request:
         if per.mape is None:
-            console.print(f"{TITLES[per.metric]}: request by request off by {per.mae_ms:,.1f} ms")
+            yield f"{TITLES[per.metric]}: request by request off by {per.mae_ms:,.1f} ms"
             continue
         beside = "" if per.origin_mape is None else f" ({origin}: {per.origin_mape:.2f} %)"
-        console.print(
+        yield (
             f"{TITLES[per.metric]}: request by request off by {per.mape:.2f} % on average{beside}, "
             f"median {per.median_ape:.2f} %, {per.mae_ms:,.1f} ms"
         )
     if changed:
-        _print_changed(console, found, changed)
+        yield from _changed_parts(found, changed)
 
 
 def _cells(f: Figure) -> tuple[str, ...]:
@@ -52,8 +52,8 @@ def _cells(f: Figure) -> tuple[str, ...]:
     return name, f"{f.measured:,.{unit}f}", f"{f.predicted:,.{unit}f}", error, origin
 
 
-def _print_changed(console: Console, found: Score, changed: Sequence[Otherwise]) -> None:
-    console.print("If it were otherwise (error of the mean and of P99, per cent):")
+def _changed_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[RenderableType]:
+    yield "If it were otherwise (error of the mean and of P99, per cent):"
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("change")
     for name in ("TTFT", "TPOT", "E2E"):
@@ -61,7 +61,7 @@ def _print_changed(console: Console, found: Score, changed: Sequence[Otherwise])
     rows = [("as simulated", found), *((other.change, other.score) for other in changed)]
     for change, s in rows:
         table.add_row(change, *(_pair(s, metric) for metric in ("ttft_ms", "tpot_ms", "e2e_ms")))
-    console.print(table)
+    yield table
 
 
 def _pair(s: Score, metric: str) -> str:
@@ -71,16 +71,16 @@ def _pair(s: Score, metric: str) -> str:
     return f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}"
 
 
-def print_all(console: Console, scores: Sequence[Score]) -> None:
+def all_parts(scores: Sequence[Score]) -> Iterator[RenderableType]:
     """All cases in one table of errors, the originating simulator's below."""
-    console.print("\n[bold]All cases: error in per cent[/bold]")
+    yield Text("\nAll cases: error in per cent", "bold")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("case", "", "metric", *STATISTICS, "per request"):
         table.add_column(column, justify="left" if column in ("case", "", "metric") else "right")
     for s in scores:
         for row in case_rows(s):
             table.add_row(*map(escape, row))
-    console.print(table)
+    yield table
 
 
 def case_rows(s: Score) -> list[list[str]]:

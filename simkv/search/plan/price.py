@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError, nearest
+from simkv.core.files import disk_errors
 from simkv.scenario.document import Document, read_document
 
 
@@ -54,10 +55,8 @@ def _price(document: Document, name: Any) -> float:
 def _from_csv(path: Path) -> dict[str, float]:
     """Two columns, ``gpu`` and ``price_per_hour``, in any order and among others."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        reason = (error.strerror or "error").lower()
-        raise InputError(f"{path}: cannot be read: {reason}") from error
+        with disk_errors(path, "read"):
+            text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text") from error
     rows = csv.DictReader(StringIO(text))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from simkv.core.files import write_bytes
 from simkv.search.store import Summary
 from simkv.search.sweep.sweep import Sweep
 
@@ -76,11 +77,11 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
 def write_table(frame: pd.DataFrame, folder: Path, name: str = "table") -> list[Path]:
     """Write ``table.csv``, and ``table.parquet`` if pyarrow is there; returns what was written."""
     paths = [folder / f"{name}.csv"]
-    replace_file(paths[0], frame.to_csv(index=False, lineterminator="\n").encode())
+    write_bytes(paths[0], frame.to_csv(index=False, lineterminator="\n").encode())
     if find_spec("pyarrow"):
         paths.append(folder / f"{name}.parquet")
         plain = pd.DataFrame({name: _of_one_kind(frame[name]) for name in frame})
-        replace_file(paths[1], plain.to_parquet(index=False, engine="pyarrow"))
+        write_bytes(paths[1], plain.to_parquet(index=False, engine="pyarrow"))
     return paths
 
 
@@ -89,10 +90,3 @@ def _of_one_kind(column: pd.Series[Any]) -> pd.Series[Any]:
     if column.dtype != object or len({type(v) for v in column if v is not None}) <= 1:
         return column
     return column.map(lambda value: None if value is None else str(value))
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in place of a former one, complete or not at all."""
-    scratch = path.with_name(f".{path.name}.new")
-    scratch.write_bytes(content)
-    scratch.replace(path)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from simkv.core.errors import InputError
+from simkv.core.files import writing
 from simkv.core.version import __version__
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
@@ -40,29 +39,12 @@ def write_shrunk(
         there = (folder / profile).resolve()
         profile = str(there) if out is None else os.path.relpath(there, out.parent.resolve())
     text = comment + _yaml(_tree(shrunk, wanted, Path(profile).as_posix()))
-    with _new_file(out) as new:
+    with tempfile.TemporaryDirectory() as scratch, writing(out or Path(scratch) / "x.yaml") as new:
         new.write_text(text, encoding="utf-8", newline="\n")
         found = evaluate(Case(load(new)["run"]), new.parent)
         if found != shrunk.after:
             raise AssertionError(f"the new file gives {found.shown}, not {shrunk.after.shown}")
-        if out:
-            new.replace(out)
     return text
-
-
-@contextmanager
-def _new_file(out: Path | None) -> Iterator[Path]:
-    """A name beside ``out``, so that it can be renamed, or anywhere; what is left there goes."""
-    with tempfile.TemporaryDirectory() as anywhere:
-        folder = Path(anywhere) if out is None else out.parent
-        new = folder / f".simkv-{os.getpid()}.yaml"
-        try:
-            yield new
-        except OSError as error:
-            reason = (error.strerror or "error").lower()
-            raise InputError(f"{out}: cannot be written: {reason}") from error
-        finally:
-            new.unlink(missing_ok=True)
 
 
 def _yaml(tree: dict[str, Any]) -> str:

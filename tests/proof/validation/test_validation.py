@@ -346,7 +346,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
     (tmp_path / "file").write_text("")
     for option, place, complaint in (
         ("--out", "file", "file: is a file; expected a folder"),
-        ("--out", "file/below", "file: is a file; expected a folder"),
+        ("--out", "file/below", "file is a file; expected a folder"),
         ("--docs", "file/page.md", "file: is a file; expected a folder"),
         ("--docs", "made-up", "made-up: is a folder; expected a file"),
     ):
