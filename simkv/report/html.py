@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -156,11 +155,8 @@ def script() -> str:
 
 
 def library() -> str:
-    """The plotting library, plotly.js, from its Python package."""
-    spec = find_spec("plotly")
-    folders = spec.submodule_search_locations if spec else None
-    assert folders, "plotly is a dependency"
-    path = Path(folders[0]) / "package_data" / "plotly.min.js"
+    """The plotting library: the cartesian bundle of plotly.js (MIT, see ``vendor``)."""
+    path = Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js"
     return path.read_text(encoding="utf-8").replace("</script", "<\\/script")
 
 
