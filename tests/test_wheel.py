@@ -1,0 +1,68 @@
+"""The wheel alone is enough: installed into an empty environment, away from the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+#: A scenario that the wheel does not hold; its profile is one that it does.
+QUEUE = """\
+name: queue
+engine: {name: vllm, num_gpu_blocks: 600, max_model_len: 4096}
+workload:
+  arrivals: {num_prompts: 20, request_rate: 2, prompt_tokens: 256, output_tokens: 32}
+fleet: {replicas: 1, router: least_loaded}
+profile: l4-mistralrs-pr2034
+"""
+#: What is typed in an empty folder, and what the answer must hold.
+SESSION = {
+    "zoo mistralrs-forty": "expectations of 1 incidents hold",
+    "run --exit-zero queue.yaml": "queue",
+    "report runs/queue --out queue.html": "",
+    "plan queue.yaml --smallest fleet.replicas=1..3 --slo ttft_ms.p99<=60000 --repeats 2": "fleet.replicas",
+    "blocks --model Llama-3.1-8B --gpu RTX-4090": "num_gpu_blocks: ",
+}
+
+
+def call(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, with nothing of this environment on Python's path."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(command, cwd=folder, env=ours, capture_output=True, text=True)
+
+
+def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
+    there = call(*_pip(sys.executable), "download", "--no-deps", "simpy", folder=tmp_path)
+    if there.returncode:
+        pytest.skip(f"no package index to be had: {there.stderr.strip()[-200:]}")
+    built = call(
+        *_pip(sys.executable), "wheel", "--no-deps", "--wheel-dir", "dist", ROOT, folder=tmp_path
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (tmp_path / "dist").glob("simkv-*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    programs = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
+    # Modules are compiled as they are used: most of pandas and scipy never is.
+    install = ("install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel)
+    installed = call(*_pip(programs / "python"), *install, folder=tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "queue.yaml").write_text(QUEUE)
+    for line, answer in SESSION.items():
+        ran = call(programs / "simkv", *line.split(), folder=home)
+        assert ran.returncode == 0, f"simkv {line}\n{ran.stdout}\n{ran.stderr}"
+        assert answer in ran.stdout
+    assert (home / "queue.html").stat().st_size > 10_000
+    where = call(programs / "python", "-c", "import simkv; print(simkv.__file__)", folder=home)
+    assert Path(where.stdout.strip()).is_relative_to(tmp_path / "env")
+
+
+def _pip(python: str | Path) -> tuple[str, ...]:
+    return str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"
