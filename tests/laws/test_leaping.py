@@ -17,6 +17,7 @@ from simkv.loop.record import Record
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import build
+from simkv.why.ledger import ledger
 from simkv.workload.workload import generate
 from tests.laws.scenarios import ENGINES, scenarios
 
@@ -102,7 +103,7 @@ def assert_same(a: Any, b: Any, where: str) -> None:
         assert a.keys() == b.keys(), where
         for key in a:
             assert_same(a[key], b[key], f"{where}.{key}")
-    elif isinstance(a, list):
+    elif isinstance(a, list | tuple):
         assert len(a) == len(b), where
         for index, (x, y) in enumerate(zip(a, b, strict=True)):
             assert_same(x, y, f"{where}[{index}]")
@@ -132,6 +133,12 @@ def test_a_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) 
     for i, life in leaping.lives.items():
         assert life.segments == stepping.lives[i].segments
         assert_same(life.preempted_at, stepping.lives[i].preempted_at, f"preempted_at {i}")
+        assert list(life.causes) == stepping.lives[i].causes
+    tiles = [
+        [[(tile.kind, tile.start, tile.end) for tile in life] for life in ledger(run).values()]
+        for run in (leaping, stepping)
+    ]
+    assert_same(*tiles, "ledger")
 
 
 @pytest.mark.parametrize("engine", ["mistralrs", "vllm", "sglang"])
