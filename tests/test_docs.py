@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -58,3 +59,48 @@ def test_links_and_pictures_of_the_documentation_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+MAP = ROOT / "docs" / "architecture.md"
+#: `simkv/room/file.py`, a folder, or a file and what it defines: `simkv/room/file.py:Class.method`.
+PLACE = re.compile(r"`((?:simkv|tests|docs)/[\w./]*)(?::([\w.]+))?`")
+
+
+def defined(tree: ast.Module | ast.ClassDef) -> set[str]:
+    """The names that a file or a class defines, those of a class's own as ``Class.name``."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{name}" for name in defined(node)}
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def lost(text: str) -> list[str]:
+    """The places that a page names and that are not there."""
+    found = []
+    for path, name in PLACE.findall(text):
+        there = ROOT / path
+        known = defined(ast.parse(there.read_text())) if name and there.is_file() else set()
+        if not there.exists() or (name and name not in known):
+            found.append(f"{path}:{name}".rstrip(":"))
+    return found
+
+
+def test_the_map_names_what_is_there() -> None:
+    assert len(PLACE.findall(MAP.read_text())) > 30
+    assert lost(MAP.read_text()) == []
+
+
+def test_the_map_has_every_room() -> None:
+    rooms = {path.parent.name for path in (ROOT / "simkv").glob("*/__init__.py")}
+    picture = MAP.read_text().partition("```mermaid")[2].partition("```")[0]
+    assert {room for room in rooms if not re.search(rf"\b{room}\b", picture)} == set()
+
+
+def test_a_planted_name_is_missed() -> None:
+    page = "`simkv/api.py:run` `simkv/api.py:walk` `simkv/attic/` `simkv/core/request.py:Prompt.id`"
+    assert lost(page) == ["simkv/api.py:walk", "simkv/attic/"]

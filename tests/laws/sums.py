@@ -8,8 +8,8 @@ from itertools import pairwise
 from math import inf, isclose
 
 from simkv.core.outcome import Outcome
-from simkv.measure.metrics import e2e
 from simkv.loop.record import Life, Record
+from simkv.measure.metrics import e2e
 from simkv.why.ledger import NEGLIGIBLE, SERVED, Interval, Kind, ledger, runs
 
 
