@@ -35,7 +35,6 @@ MOST_PAIRS = 100
 EDGES = graph(ROOT / "simkv")
 #: Circles that are being taken apart, each by one of its imports.
 ONLY_TODAY = {
-    ("simkv.schedulers.vllm.scheduler", "simkv.schedulers.vllm.swap"),
     ("simkv.lab.suite_report", "simkv.lab.suite_plots"),
 }
 

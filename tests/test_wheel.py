@@ -26,7 +26,7 @@ SESSION = {
     "zoo mistralrs-forty": "expectations of 1 incidents hold",
     "run --exit-zero queue.yaml": "queue",
     "report runs/queue --out queue.html": "",
-    "plan queue.yaml --smallest fleet.replicas=1..3 --slo unserved<=0 --repeats 2": "fleet.replicas",
+    "plan queue.yaml --smallest fleet.replicas=1..3 --slo unserved<=0": "fleet.replicas",
     "blocks --model Llama-3.1-8B --gpu RTX-4090": "num_gpu_blocks: ",
 }
 
