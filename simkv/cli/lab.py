@@ -66,12 +66,12 @@ def serve(
     folder = out or Path("runs") / f"gpu-{next(iter(chosen.values())).name}"
     check_run_folder(folder)
 
-    from simkv.lab.serve import Server
+    from simkv.lab.serve import DeviceServer
     from simkv.lab.served import write_served
 
     runs = {}
     for name, loaded in chosen.items():
-        runs[name] = Server(loaded, setup).serve()
+        runs[name] = DeviceServer(loaded, setup).serve()
         print(_report(name, runs[name]))
     written = write_served(folder, runs, setup)
     print(f"Written to {folder}: {', '.join(written)}")
@@ -84,7 +84,7 @@ def replay(
     folder: Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")],
 ) -> None:
     """Simulate a recorded run with its own step times; exit 1 at the first other decision."""
-    from simkv.lab.replay import read_runs
+    from simkv.proof.validation.served.replay import read_runs
 
     different = False
     for variant, run in read_runs(folder).items():
@@ -114,8 +114,9 @@ def validate(
     Exit 1 if a simulation that is fed the run's own times decides otherwise.
     """
     from simkv.costs.profile import load_profile
-    from simkv.lab.replay import read_runs
-    from simkv.lab.validate import report, validation
+    from simkv.proof.validation.served.levels import validation
+    from simkv.proof.validation.served.page import report
+    from simkv.proof.validation.served.replay import read_runs
 
     judged = load_profile(profile.name, profile.parent)
     repeated = read_runs(again) if again else {}
@@ -185,7 +186,7 @@ def calibrate(
         raise InputError("scipy is not installed; install simkv with the extra: simkv[gpu]")
     budget_s = seconds_of(budget)
     from simkv.lab import calibrate as campaign
-    from simkv.lab.points import SMALL, Limits
+    from simkv.lab.probes import SMALL, Limits
 
     limits = SMALL if small else Limits()
     if kv_tokens:
@@ -230,7 +231,7 @@ def device_setup(
     """Checked options. Raises InputError for what there is not."""
     if find_spec("torch") is None:
         raise InputError("torch is not installed; install simkv with the extra: simkv[gpu]")
-    from simkv.lab.shapes import MODELS
+    from simkv.costs.hardware.shapes import MODELS
 
     if model not in MODELS:
         known = ", ".join(MODELS)
@@ -277,6 +278,6 @@ def _report(name: str, run: Served) -> str:
 
 def _l0(run: Served) -> int | None:
     """The first decision that a simulation fed with the run's times makes otherwise."""
-    from simkv.lab.replay import verdict_of_run
+    from simkv.proof.validation.served.replay import verdict_of_run
 
     return verdict_of_run(run.scenario, run.passes, run.recorder).step

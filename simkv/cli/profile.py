@@ -41,15 +41,15 @@ def llmservingsim(
     """From a bundle of LLMServingSim's kernel tables."""
     from simkv.costs.graphs import graph_sizes
     from simkv.costs.hardware.catalog import find_model
-    from simkv.costs.llmservingsim import Layout, bundle_profile
-    from simkv.proof.validation.calibration import bundle_model, known_model
+    from simkv.costs.sources.llmservingsim import Spread, bundle_profile
+    from simkv.proof.validation.cases.calibration import bundle_model, known_model
 
     check_file("--out", out)
     found, measured = find_model(model), known_model(bundle_model(bundle))
     if measured and measured != found:
         raise InputError(f"{bundle}: measured with {measured.name}; --model {model} is another")
     sizes = graph_sizes(max_num_seqs) if max_num_seqs else None
-    layout = Layout(
+    layout = Spread(
         found.layers, tp, found.hidden, found.experts, found.experts_per_token, expert_ranks
     )
     _write(out, bundle_profile(bundle, layout, sizes))
@@ -63,8 +63,8 @@ def aiconfigurator(
     tp: Tp = 1,
 ) -> None:
     """From the operator tables of NVIDIA's aiconfigurator."""
-    from simkv.costs.aiconfigurator import aiconfigurator_profile
     from simkv.costs.hardware.catalog import find_model
+    from simkv.costs.sources.aiconfigurator import aiconfigurator_profile
 
     check_file("--out", out)
     _write(out, aiconfigurator_profile(folder, find_model(model), tp))
@@ -81,7 +81,7 @@ def vidur(
 ) -> None:
     """From the operator tables of Vidur's profiler."""
     from simkv.costs.hardware.catalog import find_model
-    from simkv.costs.vidur import vidur_profile
+    from simkv.costs.sources.vidur import vidur_profile
 
     check_file("--out", out)
     _write(out, vidur_profile(mlp, attention, find_model(model), gpu, tp))
@@ -100,12 +100,12 @@ def sync(
 ) -> None:
     """From requests that were alone on the engine, the first of the file left out."""
     from simkv.costs.hardware.catalog import find_model
-    from simkv.costs.sync import Shape, read_alone, sync_profile
-    from simkv.proof.validation.calibration import known_gpu
+    from simkv.costs.sources.sync import Traits, read_alone, sync_profile
+    from simkv.proof.validation.cases.calibration import known_gpu
 
     check_file("--out", out)
     found = find_model(model)
-    shape = Shape(
+    shape = Traits(
         found.kv_bytes_per_token // tp,
         found.flops_per_pair // tp,
         max_num_batched_tokens,

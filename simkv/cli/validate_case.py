@@ -41,12 +41,12 @@ def validate_case(
     The costs come from the case's calibration data: kernel tables for its model and GPU near it,
     else its own requests that were alone, which then are not compared. Nothing is tuned.
     """
-    from simkv.proof.validation.calibration import calibrate
-    from simkv.proof.validation.case import find_cases, read_case
-    from simkv.proof.validation.replay import engine_of, replay
-    from simkv.proof.validation.score import score
-    from simkv.proof.validation.sensitivity import otherwise
-    from simkv.proof.validation.show import all_parts, case_parts
+    from simkv.proof.validation.cases.calibration import calibrate
+    from simkv.proof.validation.cases.case import find_cases, read_case
+    from simkv.proof.validation.cases.score import score
+    from simkv.proof.validation.cases.sensitivity import otherwise
+    from simkv.proof.validation.cases.show import all_parts, case_parts
+    from simkv.proof.validation.cases.simulate import engine_of, replay
 
     for option, folder in (("--out", out), ("--docs", docs and docs.parent)):
         if folder:
@@ -73,13 +73,13 @@ def validate_case(
     if len(scores) > 1:
         show(*all_parts(scores))
     if out:
-        from simkv.proof.validation.files import write_scores
+        from simkv.proof.validation.cases.files import write_scores
 
         make_folder(out)
         written = write_scores(out, scores, changed)
         show(f"\nWritten to {out}: {', '.join(written)}")
     if docs:
-        from simkv.proof.validation.docs import write_docs
+        from simkv.proof.validation.cases.docs import write_docs
 
         make_folder(docs.parent)
         names = write_docs(docs, scores, changed)

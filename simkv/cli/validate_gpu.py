@@ -41,36 +41,37 @@ def validate_gpu(
     begin = perf_counter()
     from simkv.cli.lab import device_setup, seconds_of
     from simkv.costs.profile import load_profile
-    from simkv.lab import suite
-    from simkv.lab.suite_files import read_plan, write_plan
-    from simkv.lab.suite_report import judge, write
+    from simkv.proof.validation.served import suite
+    from simkv.proof.validation.served.judge import judge
+    from simkv.proof.validation.served.page import write
+    from simkv.proof.validation.served.plan import read_plan, write_plan
 
     budget_s = seconds_of(budget)
     judged_profile = load_profile(profile.name, profile.parent)
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: expected 1 or more")
     setup = None if only_plan else device_setup(device, model, layout, True, warm_up, threads, 0)
-    cases = read_plan(out, judged_profile)
-    if cases is None:
+    trials = read_plan(out, judged_profile)
+    if trials is None:
         scale = suite.SMALL if small else suite.FULL
         # Of all cases, some served twice, and the start.
-        cases = suite.plan(judged_profile, scale, budget_s / 16, seed)
-        write_plan(out, cases, judged_profile)
-    for case in cases:
-        size, preemptions = case.scenario.workload.size, case.predicted["preemptions"]
+        trials = suite.plan(judged_profile, scale, budget_s / 16, seed)
+        write_plan(out, trials, judged_profile)
+    for trial in trials:
+        size, preemptions = trial.scenario.workload.size, trial.predicted["preemptions"]
         print(
-            f"{case.name}: {size} requests, predicted {case.predicted_s:.2f} s, "
+            f"{trial.name}: {size} requests, predicted {trial.predicted_s:.2f} s, "
             f"{preemptions} preemptions"
         )
     if setup is None:
         print(f"Written to {out / 'plan'}")
         return
 
-    from simkv.lab.suite_run import serve_cases
+    from simkv.lab.trials import serve_cases
 
     with progress("requests") as advance:
         skipped = serve_cases(
-            cases,
+            trials,
             setup,
             out,
             lambda: SERVING * budget_s - (perf_counter() - begin),
@@ -78,7 +79,7 @@ def validate_gpu(
             say=lambda line: print(line, flush=True),
             advance=advance,
         )
-    found = judge(cases, judged_profile, out)
+    found = judge(trials, judged_profile, out)
     files = write(out, found, judged_profile, skipped)
     print((out / "validation.md").read_text(encoding="utf-8"))
     print(f"Written to {out}: {', '.join(path.name for path in files)}, runs/")

@@ -1,5 +1,7 @@
-"""Cost models from measurements: operator tables, and profiles made of them or of request rows.
+"""What a step costs: seconds for a ``Load``, with a range, an error and a source.
 
-``attention`` evaluates a table of attention times; one module for each source builds a profile from
-what it publishes; ``sync`` fits one to the rows of requests that were alone on the engine.
+``profile`` is that as typed JSON, ``simulated`` the executor that asks it; ``attention`` evaluates
+a table of attention times, ``error`` and ``erring`` say how wrong a cost is and let it be. Profiles
+come from ``sources`` and from simkv's own measurements (lab/); ``hardware`` is what is known of
+GPUs and models.
 """

@@ -31,7 +31,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Row(_Model):
+class AttentionRow(_Model):
     """Times (s) by the KV that each decode reads, for prefills on top of ``prefill_context``."""
 
     prefill_context: Count
@@ -39,7 +39,7 @@ class Row(_Model):
     seconds: list[Annotated[float, Field(ge=0)]]
 
     @model_validator(mode="after")
-    def _rises(self) -> Row:
+    def _rises(self) -> AttentionRow:
         if len(self.seconds) != len(self.decode_context):
             raise ValueError("seconds: one is needed for each decode_context")
         if self.decode_context != sorted(set(self.decode_context)):
@@ -47,15 +47,15 @@ class Row(_Model):
         return self
 
 
-class Slice(_Model):
+class AttentionSlice(_Model):
     """All measured batches of so many prefill tokens and so many decodes."""
 
     prefill_tokens: Count
     decode_seqs: Count
-    rows: list[Row] = Field(min_length=1)
+    rows: list[AttentionRow] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _rises(self) -> Slice:
+    def _rises(self) -> AttentionSlice:
         contexts = [row.prefill_context for row in self.rows]
         if contexts != sorted(set(contexts)):
             raise ValueError("rows: prefill_context must rise strictly")
@@ -80,14 +80,14 @@ class Skew(_Model):
     shares: list[tuple[int, int, int, int, int, float]]
 
 
-class Table(_Model):
+class AttentionTable(_Model):
     """Measured attention times (s) of a step over all layers, and the correction for skew."""
 
-    slices: list[Slice] = Field(min_length=1)
+    slices: list[AttentionSlice] = Field(min_length=1)
     skew: Skew | None = None
 
     @model_validator(mode="after")
-    def _has_decodes(self) -> Table:
+    def _has_decodes(self) -> AttentionTable:
         kinds = {(s.prefill_tokens, s.decode_seqs) for s in self.slices}
         if len(kinds) < len(self.slices):
             raise ValueError("slices: each pair of prefill_tokens and decode_seqs stands once")
@@ -99,7 +99,7 @@ class Table(_Model):
 class AttentionCost:
     """A table as a function from a step's load to seconds."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: AttentionTable) -> None:
         self._slices = {(s.prefill_tokens, s.decode_seqs): s for s in table.slices}
         self._contexts = {k: [r.prefill_context for r in s.rows] for k, s in self._slices.items()}
         self._decodes = {p: sorted(n for q, n in self._slices if q == p) for p, _ in self._slices}
@@ -108,7 +108,7 @@ class AttentionCost:
         self._beside = sorted({p for p, n in self._slices if n})
         self._mixed = len(self._beside) > 1
         self._shortest = self._alone[0]
-        self._skew = _Shares(table.skew) if table.skew else None
+        self._skew = _SkewShares(table.skew) if table.skew else None
         self._lines: dict[int, tuple[Sequence[float], Sequence[float]]] = {}
 
     @property
@@ -184,7 +184,7 @@ class AttentionCost:
         return xs, [between(a, b, share) for a, b in zip(*both, strict=True)]
 
 
-class _Shares:
+class _SkewShares:
     """The buckets of a correction for skew."""
 
     def __init__(self, skew: Skew) -> None:

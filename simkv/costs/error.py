@@ -1,20 +1,21 @@
-"""How wrong straight lines between the points of an attention table are."""
+"""How wrong a cost is: relative errors of step times, summed up by kind of step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from simkv.costs.attention import Table
+from simkv.costs.attention import AttentionTable
 from simkv.costs.erring import kind_of
+from simkv.costs.lines import between
 from simkv.costs.load import Load, pairs
 from simkv.costs.profile import StepError
 
 Point = tuple[int, int, int, int]
 
 
-def left_out(table: Table, rest: Callable[[Load], float]) -> dict[str, StepError]:
+def left_out(table: AttentionTable, rest: Callable[[Load], float]) -> dict[str, StepError]:
     """Errors of step times by kind of step, each measured point predicted from its neighbours.
 
     A point is left out and read off the line between the two beside it, along each axis on which
@@ -27,23 +28,31 @@ def left_out(table: Table, rest: Callable[[Load], float]) -> dict[str, StepError
         for row in part.rows
         for context, seconds in zip(row.decode_context, row.seconds, strict=True)
     }
-    found: dict[str, list[float]] = {}
-    for point, line in _lines(measured):
-        load = _load(point)
-        own = rest(load)
-        error = (own + line) / (own + measured[point]) - 1
-        found.setdefault(kind_of(load), []).append(error)
-    return {kind: step_error(np.array(errors)) for kind, errors in sorted(found.items())}
+
+    def named() -> Iterator[tuple[str, float]]:
+        for point, line in _lines(measured):
+            load = _load(point)
+            own = rest(load)
+            yield kind_of(load), (own + line) / (own + measured[point]) - 1
+
+    return by_kind(named())
 
 
-def step_error(errors: np.ndarray[tuple[int], np.dtype[np.float64]]) -> StepError:
-    """Sum up relative errors (0.01 is one per cent)."""
+def by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, StepError]:
+    """Sum up relative errors (0.01 is one per cent), each given with the kind that it counts to."""
+    kinds: dict[str, list[float]] = {}
+    for kind, error in errors:
+        kinds.setdefault(kind, []).append(error)
+    return {kind: _summed(found) for kind, found in sorted(kinds.items())}
+
+
+def _summed(errors: list[float]) -> StepError:
     size = np.abs(errors)
     return StepError(
         points=len(errors),
         median=float(np.median(size)),
         p95=float(np.quantile(size, 0.95)),
-        bias=float(errors.mean()),
+        bias=float(np.mean(errors)),
     )
 
 
@@ -59,8 +68,7 @@ def _lines(measured: dict[Point, float]) -> Iterator[tuple[Point, float]]:
                 a, b, c = (_at(key, axis, value) for value in (low, x, high))
                 # Nothing is between none and one: another kernel runs then.
                 if low or axis in (1, 3):
-                    share = (x - low) / (high - low)
-                    yield b, measured[a] + share * (measured[c] - measured[a])
+                    yield b, between(measured[a], measured[c], (x - low) / (high - low))
 
 
 def _at(key: tuple[int, ...], axis: int, value: int) -> Point:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simkv.core.errors import InputError, nearest
-from simkv.costs.attention import AttentionCost, Table
+from simkv.costs.attention import AttentionCost, AttentionTable
 from simkv.costs.load import Load
 
 Feature = Literal[
@@ -123,7 +123,7 @@ class Profile(_Model):
     gpu: str
     basis: Literal["measured", "fitted to published figures", "assumed"]
     terms: list[Term] = Field(min_length=1)
-    attention: Table | None = None
+    attention: AttentionTable | None = None
     graph_sizes: list[int] = []
     idle_pass_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     front_s: Seconds = 0.0

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import torch
 
+from simkv.costs.hardware.shapes import ModelShape
 from simkv.costs.load import pairs
 from simkv.lab.anchor import Anchor
 from simkv.lab.machine import ceilings
-from simkv.lab.points import Limits, Point
 from simkv.lab.pool import Layout
-from simkv.lab.shapes import ModelShape
+from simkv.lab.probes import Limits, Probe
 from simkv.lab.stand import Stand
 
 #: 64 rows with 4,096 tokens of context, and a prompt of 4,096 tokens.
@@ -30,7 +30,7 @@ SIZES = Limits(decodes=64, tokens=4096, context=4096, kv_tokens=64 * 4112 + 8192
 SMALL_SIZES = Limits(decodes=8, tokens=128, context=128, kv_tokens=4096)
 
 
-class Row(NamedTuple):
+class Reading(NamedTuple):
     """A measurement; ``ceiling`` is what the device reaches at most, None where there is none."""
 
     what: str
@@ -51,26 +51,26 @@ def bench(
     *,
     repeats: int = 20,
     anchor: Anchor | None = None,
-) -> Iterator[Row]:
+) -> Iterator[Reading]:
     """Ceilings, attention in both layouts of the pool, a step of one row; then the ``anchor``."""
     top = ceilings(device)
-    yield Row("copy on the device, read and written", top.bytes_per_s / 1e9, "GB/s")
-    yield Row("copy from the host", top.host_bytes_per_s / 1e9, "GB/s")
-    yield Row("matrix product", top.flops_per_s / 1e12, "TFLOP/s")
+    yield Reading("copy on the device, read and written", top.bytes_per_s / 1e9, "GB/s")
+    yield Reading("copy from the host", top.host_bytes_per_s / 1e9, "GB/s")
+    yield Reading("matrix product", top.flops_per_s / 1e12, "TFLOP/s")
     layouts: tuple[Layout, ...] = ("layer", "block")
     for layout in layouts:
         made = Stand(shape, sizes, device, layout)
         itemsize = made.runner.pool.data.element_size()
         for rows in (1, sizes.decodes):
-            point = Point("decode", (sizes.context,) * rows)
+            point = Probe("decode", (sizes.context,) * rows)
             moved = rows * sizes.context * shape.kv_bytes_per_token(itemsize)
             rate = moved / median(made.time(point, repeats)) / 1e9
             what = f"decode attention, {rows} x {sizes.context}, {layout} layout"
-            yield Row(what, rate, "GB/s", top.bytes_per_s / 1e9)
-        point = Point("prefill", (), ((sizes.tokens, 0),))
+            yield Reading(what, rate, "GB/s", top.bytes_per_s / 1e9)
+        point = Probe("prefill", (), ((sizes.tokens, 0),))
         rate = _flops(shape, sizes.tokens) / median(made.time(point, repeats)) / 1e12
         what = f"prefill attention, {sizes.tokens}, {layout} layout"
-        yield Row(what, rate, "TFLOP/s", top.flops_per_s / 1e12)
+        yield Reading(what, rate, "TFLOP/s", top.flops_per_s / 1e12)
         if layout == "block":
             yield from _steps(made, shape, itemsize, repeats, top.bytes_per_s)
             if anchor:
@@ -83,33 +83,33 @@ def bench(
 
 def _steps(
     made: Stand, shape: ModelShape, itemsize: int, repeats: int, bytes_per_s: float
-) -> Iterator[Row]:
+) -> Iterator[Reading]:
     """Whole steps with hardly any KV: how much a step costs beyond reading the weights."""
     floor = 1e3 * shape.step_weights * itemsize / bytes_per_s
     for rows in (1, made.limits.decodes):
-        taken = 1e3 * median(made.time(Point("step", (16,) * rows), repeats))
-        yield Row(f"a step of {rows} rows over the time of its weights", taken / floor, "x")
+        taken = 1e3 * median(made.time(Probe("step", (16,) * rows), repeats))
+        yield Reading(f"a step of {rows} rows over the time of its weights", taken / floor, "x")
 
 
 def _anchored(
     made: Stand, anchor: Anchor, shape: ModelShape, itemsize: int, repeats: int
-) -> Iterator[Row]:
+) -> Iterator[Reading]:
     """The same attention by another library: its rate, and how far its numbers are from ours."""
     sizes = made.limits
     ours, made.model.ops = made.model.ops, anchor.beside(made.model.ops)
     for point in (
-        Point("decode", (sizes.context,) * sizes.decodes),
-        Point("prefill", (), ((sizes.tokens, 0),)),
+        Probe("decode", (sizes.context,) * sizes.decodes),
+        Probe("prefill", (), ((sizes.tokens, 0),)),
     ):
         error = made.difference(point, ours, made.model.ops)
         taken = median(made.time(point, repeats))
         if point.part == "decode":
             moved = sizes.decodes * sizes.context * shape.kv_bytes_per_token(itemsize)
-            yield Row(f"{anchor.name}: decode attention", moved / taken / 1e9, "GB/s")
+            yield Reading(f"{anchor.name}: decode attention", moved / taken / 1e9, "GB/s")
         else:
             rate = _flops(shape, sizes.tokens) / taken / 1e12
-            yield Row(f"{anchor.name}: prefill attention", rate, "TFLOP/s")
-        yield Row(f"{anchor.name}: difference to ours, {point.part}", error, "relative")
+            yield Reading(f"{anchor.name}: prefill attention", rate, "TFLOP/s")
+        yield Reading(f"{anchor.name}: difference to ours, {point.part}", error, "relative")
     made.model.ops = ours
 
 

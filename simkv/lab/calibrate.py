@@ -17,15 +17,15 @@ from scipy.optimize import nnls
 from simkv.core.errors import InputError
 from simkv.core.files import make_folder, write_text
 from simkv.core.version import __version__
+from simkv.costs.hardware.shapes import ModelShape
 from simkv.costs.profile import Profile
-from simkv.lab.campaign import Sample, check_same, measure
+from simkv.lab.campaign import Measurement, check_same, measure
 from simkv.lab.executor import Pass
 from simkv.lab.fit import Host, Measured, RealStep, by_part, drift, fit_profile
 from simkv.lab.machine import machine
-from simkv.lab.points import Limits, plan
-from simkv.lab.serve import Server
+from simkv.lab.probes import Limits, plan
+from simkv.lab.serve import DeviceServer
 from simkv.lab.served import Setup
-from simkv.lab.shapes import ModelShape
 from simkv.lab.stand import Stand
 from simkv.scenario.scenario import Scenario
 
@@ -38,7 +38,7 @@ def calibrate(
     *,
     repeats: int = 20,
     progress: Callable[[], None] = lambda: None,
-) -> tuple[Profile, list[Sample]]:
+) -> tuple[Profile, list[Measurement]]:
     """Measure within ``budget_s`` seconds, the start of the model included, and fit.
 
     Goes on with an earlier campaign. After the budget comes only a short run that shows what the
@@ -136,7 +136,7 @@ def real_run(setup: Setup, limits: Limits) -> list[Pass]:
         }
     )
     setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # it has just been busy
-    return Server(scenario, setup).serve().passes
+    return DeviceServer(scenario, setup).serve().passes
 
 
 def host_of(passes: Sequence[Pass]) -> Host:
@@ -151,7 +151,7 @@ def host_of(passes: Sequence[Pass]) -> Host:
     return Host(float(step_s), float(sequence_s), idle_s, float(prefill_s))
 
 
-def achieved(samples: Sequence[Sample], shape: ModelShape, itemsize: int) -> dict[str, Any]:
+def achieved(samples: Sequence[Measurement], shape: ModelShape, itemsize: int) -> dict[str, Any]:
     """What the attention kernels reach at their largest points: GB/s and TFLOP/s."""
     parts = by_part(samples)
     found: dict[str, Any] = {}

@@ -19,14 +19,14 @@ import numpy as np
 from simkv.core.errors import InputError
 from simkv.costs.load import Load
 from simkv.lab.machine import SMI_FIELDS, nvidia_smi
-from simkv.lab.points import Point, sentinel
+from simkv.lab.probes import Probe, sentinel
 from simkv.lab.stand import Stand
 
 #: Points between two sentinels.
 BATCH = 20
 
 
-class Sample(NamedTuple):
+class Measurement(NamedTuple):
     """One measurement: seconds at the median and the tenth and ninetieth percentile of repeats.
 
     ``at_s`` is the time since the campaign began; ``size`` what the step was padded to.
@@ -52,7 +52,7 @@ class Sample(NamedTuple):
 
 def measure(
     stand: Stand,
-    points: Sequence[Point],
+    points: Sequence[Probe],
     path: Path,
     budget_s: float,
     *,
@@ -60,7 +60,7 @@ def measure(
     passes: int = 2,
     seed: int = 0,
     progress: Callable[[], None] = lambda: None,
-) -> list[Sample]:
+) -> list[Measurement]:
     """Measure ``points`` until all are done or the time is over; append to the CSV at ``path``.
 
     What is in the file already is not measured again. Returns all that is in it at the end.
@@ -92,23 +92,23 @@ def measure(
 
 
 def _sample(
-    stand: Stand, point: Point, key: str, passed: int, seconds: list[float], at: float
-) -> Sample:
+    stand: Stand, point: Probe, key: str, passed: int, seconds: list[float], at: float
+) -> Measurement:
     low, median, high = np.percentile(seconds, (10, 50, 90))
     longest = max((*point.decodes, *(t + c for t, c in point.prefills)), default=0)
     swap = point.part in ("swap out", "swap in")
     load = Load(0, 0, 0, 0, 0) if swap else point.load
     size = f"{point.decodes[0]} blocks" if swap else "x".join(map(str, stand.size(point)))
     spread = (float(median), float(low), float(high))
-    return Sample(key, passed, point.part, *load[:6], longest, size, *spread, len(seconds), at)
+    return Measurement(key, passed, point.part, *load[:6], longest, size, *spread, len(seconds), at)
 
 
-def _append(path: Path, sample: Sample) -> None:
+def _append(path: Path, sample: Measurement) -> None:
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         if new:
-            writer.writerow(Sample._fields)
+            writer.writerow(Measurement._fields)
         writer.writerow(sample)
 
 
@@ -127,17 +127,18 @@ def _mend(path: Path) -> None:
         path.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
-def read_samples(path: Path) -> list[Sample]:
+def read_samples(path: Path) -> list[Measurement]:
     """All measurements of a file; none if there is no file. Raises InputError."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
-    if not rows or tuple(rows[0]) != Sample._fields:
+    if not rows or tuple(rows[0]) != Measurement._fields:
         raise InputError(f"{path}: not measurements of this version of simkv")
-    kinds = get_type_hints(Sample).values()
+    kinds = get_type_hints(Measurement).values()
     return [
-        Sample(*(kind(value) for kind, value in zip(kinds, row, strict=True))) for row in rows[1:]
+        Measurement(*(kind(value) for kind, value in zip(kinds, row, strict=True)))
+        for row in rows[1:]
     ]
 
 

@@ -96,7 +96,7 @@ class TorchExecutor:
 
     def watch(self, scheduler: Scheduler) -> Scheduler:
         """The same scheduler, for the engine; its requests and decisions come by here."""
-        return cast(Scheduler, _Watched(scheduler, self))
+        return cast(Scheduler, _Shown(scheduler, self))
 
     def decided(self, batch: Batch, seconds: float) -> None:
         """The scheduler decided; the next ``run`` or ``idle`` is about this batch."""
@@ -144,7 +144,7 @@ class TorchExecutor:
         return seconds
 
 
-class _Watched:
+class _Shown:
     """A scheduler whose requests and decisions are shown to the executor first."""
 
     def __init__(self, inner: Scheduler, executor: TorchExecutor) -> None:

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 from simkv.costs.erring import kind_of
+from simkv.costs.error import by_kind
 from simkv.costs.load import Load
 from simkv.costs.profile import Feature, Fit, Piece, Profile, StepCost, StepError, Term
-from simkv.lab.campaign import Sample
-from simkv.lab.validate import step_error
+from simkv.lab.campaign import Measurement
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,7 +50,7 @@ class RealStep(NamedTuple):
 class Measured:
     """A point with the median of all its passes, in seconds."""
 
-    sample: Sample
+    sample: Measurement
     seconds: float
 
     @property
@@ -71,9 +71,9 @@ class Measured:
         return int(self.sample.size.split("x")[0])
 
 
-def by_part(samples: Sequence[Sample]) -> dict[str, list[Measured]]:
+def by_part(samples: Sequence[Measurement]) -> dict[str, list[Measured]]:
     """The points of a campaign by part, each once."""
-    groups: dict[str, list[Sample]] = {}
+    groups: dict[str, list[Measurement]] = {}
     for sample in samples:
         if not sample.key.startswith("sentinel"):
             groups.setdefault(sample.key, []).append(sample)
@@ -84,14 +84,14 @@ def by_part(samples: Sequence[Sample]) -> dict[str, list[Measured]]:
     return parts
 
 
-def drift(samples: Sequence[Sample]) -> float:
+def drift(samples: Sequence[Measurement]) -> float:
     """Last sentinel over the first, less one; 0 if there are not two."""
     seen = [s.median_s for s in samples if s.key.startswith("sentinel")]
     return seen[-1] / seen[0] - 1.0 if len(seen) > 1 else 0.0
 
 
 def fit_profile(
-    samples: Sequence[Sample],
+    samples: Sequence[Measurement],
     host: Host,
     real: Sequence[RealStep] = (),
     *,
@@ -198,12 +198,11 @@ def errors(
     cost: Callable[[Load], float], steps: Sequence[tuple[Load, float]]
 ) -> dict[str, StepError]:
     """Relative errors of predicted against measured steps, by kind of step and over all."""
-    kinds: dict[str, list[float]] = {}
-    for load, seconds in steps:
-        error = cost(load) / seconds - 1.0
-        for kind in (kind_of(load), "all"):
-            kinds.setdefault(kind, []).append(error)
-    return {kind: step_error(found) for kind, found in sorted(kinds.items())}
+    return by_kind(
+        (kind, cost(load) / seconds - 1.0)
+        for load, seconds in steps
+        for kind in (kind_of(load), "all")
+    )
 
 
 def _rms(cost: Callable[[Load], float], steps: Sequence[tuple[Load, float]]) -> float | None:

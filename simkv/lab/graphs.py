@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from simkv.lab.inputs import StepSize, fields_of, fill, packed_length
-from simkv.lab.model import Model
+from simkv.lab.model import Transformer
 
 
 class StepGraphs:
     """One graph for each of ``sizes``; all of them read the same buffer and share memory."""
 
-    def __init__(self, model: Model, sizes: Collection[StepSize]) -> None:
+    def __init__(self, model: Transformer, sizes: Collection[StepSize]) -> None:
         self.model = model
         self.sizes = frozenset(sizes)
         longest = max(map(packed_length, sizes), default=0)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from simkv.costs.hardware.shapes import ModelShape
 from simkv.lab import cpu_ops
 from simkv.lab.inputs import Fields, StepSize
 from simkv.lab.pool import KVPool
-from simkv.lab.shapes import ModelShape
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def rotary_tables(
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
-class Model:
+class Transformer:
     """Weights and the state on the device that a step reads and writes.
 
     ``tokens`` [seat, position] are the prompts and what was sampled; ``tables`` [seat, index] the

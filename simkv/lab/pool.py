@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from simkv.lab.shapes import ModelShape
+from simkv.costs.hardware.shapes import ModelShape
 
 Layout = Literal["block", "layer"]
 

@@ -20,13 +20,13 @@ import torch
 
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Row, Swap
+from simkv.costs.hardware.shapes import ModelShape
 from simkv.lab.buckets import GRAPH_TOKENS, PREFILL_ROWS, graph_sizes, step_size
 from simkv.lab.graphs import StepGraphs, padding
 from simkv.lab.inputs import StepSize, TableWatch, fields_of, fill, packed_length, split_rows
-from simkv.lab.model import Model, draw_weights
+from simkv.lab.model import Transformer, draw_weights
 from simkv.lab.pool import KVPool, Layout, SwapSpace
 from simkv.lab.prompts import prompt_ids
-from simkv.lab.shapes import ModelShape
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Timing(NamedTuple):
     premature: int
 
 
-class Done(NamedTuple):
+class StepDone(NamedTuple):
     """A finished step: the token that each emitting request got."""
 
     tokens: dict[int, int]
@@ -92,7 +92,7 @@ class Done(NamedTuple):
 
 
 @dataclass(slots=True)
-class Flight:
+class StepUnderWay:
     """A step under way."""
 
     size: StepSize
@@ -129,7 +129,9 @@ class Runner:
         self.pool = KVPool(
             shape, config.num_blocks, config.block_size, self.device, dtype, config.layout
         )
-        self.model = Model(shape, weights, self.pool, seats=config.seats, max_len=config.max_len)
+        self.model = Transformer(
+            shape, weights, self.pool, seats=config.seats, max_len=config.max_len
+        )
         sizes = graph_sizes(config.max_decodes, config.graph_tokens)
         self.graphs = StepGraphs(self.model, sizes if config.graph_tokens else [])
         self._host_space = SwapSpace(self.pool, config.host_blocks)
@@ -162,7 +164,7 @@ class Runner:
         tables: Mapping[int, Sequence[int]],
         swapped_out: Sequence[Swap] = (),
         swapped_in: Sequence[Swap] = (),
-    ) -> Flight:
+    ) -> StepUnderWay:
         """Enqueue a step; ``tables`` name each request's blocks in order, ``emits`` who samples.
 
         First the blocks of ``swapped_out`` are copied to the host, then those of ``swapped_in``
@@ -195,7 +197,7 @@ class Runner:
         sampled.copy_(found, non_blocking=True)
         clock.stop()
         launched = perf_counter()
-        return Flight(
+        return StepUnderWay(
             size,
             size in self.graphs.sizes,
             emitting,
@@ -208,7 +210,7 @@ class Runner:
             premature,
         )
 
-    def wait(self, flight: Flight) -> Done:
+    def wait(self, flight: StepUnderWay) -> StepDone:
         """Block until a step has run."""
         begin = perf_counter()
         gpu_s = flight.clock.seconds()
@@ -226,7 +228,7 @@ class Runner:
             flight.unbacked,
             flight.premature,
         )
-        return Done(tokens, timing)
+        return StepDone(tokens, timing)
 
     def warm_up(self, seconds: float) -> None:
         """Run steps that do nothing for so long, each kind at least once.

@@ -25,7 +25,7 @@ OVERSHOOT = 8
 MOST_DECODES = 512
 
 
-class Server:
+class DeviceServer:
     """Everything that serves one scenario; ``serve`` does it, once.
 
     A ``runner`` that is large enough can serve one scenario after another; without one it is made.

@@ -9,10 +9,10 @@ from typing import Any
 
 from simkv.core.request import Request
 from simkv.core.version import __version__
+from simkv.costs.hardware.shapes import ModelShape
 from simkv.lab.executor import Pass
 from simkv.lab.machine import ceilings, machine
 from simkv.lab.pool import Layout
-from simkv.lab.shapes import ModelShape
 from simkv.loop.record import Record
 from simkv.measure.metrics import request_rows, summary
 from simkv.proof.conform.recorder import Recorder, decision_hashes, write_trace

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from simkv.core.scheduler import Row, blocks_for
+from simkv.costs.hardware.shapes import ModelShape
 from simkv.lab.buckets import step_size
 from simkv.lab.graphs import capture
 from simkv.lab.inputs import Fields, StepSize, fields_of, fill, packed_length
-from simkv.lab.points import Limits, Point
 from simkv.lab.pool import HostBlocks, Layout, swap_in, swap_out
+from simkv.lab.probes import Limits, Probe
 from simkv.lab.runner import Runner, RunnerConfig
-from simkv.lab.shapes import ModelShape
 
 
 class Stand:
@@ -46,7 +46,7 @@ class Stand:
         self.on_gpu = self.runner.on_gpu
         self._random = np.random.default_rng(0)
 
-    def time(self, point: Point, repeats: int) -> list[float]:
+    def time(self, point: Probe, repeats: int) -> list[float]:
         """Seconds of each of ``repeats`` runs; one more, the first, is thrown away."""
         run = self._run(point)
         if not self.runner.on_gpu:
@@ -65,7 +65,7 @@ class Stand:
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) / 1000.0 for begin, end in events]
 
-    def difference(self, point: Point, ops: Any, others: Any) -> float:
+    def difference(self, point: Probe, ops: Any, others: Any) -> float:
         """Relative difference of attention by ``ops`` and by ``others`` in the first layer."""
         size = self.size(point)
         fields = self._fields(point, size)
@@ -78,14 +78,14 @@ class Stand:
         )
         return float((a - b).norm() / a.norm())
 
-    def size(self, point: Point) -> StepSize:
+    def size(self, point: Probe) -> StepSize:
         """What a step like this is padded to."""
         tokens = len(point.decodes) + sum(t for t, _ in point.prefills)
         return step_size(
             len(point.decodes), len(point.prefills), tokens, self.runner.config.max_decodes
         )
 
-    def _run(self, point: Point) -> Callable[[], Any]:
+    def _run(self, point: Probe) -> Callable[[], Any]:
         if point.part in ("swap out", "swap in"):
             count = point.decodes[0]
             blocks = [1 + 2 * i for i in range(count)]  # never two in a row, as in a used pool
@@ -106,7 +106,7 @@ class Stand:
             size.tokens, shape.heads, shape.head_dim, device=pool.device, dtype=pool.dtype
         )
 
-    def _fields(self, point: Point, size: StepSize) -> Fields:
+    def _fields(self, point: Probe, size: StepSize) -> Fields:
         """Inputs of a point, its rows in random blocks."""
         decodes = [Row(i, 1, context) for i, context in enumerate(point.decodes)]
         prefills = [

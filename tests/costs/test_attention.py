@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from simkv.costs.attention import AttentionCost, Table
+from simkv.costs.attention import AttentionCost, AttentionTable
 from simkv.costs.load import Load, pairs
 
 
@@ -36,7 +36,7 @@ MIXED = [
 
 
 def cost(*slices: dict[str, Any], skew: dict[str, Any] | None = None) -> AttentionCost:
-    return AttentionCost(Table.model_validate({"slices": list(slices), "skew": skew}))
+    return AttentionCost(AttentionTable.model_validate({"slices": list(slices), "skew": skew}))
 
 
 def prefill(*chunks: tuple[int, int], seqs: int = 0, context: int = 0) -> Load:
@@ -124,4 +124,4 @@ def test_unequal_decodes_lie_between_the_mean_and_the_longest(
 )
 def test_what_is_no_table(slices: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
-        Table.model_validate({"slices": slices})
+        AttentionTable.model_validate({"slices": slices})

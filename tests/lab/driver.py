@@ -14,9 +14,9 @@ import torch
 from simkv.core.blocks import BlockPool
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Row, blocks_for
+from simkv.costs.hardware.shapes import ModelShape
 from simkv.lab.pool import HostBlocks, swap_in, swap_out
 from simkv.lab.runner import Runner, RunnerConfig
-from simkv.lab.shapes import ModelShape
 
 
 @dataclass

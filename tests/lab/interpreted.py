@@ -39,9 +39,9 @@ def plant(old: str, new: str) -> None:
 if planted := os.environ.get("PLANTED"):
     plant(*json.loads(planted))
 
+from simkv.costs.hardware.shapes import MODELS  # noqa: E402
 from simkv.lab import cpu_ops, cuda_ops  # noqa: E402
 from simkv.lab.inputs import StepSize  # noqa: E402
-from simkv.lab.shapes import MODELS  # noqa: E402
 from tests.lab import test_attention, test_model  # noqa: E402
 from tests.lab.driver import RandomServer  # noqa: E402
 

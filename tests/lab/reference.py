@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from simkv.costs.hardware.shapes import ModelShape
 from simkv.lab.model import Weights
-from simkv.lab.shapes import ModelShape
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

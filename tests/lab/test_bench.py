@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
+from simkv.costs.hardware.shapes import MODELS
 from simkv.lab import cpu_ops
 from simkv.lab.anchor import Anchor
 from simkv.lab.bench import SMALL_SIZES, bench
-from simkv.lab.points import Point
-from simkv.lab.shapes import MODELS
+from simkv.lab.probes import Probe
 from simkv.lab.stand import Stand
 
 TINY = MODELS["tiny"]
@@ -80,7 +80,7 @@ def anchor():
 
 
 @pytest.mark.parametrize(
-    "point", [Point("decode", (40,) * 8), Point("prefill", (), ((100, 0),))], ids=lambda p: p.part
+    "point", [Probe("decode", (40,) * 8), Probe("prefill", (), ((100, 0),))], ids=lambda p: p.part
 )
 def test_the_anchor_is_called_right(point, anchor):
     made = Stand(TINY, SMALL_SIZES, "cpu")

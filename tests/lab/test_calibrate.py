@@ -17,10 +17,10 @@ from simkv.costs.profile import StepCost, load_profile
 from simkv.lab import campaign
 from simkv.lab.buckets import step_size
 from simkv.lab.calibrate import host_of
-from simkv.lab.campaign import Sample, measure, read_samples
+from simkv.lab.campaign import Measurement, measure, read_samples
 from simkv.lab.fit import Host, RealStep, fit_profile
 from simkv.lab.inputs import StepSize
-from simkv.lab.points import SMALL, Limits, Point, plan, sentinel
+from simkv.lab.probes import SMALL, Limits, Probe, plan, sentinel
 
 HOST = Host(1e-4, 1e-6, 5e-5)
 
@@ -48,7 +48,7 @@ class FakeStand:
         self.truth = truth
         self.timed: list[str] = []
 
-    def size(self, point: Point) -> StepSize:
+    def size(self, point: Probe) -> StepSize:
         return step_size(
             len(point.decodes),
             len(point.prefills),
@@ -56,7 +56,7 @@ class FakeStand:
             SMALL.decodes,
         )
 
-    def time(self, point: Point, repeats: int) -> list[float]:
+    def time(self, point: Probe, repeats: int) -> list[float]:
         self.timed.append(point.key)
         return [self.truth(point)] * repeats
 
@@ -85,7 +85,7 @@ def test_a_stopped_campaign_goes_on_where_it_was(tmp_path, monkeypatch):
 def test_fit_finds_what_is_there(tmp_path):
     """A device that costs exactly what the form can say is predicted exactly."""
 
-    def truth(point: Point) -> float:
+    def truth(point: Probe) -> float:
         load, slots = point.load, FakeStand().size(point).tokens
         rest = 1e-3 + slots * 1e-5 + 1e-4 * (slots > 100)
         decode = 2e-4 + 3e-8 * load.decode_context + 1e-6 * load.decode_seqs
@@ -102,7 +102,7 @@ def test_fit_finds_what_is_there(tmp_path):
         assert error.p95 < 1e-6
     cost = StepCost(profile)
     host = HOST.step_s + 3 * HOST.sequence_s
-    point = Point("step", (70, 80, 90), ((40, 30),))
+    point = Probe("step", (70, 80, 90), ((40, 30),))
     assert cost(point.load) == pytest.approx(truth(point) + host, rel=1e-6)
 
 
@@ -198,4 +198,4 @@ def test_a_sample_reads_back_as_it_was(tmp_path):
         FakeStand(lambda point: 1 / 3), plan(SMALL)[:2], path, 1e9, repeats=1, passes=1
     )
     assert samples == read_samples(path)
-    assert all(isinstance(s, Sample) and s.median_s == 1 / 3 for s in samples)
+    assert all(isinstance(s, Measurement) and s.median_s == 1 / 3 for s in samples)

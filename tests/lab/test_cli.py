@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.cli import lab as cli_gpu
+from simkv.cli import lab as cli_lab
 from simkv.core.errors import InputError
 from simkv.proof.conform.conform import check
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_served_is_refused(arguments, message, tmp_path):
 def test_without_torch_it_says_what_to_install(monkeypatch, tmp_path):
     path = tmp_path / "short.yaml"
     path.write_text(SCENARIO)
-    monkeypatch.setattr(cli_gpu, "find_spec", lambda name: None)
+    monkeypatch.setattr(cli_lab, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"simkv\[gpu\]"):
         CliRunner().invoke(app, ["gpu", "serve", str(path)], catch_exceptions=False)
 
@@ -117,8 +117,7 @@ def test_replay_of_something_else(tmp_path):
 
 
 def test_the_rest_of_simkv_does_without_torch():
-    modules = (
-        "simkv, simkv.cli, simkv.cli.lab, simkv.measure.simulate, simkv.proof.zoo, simkv.lab.replay"
-    )
+    served = "simkv.proof.validation.served"
+    modules = f"simkv, simkv.cli.lab, simkv.proof.zoo, {served}.page, {served}.suite"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

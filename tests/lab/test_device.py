@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from simkv.core.scheduler import Row
+from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.inputs import StepSize, fields_of, fill, packed_length
-from simkv.lab.serve import Server
+from simkv.lab.serve import DeviceServer
 from simkv.lab.served import Setup
-from simkv.lab.shapes import MODELS
 from tests.lab import reference, test_attention, test_model, test_serve
 from tests.lab.driver import RandomServer
 
@@ -112,7 +112,7 @@ def test_graphs_are_equal_bit_for_bit_in_bfloat16():
 @pytest.mark.parametrize(("engine", "variant"), test_serve.ENGINES, ids=lambda name: name)
 def test_a_real_run_replays(engine, variant):
     scenario = test_serve.plain_scenario(engine, variant)
-    server = Server(scenario, Setup(TINY, "cuda", graph_tokens=128))
+    server = DeviceServer(scenario, Setup(TINY, "cuda", graph_tokens=128))
     run = server.serve()
     test_serve.check_l0(run)
     assert run.summary["finished"] == len(run.requests)

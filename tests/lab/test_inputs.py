@@ -8,12 +8,12 @@ import torch
 
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Row
+from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.buckets import graph_sizes, step_size
 from simkv.lab.inputs import StepSize, TableWatch, fields_of, fill, packed_length
 from simkv.lab.pool import KVPool, runs
 from simkv.lab.prompts import prompt_ids
 from simkv.lab.runner import Runner, RunnerConfig
-from simkv.lab.shapes import MODELS
 
 
 def test_published_sizes():

@@ -19,8 +19,8 @@ import torch
 
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Row
+from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.runner import Runner, RunnerConfig
-from simkv.lab.shapes import MODELS
 from tests.conftest import ROOT
 
 triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from simkv.lab.shapes import MODELS
+from simkv.costs.hardware.shapes import MODELS
 from tests.lab import reference
 from tests.lab.driver import RandomServer
 

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from simkv.costs.hardware.shapes import MODELS
 from simkv.lab import cpu_ops, graphs, inputs, model, pool, runner
-from simkv.lab.shapes import MODELS
 from tests.lab import driver, test_attention, test_model
 from tests.lab.driver import RandomServer
 

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from simkv.lab.replay import read_runs, verdict_of_run
-from simkv.lab.serve import Server
+from simkv.costs.hardware.shapes import MODELS
+from simkv.lab.serve import DeviceServer
 from simkv.lab.served import Setup, write_served
-from simkv.lab.shapes import MODELS
+from simkv.proof.validation.served.replay import read_runs, verdict_of_run
 from tests.lab.test_serve import plain_scenario
 
 SETUP = Setup(MODELS["tiny"], graph_tokens=64)
@@ -59,7 +59,7 @@ def plant(monkeypatch):
 
 @pytest.mark.parametrize(("engine", "variant", "old", "new"), BUGS)
 def test_l0_sees(engine, variant, old, new, plant, tmp_path):
-    run = Server(plain_scenario(engine, variant), SETUP).serve()
+    run = DeviceServer(plain_scenario(engine, variant), SETUP).serve()
     assert verdict_of_run(run.scenario, run.passes, run.recorder).step is None
     write_served(tmp_path / "out", {"run": run}, SETUP)
     plant(f"simkv.schedulers.{engine}.scheduler", old, new)
@@ -70,7 +70,7 @@ def test_l0_sees(engine, variant, old, new, plant, tmp_path):
 
 def test_a_scheduler_that_looks_at_the_clock_is_seen(monkeypatch):
     """What decides by anything but the lengths of the steps cannot be replayed from them."""
-    server = Server(plain_scenario("vllm", "0.33.0"), SETUP)
+    server = DeviceServer(plain_scenario("vllm", "0.33.0"), SETUP)
     scheduler, clock = server.recorder.inner, server.clock
     decide = scheduler.schedule
 

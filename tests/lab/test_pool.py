@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.pool import KVPool, SwapSpace
-from simkv.lab.shapes import MODELS
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
-from simkv.lab.replay import compare, replay
+from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.runner import Runner, covering
-from simkv.lab.serve import Server, runner_config
+from simkv.lab.serve import DeviceServer, runner_config
 from simkv.lab.served import Served, Setup
-from simkv.lab.shapes import MODELS
 from simkv.loop.record import Record
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.recorder import write_trace
+from simkv.proof.validation.served.replay import compare, replay
 from simkv.scenario.scenario import Scenario
 from tests.lab import reference
 from tests.laws.scenarios import ENGINES, scenarios
@@ -124,7 +124,7 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
 @pytest.mark.parametrize(("engine", "variant"), dict(ENGINES).items(), ids=lambda name: name)
 def test_preemptions(engine, variant):
     """The scheduler runs short of blocks, and the tokens are right all the same."""
-    server = Server(plain_scenario(engine, variant), SETUP)
+    server = DeviceServer(plain_scenario(engine, variant), SETUP)
     run = server.serve()
     assert run.summary["preemptions"] > 0
     check_l0(run)
@@ -136,7 +136,7 @@ def test_clients_that_wait_for_answers(engine, variant):
     """When a request is sent then depends on how long steps really took."""
     scenario = plain_scenario(engine, variant)
     workload = scenario.workload.model_copy(update={"max_concurrency": 3})
-    run = Server(scenario.model_copy(update={"workload": workload}), SETUP).serve()
+    run = DeviceServer(scenario.model_copy(update={"workload": workload}), SETUP).serve()
     assert run.summary["finished"] == len(run.requests)
     assert max(run.record.steps.running) <= 3
     assert len({life.request.arrival for life in run.record.lives.values()}) > 8
@@ -150,7 +150,7 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
     scenario = in_milliseconds(data.draw(scenarios(engine, variant)))
     if data.draw(st.booleans()):
         scenario = without_ends(scenario)
-    server = Server(scenario, SETUP)
+    server = DeviceServer(scenario, SETUP)
     run = server.serve()
     check_l0(run)
     if not run.recorder.aborted and not run.summary["cut_off"]:
@@ -173,12 +173,14 @@ def test_one_runner_serves_one_scenario_after_another():
     for scenario in (*scenarios, scenarios[0]):
         block_size = {"block_size": 16}
         engine = replace(scenario.engine, **block_size)
-        run = Server(scenario.model_copy(update={"engine": engine}), SETUP, runner).serve()
+        run = DeviceServer(scenario.model_copy(update={"engine": engine}), SETUP, runner).serve()
         assert run.summary["finished"] == 16
         check_l0(run)
         check_tokens(run, runner)
     with pytest.raises(InputError, match="the runner has"):
-        Server(scenarios[0], SETUP, Runner(SETUP.shape, replace(largest, num_blocks=2), "cpu"))
+        DeviceServer(
+            scenarios[0], SETUP, Runner(SETUP.shape, replace(largest, num_blocks=2), "cpu")
+        )
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
@@ -186,7 +188,7 @@ def test_swapped_requests_go_on_where_they_were(overlap):
     """Their KV was on the host in between, and nothing of it was computed again."""
     scenario = plain_scenario("vllm", "0.33.0-swap")
     engine = replace(scenario.engine, async_scheduling=overlap)
-    server = Server(scenario.model_copy(update={"engine": engine}), SETUP)
+    server = DeviceServer(scenario.model_copy(update={"engine": engine}), SETUP)
     run = server.serve()
     out = sum(p.load.swap_out_blocks for p in run.passes)
     assert out == sum(p.load.swap_in_blocks for p in run.passes) > 10
@@ -196,7 +198,7 @@ def test_swapped_requests_go_on_where_they_were(overlap):
 
 
 def test_a_swap_to_the_wrong_place_is_seen(monkeypatch):
-    server = Server(plain_scenario("vllm", "0.33.0-swap"), SETUP)
+    server = DeviceServer(plain_scenario("vllm", "0.33.0-swap"), SETUP)
     space = server.runner._host_space
     back = space.back
     monkeypatch.setattr(space, "back", lambda i, blocks: back(i, blocks[::-1]))

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
+from simkv.costs.hardware.shapes import MODELS
 from simkv.costs.load import Load
 from simkv.costs.profile import Profile, StepCost, StepError
-from simkv.lab.replay import Recorded, Verdict, read_runs
-from simkv.lab.serve import Server
+from simkv.lab.serve import DeviceServer
 from simkv.lab.served import Setup, write_served
-from simkv.lab.shapes import MODELS
-from simkv.lab.validate import FIGURES, simulate, validation
+from simkv.proof.validation.served.levels import FIGURES, simulate, validation
+from simkv.proof.validation.served.replay import Agreement, Recorded, read_runs
 from tests.lab.test_serve import plain_scenario
 
 PROFILE = Profile.model_validate(
@@ -51,7 +51,7 @@ def imagined(profile: Profile) -> Recorded:
         left = round((taken - 1e-3) / 1e-6)
         load = Load(prefills, tokens, 0, decodes, 0 if prefills else left, left if prefills else 0)
         steps.append((load, taken))
-    return Recorded(scenario, steps, [n > 0 for n in log.preempted], record, Verdict(len(log)))
+    return Recorded(scenario, steps, [n > 0 for n in log.preempted], record, Agreement(len(log)))
 
 
 def test_the_right_profile_is_right_at_every_level():
@@ -109,7 +109,7 @@ def test_the_interval_holds_a_device_that_is_off_by_less_and_not_one_that_is_off
 
 def test_a_real_run_is_judged(tmp_path):
     setup = Setup(MODELS["tiny"], graph_tokens=64)
-    runs = {"run": Server(plain_scenario("vllm", "0.33.0"), setup).serve()}
+    runs = {"run": DeviceServer(plain_scenario("vllm", "0.33.0"), setup).serve()}
     write_served(tmp_path / "out", runs, setup)
     (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
     arguments = ["gpu", "validate", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
@@ -132,7 +132,7 @@ def test_another_scheduler_shows_in_l0(engine, tmp_path, monkeypatch):
         "vllm": "0.33.0", "sglang": "0.5.23", "mistralrs": "pr2034", "fastdeploy": "ratio",
     }[engine]  # fmt: skip
     setup = Setup(MODELS["tiny"], graph_tokens=64)
-    run = Server(plain_scenario(engine, variant), setup).serve()
+    run = DeviceServer(plain_scenario(engine, variant), setup).serve()
     knob = "max_running_requests" if engine == "sglang" else "max_num_seqs"
     changed = replace(run.scenario.engine, **{knob: 2})
     other = replace(run, scenario=run.scenario.model_copy(update={"engine": changed}))

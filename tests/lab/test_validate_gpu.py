@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
+from simkv.costs.hardware.shapes import MODELS
 from simkv.costs.profile import Profile, StepError
-from simkv.lab.baselines import roofline
-from simkv.lab.shapes import MODELS
+from simkv.proof.validation.served.baselines import roofline
 
 #: About what the tiny model costs on a CPU: 2 ms a step.
 ROOFLINE = roofline(MODELS["tiny"], 4, 1e10, 1e11)

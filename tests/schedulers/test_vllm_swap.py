@@ -10,8 +10,8 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Row, Swap
 from simkv.costs.load import load_of
 from simkv.costs.profile import load_profile
-from simkv.lab.validate import simulate
 from simkv.measure.metrics import summary
+from simkv.proof.validation.served.levels import simulate
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.vllm.scheduler import VllmConfig
 from simkv.schedulers.vllm.spec import build

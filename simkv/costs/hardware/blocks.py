@@ -24,7 +24,7 @@ SAMPLER_BYTES = 26
 
 
 @dataclass(frozen=True)
-class Fit:
+class KvRoom:
     """What a GPU's share of memory is spent on, in bytes, and the blocks that are left."""
 
     usable: int
@@ -49,7 +49,7 @@ def kv_blocks(
     gpu_memory_utilization: float = 0.9,
     tensor_parallel: int = 1,
     expert_ranks: int = 1,
-) -> Fit:
+) -> KvRoom:
     """The blocks of ``block_size`` tokens that vLLM would find on each of the GPUs.
 
     ``expert_ranks`` GPUs share the experts of a mixture, if there is one. Raises InputError for a
@@ -64,7 +64,7 @@ def kv_blocks(
     sampler = max_num_seqs * model.vocab * SAMPLER_BYTES
     kv_heads = max(model.kv_heads // tensor_parallel, 1)
     per_token = model.kv_bytes_per_token // model.kv_heads * kv_heads
-    return Fit(
+    return KvRoom(
         usable=int(gpu.memory_bytes * gpu_memory_utilization),
         weights=model.weight_bytes(tensor_parallel, expert_ranks),
         activations=max(mlp, sampler),

@@ -1,5 +1,8 @@
-"""Recorded runs of real engines, simulated again and compared figure by figure.
+"""One judge: simulations against what really happened.
 
-``case`` reads a recorded run, ``calibration`` finds the costs that belong to it, ``replay``
-simulates it, ``score`` compares, ``sensitivity`` varies what was not recorded.
+    compared.py  a figure of a run beside what simulations make of it, and tables of them
+    cases/       what others recorded: times by request of an engine that cannot be run here
+    served/      what simkv's own GPU runner left: every step and decision, judged at three levels
+
+Nothing here needs torch; lab/ serves what is judged.
 """

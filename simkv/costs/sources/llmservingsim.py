@@ -1,0 +1,285 @@
+"""Profiles from the kernel tables that LLMServingSim's profiler writes.
+
+A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip'd) holds times in us of one layer's
+kernels: by the tokens of a step (``dense``), by the sequences that sample (``per_sequence``), of
+attention by four axes (see ``costs.attention``), and what unequal lengths of decodes add
+(``skew_fit``). A step is the sum over all layers (github.com/casys-kaist/LLMServingSim, commit
+5daddb2, serving/core/trace_generator.py). As there, the correction for skew counts where the
+bundle says that it is enabled, and a bucket that was not profiled takes the bundle's default.
+
+Only kernels are in it: no host time, no gaps between kernels. With tensor parallelism two
+all-reduces per layer are added, with expert parallelism an all-gather and a reduce-scatter, where
+they were measured on the GPU (``models/gpus.json``).
+
+A mixture of experts (``moe.csv``, by tokens and activated experts) is taken to choose its experts
+evenly. The ranks of an expert-parallel group pool their tokens: each computes its share of the
+experts for its share of the choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.costs.attention import AttentionRow, AttentionSlice, AttentionTable, Skew
+from simkv.costs.error import left_out
+from simkv.costs.hardware.catalog import find_gpu
+from simkv.costs.lines import at
+from simkv.costs.profile import Feature, Fit, Profile, StepCost, Term
+from simkv.costs.sources.files import check_kinds, find_table, read_settings, read_table
+
+#: Kernels that run once in a step, and how often in a layer the others do.
+ONCE = ("embedding", "final_layernorm")
+PER_LAYER = {
+    "layernorm": 2,
+    "qkv_proj": 1,
+    "qk_norm": 1,
+    "rotary_emb": 1,
+    "o_proj": 1,
+    "gate_up_proj": 1,
+    "act_fn": 1,
+    "down_proj": 1,
+}
+SAMPLING = ("lm_head", "sampler")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The model's shape as far as the tables leave it open, and how it is spread over GPUs.
+
+    ``hidden`` is needed for collectives, ``experts`` and ``experts_per_token`` for a mixture of
+    experts, of which each of ``expert_ranks`` GPUs has an equal part.
+    """
+
+    layers: int
+    tp: int = 1
+    hidden: int | None = None
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ranks: int = 1
+
+
+_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+
+
+def bundle_profile(folder: Path, layout: Spread, graph_sizes: list[int] | None = None) -> Profile:
+    """The profile of a model of this ``layout`` from a bundle's tables.
+
+    ``graph_sizes`` are the engine's CUDA graph sizes (``costs.graphs``), None for no padding.
+    Raises InputError if the bundle cannot be used.
+    """
+    layers, tp = layout.layers, layout.tp
+    meta = read_settings(folder / "meta.yaml")
+    tables = folder / f"tp{tp}"
+    if not tables.is_dir():
+        known = sorted(p.name for p in folder.glob("tp*"))
+        raise InputError(f"{folder}: there is no {tables.name}; found {', '.join(known) or 'none'}")
+    moved, said = _collectives(str(meta.get("gpu", "")), layout)
+    terms = [*_dense(tables, layers), *_experts(tables, layout), *_sampling(tables), *moved]
+    table = AttentionTable(slices=_slices(tables, layers), skew=_skew(folder, meta, tp))
+    name = f"{meta.get('model', folder.name)} on {meta.get('gpu', 'unknown GPU')}"
+    draft = Profile(
+        name=f"llmservingsim {name}, tp{tp}",
+        engine=f"vLLM {meta.get('vllm_version', '(version unknown)')}",
+        model=str(meta.get("model", "unknown")),
+        gpu=str(meta.get("gpu", "unknown")),
+        basis="measured",
+        terms=terms,
+        attention=table,
+        graph_sizes=graph_sizes or [],
+        idle_pass_s=1e-4,
+        range=_range(table),
+        fit=Fit(points=0),
+        source=[
+            "kernel tables of LLMServingSim's profiler (github.com/casys-kaist/LLMServingSim, MIT)",
+            f"bundle {folder.name}, measured {meta.get('profiled_at', 'at an unknown time')}",
+            "kernels only: no host time, no gaps between kernels" + said,
+            "idle_pass_s is assumed",
+        ],
+    )
+    points = sum(len(row.seconds) for part in table.slices for row in part.rows)
+    fit = Fit(
+        points=points,
+        note="errors of points of the attention table left out and read off the line between "
+        "their neighbours, as shares of the whole step; they say nothing about host time",
+        held_out=left_out(table, StepCost(draft.model_copy(update={"attention": None}))),
+    )
+    return draft.model_copy(update={"fit": fit})
+
+
+def _dense(tables: Path, layers: int) -> list[Term]:
+    path = find_table(tables, "dense")
+    frame = read_table(path, {"layer": "text", "tokens": "whole", "time_us": "number"})
+    counts = {**dict.fromkeys(ONCE, 1), **{k: n * layers for k, n in PER_LAYER.items()}}
+    return _terms(path, frame, "tokens", "slots", counts)
+
+
+def _collectives(gpu: str, layout: Spread) -> tuple[list[Term], str]:
+    """What the GPUs of a layout exchange in all layers, and in words whether it is in the sum."""
+    wanted: list[tuple[str, int, int]] = []
+    if layout.tp > 1:
+        wanted.append(("all_reduce", layout.tp, 2))
+    if layout.expert_ranks > 1:
+        wanted += [
+            ("all_gather", layout.expert_ranks, 1),
+            ("reduce_scatter", layout.expert_ranks, 1),
+        ]
+    try:
+        measured = find_gpu(gpu).collectives
+    except InputError:
+        measured = {}
+    terms, missing = [], []
+    for name, ranks, per_layer in wanted:
+        points = measured.get(name, {}).get(ranks)
+        if not points or not layout.hidden:
+            missing.append(f", no {name} of {ranks} GPUs")
+            continue
+        count = per_layer * layout.layers
+        table = [(size / (2 * layout.hidden), count * seconds) for size, seconds in points]
+        terms.append(
+            Term.model_validate({"name": f"{name} x{count}", "feature": "slots", "table": table})
+        )
+    found = "; collectives from models/gpus.json" if terms else ""
+    return terms, "".join(missing) + found
+
+
+def _experts(tables: Path, layout: Spread) -> list[Term]:
+    """The mixture of experts in all layers, by the tokens that the ranks compute together."""
+    if not layout.experts:
+        if any((tables / f"moe.csv{end}").is_file() for end in ("", ".gz")):
+            raise InputError(
+                f"{tables}: times of a mixture of experts, but the model has no experts; "
+                f"expected a model with experts and experts_per_token"
+            )
+        return []
+    path = find_table(tables, "moe")
+    columns = ("tokens", "activated_experts")
+    frame = read_table(path, {**dict.fromkeys(columns, "whole"), "time_us": "number"})
+    rows = {
+        int(part["activated_experts"].iloc[0]): part.sort_values("tokens")
+        for _, part in frame.groupby("activated_experts")
+    }
+    counts = sorted(rows)
+    mine = layout.experts // layout.expert_ranks
+    table = []
+    for pooled in sorted({int(n) * layout.expert_ranks for n in frame["tokens"].unique()}):
+        missed = (1 - layout.experts_per_token / layout.experts) ** pooled
+        activated, tokens = mine * (1 - missed), pooled / layout.expert_ranks
+        times = [
+            at(rows[n]["tokens"].tolist(), rows[n]["time_us"].tolist(), tokens) for n in counts
+        ]
+        table.append((pooled, round(layout.layers * 1e-6 * at(counts, times, activated), 12)))
+    name = f"experts x{layout.layers}"
+    return [Term.model_validate({"name": name, "feature": "group_tokens", "table": table})]
+
+
+def _curve(rows: pd.DataFrame) -> tuple[list[float], list[float]]:
+    return rows["tokens"].tolist(), rows["time_us"].tolist()
+
+
+def _sampling(tables: Path) -> list[Term]:
+    path = find_table(tables, "per_sequence")
+    frame = read_table(path, {"layer": "text", "sequences": "whole", "time_us": "number"})
+    return _terms(path, frame, "sequences", "emits", dict.fromkeys(SAMPLING, 1))
+
+
+def _terms(
+    path: Path, frame: pd.DataFrame, column: str, feature: Feature, counts: Mapping[str, int]
+) -> list[Term]:
+    """One term for each kernel, which runs ``counts`` times in a step."""
+    terms = []
+    for layer, rows in frame.groupby("layer"):
+        if layer not in counts:
+            raise InputError(
+                f"{path}: layer {layer!r} is not known; expected some of {', '.join(counts)}"
+            )
+        rows = rows.drop_duplicates(column, keep="last").sort_values(column)
+        seconds = rows["time_us"] * 1e-6 * counts[str(layer)]
+        points = list(zip(rows[column].astype(float), seconds.round(12), strict=True))
+        count = counts[str(layer)]
+        terms.append(
+            Term.model_validate({"name": f"{layer} x{count}", "feature": feature, "table": points})
+        )
+    return terms
+
+
+def _slices(tables: Path, layers: int) -> list[AttentionSlice]:
+    path = find_table(tables, "attention")
+    frame = read_table(path, {**dict.fromkeys(_AXES, "whole"), "time_us": "number"})
+    frame = frame.drop_duplicates(list(_AXES), keep="last").sort_values(list(_AXES))
+    slices = []
+    for _, part in frame.groupby(["prefill_chunk", "n_decode"]):
+        rows = [
+            AttentionRow(
+                prefill_context=int(row["kv_prefill"].iloc[0]),
+                decode_context=row["kv_decode"].tolist(),
+                seconds=(row["time_us"] * 1e-6 * layers).round(12).tolist(),
+            )
+            for _, row in part.groupby("kv_prefill")
+        ]
+        tokens, seqs = int(part["prefill_chunk"].iloc[0]), int(part["n_decode"].iloc[0])
+        slices.append(AttentionSlice(prefill_tokens=tokens, decode_seqs=seqs, rows=rows))
+    check_kinds(
+        path,
+        [s for s in slices if s.prefill_tokens and not s.decode_seqs],
+        [s for s in slices if s.decode_seqs and not s.prefill_tokens],
+    )
+    return slices
+
+
+def _skew(folder: Path, meta: Mapping[str, Any], tp: int) -> Skew | None:
+    """The bundle's correction for decodes of unequal length, if it is enabled."""
+    fit = meta.get("skew_fit") or {}
+    if not fit.get("enabled"):
+        return None
+    try:
+        axes, entry = fit["bucket_axes"], fit["per_tp"][tp]
+        labels = [axes[f"{axis}_labels"] for axis in ("n", "skew_rate", "kv_big", "kp")]
+        ends = [axes[f"{axis}_bins"][1:] for axis in ("n", "skew_rate", "kv_big", "kp")]
+        default = float(entry["alpha_default"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{folder / 'meta.yaml'}: skew_fit: {error} is missing or wrong"
+        ) from error
+    path = find_table(folder / f"tp{tp}", "skew_fit")
+    names = ("n_label", "skew_rate_label", "kv_big_label", "kp_label")
+    frame = pd.read_csv(path)
+    read_table(path, {"pc": "whole", **dict.fromkeys(names, "text")})
+    shares = []
+    for line, row in enumerate(frame.to_dict("records"), start=2):
+        try:
+            numbers = [known.index(row[name]) for known, name in zip(labels, names, strict=True)]
+            shares.append((int(row["pc"]), *numbers, float(row["alpha"])))
+        except (ValueError, KeyError) as error:
+            raise InputError(f"{path}:{line}: {error}") from error
+    return Skew(
+        default=default,
+        decode_seqs=ends[0],
+        rate=ends[1],
+        longest=ends[2],
+        prefill_context=ends[3],
+        shares=shares,
+    )
+
+
+def _range(table: AttentionTable) -> dict[Feature, tuple[float, float]]:
+    parts = table.slices
+    tokens = [part.prefill_tokens for part in parts if part.prefill_tokens]
+    alone = [part.decode_seqs for part in parts if not part.prefill_tokens]
+    beside = [part.decode_seqs for part in parts if part.prefill_tokens and part.decode_seqs]
+    contexts = [x for part in parts for row in part.rows for x in row.decode_context if x]
+    before = max(row.prefill_context for part in parts for row in part.rows)
+    found: dict[Feature, tuple[float, float]] = {
+        "prefill_tokens": (min(tokens), max(tokens)),
+        "prefill_context": (0, before),
+        "decode_seqs": (min(alone), max(alone)),
+        "decode_mean": (min(contexts), max(contexts)),
+    }
+    if beside:
+        found["mixed_decode_seqs"] = (min(beside), max(beside))
+    return found

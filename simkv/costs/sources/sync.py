@@ -1,0 +1,264 @@
+"""A profile fitted to requests that had the engine to themselves.
+
+One request at a time shows what a prefill of so many tokens takes and what a step of one decode
+takes by its KV. A step is taken to cost
+
+    prefill or decode step + token x tokens + pair x pairs + context x KV read by decodes
+
+with pairs of a token and a token that it attends to. A token costs the same whatever it is
+computed for, so the same price holds in a prefill, beside one, and in a batch of decodes, which
+single requests cannot show. Errors are relative and count alike.
+
+The prices of a pair and of KV are hard to tell from a handful of rows of like length. Where model
+and GPU are known, the fit is told what their shapes make likely, each as one more observation:
+KV is read at ``READS`` of the GPU's bandwidth, attention in a prefill reaches ``ATTENDS`` of its
+operations per second. Both are what vLLM's attention reaches in aiconfigurator's table of an H100
+(vLLM 0.14): 2.9 to 3.05 TB/s of 3.35 from 130,000 tokens on, 390 to 515 TFLOP/s of 989 at prompts
+of 2,000 to 4,000 tokens and 64 heads. The second figure of each pair is the relative uncertainty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import nnls
+
+from simkv.core.errors import InputError
+from simkv.costs.error import by_kind
+from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.profile import Fit, Profile, StepError, Term
+from simkv.costs.sources.files import read_table
+
+Floats = npt.NDArray[np.float64]
+
+READS = (0.87, 0.07)
+ATTENDS = (0.45, 0.15)
+#: Fewer requests than this are not fitted to.
+FEWEST = 8
+#: Outputs of fewer tokens tell little of a decode step.
+SHORT = 8
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the fit knows of the model: bytes of KV per token and FLOP per pair, over all layers.
+
+    ``max_num_batched_tokens`` and ``block_size`` are the engine's.
+    """
+
+    kv_bytes_per_token: int
+    flops_per_pair: int
+    max_num_batched_tokens: int
+    block_size: int = 16
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Requests that were alone, one entry each: tokens, and times in seconds.
+
+    ``hits`` are leading tokens found in the prefix cache, ``front`` the time before the engine
+    core had the request; ``decode`` is the mean of a decode step, NaN for a single token.
+    """
+
+    prompt: Floats
+    output: Floats
+    hits: Floats
+    prefill: Floats
+    decode: Floats
+    front: Floats
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+
+def read_alone(
+    path: Path, stage: str = "sync", block_size: int = 16, *, caching: bool = True
+) -> Alone:
+    """The rows of a ``stage`` of a request table, without the run's first, which is cold.
+
+    Columns: prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms, queue_ms, and if there
+    arrival_s (else the file's first row is the cold one), stage (else all rows count) and
+    shared_prefix_tokens, found in the cache where there is ``caching``. Raises InputError if they
+    are missing, too few, or of no use.
+    """
+    columns = ("prompt_tokens", "output_tokens", "queue_ms", "prefill_ms", "ttft_ms", "e2e_ms")
+
+    def alone(table: pd.DataFrame) -> pd.Series[bool]:
+        order = pd.to_numeric(table.get("arrival_s", table.index.to_series()), errors="coerce")
+        cold = order.rank(method="first") == 1
+        return ~cold & (table["stage"] == stage) if "stage" in table else ~cold
+
+    rows = read_table(path, dict.fromkeys(columns, "number"), alone)
+    if len(rows) < FEWEST:
+        raise InputError(
+            f"{path}: {len(rows)} requests in stage {stage!r} besides the first; at least "
+            f"{FEWEST} are needed to fit to"
+        )
+    _check(path, rows)
+    values = {name: rows[name].to_numpy(dtype=np.float64) for name in columns}
+    steps = values["output_tokens"] - 1
+    decode = (values["e2e_ms"] - values["ttft_ms"]) / np.where(steps > 0, steps, np.nan)
+    shared = np.zeros(len(rows))
+    whole = pd.read_csv(path).loc[rows.index]
+    if caching and "shared_prefix_tokens" in whole:
+        shared = pd.to_numeric(whole["shared_prefix_tokens"], errors="coerce").fillna(0).to_numpy()
+    # The last token of a prompt is computed in any case.
+    hits = np.minimum(shared, values["prompt_tokens"] - 1) // block_size * block_size
+    return Alone(
+        prompt=values["prompt_tokens"],
+        output=values["output_tokens"],
+        hits=hits,
+        prefill=values["prefill_ms"] / 1e3,
+        decode=decode / 1e3,
+        front=(values["ttft_ms"] - values["prefill_ms"] - values["queue_ms"]) / 1e3,
+    )
+
+
+def _check(path: Path, rows: pd.DataFrame) -> None:
+    """Raise InputError for times that no request takes, or if nothing tells of decodes."""
+    long = rows["output_tokens"] >= SHORT
+    wrong = {
+        "prompt_tokens: should be above 0": rows["prompt_tokens"] <= 0,
+        "prefill_ms: should be above 0": rows["prefill_ms"] <= 0,
+        "e2e_ms: should be above ttft_ms": long & (rows["e2e_ms"] <= rows["ttft_ms"]),
+    }
+    for what, where in wrong.items():
+        if where.any():
+            raise InputError(f"{path}:{rows.index[where][0] + 2}: {what}")
+    if long.sum() < 2:
+        raise InputError(
+            f"{path}: {long.sum()} of the {len(rows)} requests to fit to have {SHORT} or more "
+            f"output tokens; at least 2 are needed to tell what a decode step costs"
+        )
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds of a step that prefills, of one that only decodes, and per unit."""
+
+    prefill_step: float
+    decode_step: float
+    token: float
+    pair: float
+    context: float
+
+
+def fit_prices(alone: Alone, shape: Traits, gpu: Gpu | None) -> Prices:
+    """The prices at which the requests would take what they took, as nearly as may be."""
+    prefills = _prefills(alone, shape)
+    likely = {}
+    if gpu:
+        likely[2] = (shape.flops_per_pair / (ATTENDS[0] * gpu.flops), ATTENDS[1])
+    step, token, pair = _solve(prefills, alone.prefill, likely)
+    decodes, times = _decodes(alone)
+    likely = {}
+    if gpu:
+        likely[1] = (shape.kv_bytes_per_token / (READS[0] * gpu.bandwidth), READS[1])
+    decode, context = _solve(decodes, times, likely)
+    return Prices(step, max(decode - token, 0.0), token, pair, context)
+
+
+def sync_profile(
+    alone: Alone, shape: Traits, gpu: Gpu | None, *, name: str, engine: str, model: str, on: str
+) -> Profile:
+    """The profile of an engine from requests that were alone on it.
+
+    Its errors are those of each request's prefill and mean decode step when the fit did without
+    that request.
+    """
+    prices = fit_prices(alone, shape, gpu)
+    decodes, _ = _decodes(alone)
+    computed = alone.prompt - alone.hits
+    terms = [
+        {"name": "prefill step", "feature": "steps", "when": "prefill", "s": prices.prefill_step},
+        {"name": "decode step", "feature": "steps", "when": "pure decode", "s": prices.decode_step},
+        {"name": "token", "feature": "tokens", "when": "any", "s": prices.token},
+        {"name": "pair", "feature": "prefill_pairs", "when": "any", "s": prices.pair},
+        {"name": "KV read", "feature": "decode_context", "when": "decode", "s": prices.context},
+    ]
+    told = f"KV and attention as likely on {gpu.name}" if gpu else "GPU not known: rows alone"
+    return Profile(
+        name=name,
+        engine=engine,
+        model=model,
+        gpu=on,
+        basis="measured",
+        terms=[
+            Term.model_validate({**{k: v for k, v in t.items() if k != "s"}, "seconds": t["s"]})
+            for t in terms
+        ],
+        idle_pass_s=1e-5,
+        front_s=max(float(np.median(alone.front)), 0.0),
+        range={
+            "prefill_tokens": (float(computed.min()), float(computed.max())),
+            "decode_seqs": (1, 1),
+            "decode_context": (float(decodes[:, 1].min()), float(decodes[:, 1].max())),
+        },
+        fit=Fit(
+            points=len(alone),
+            note=f"least squares of relative errors over {len(alone)} requests that were alone; "
+            f"{told}; errors are those of requests left out",
+            held_out=_left_out(alone, shape, gpu),
+        ),
+        source=[f"{len(alone)} requests one at a time, the first of the run left out"],
+    )
+
+
+def _left_out(alone: Alone, shape: Traits, gpu: Gpu | None) -> dict[str, StepError]:
+    """Errors of each request's prefill and decode steps when the fit did without it."""
+
+    def named() -> Iterator[tuple[str, float]]:
+        for index in range(len(alone)):
+            keep = np.arange(len(alone)) != index
+            rest, one = (_kept(alone, rows) for rows in (keep, ~keep))
+            p = fit_prices(rest, shape, gpu)
+            predicted = _prefills(one, shape) @ (p.prefill_step, p.token, p.pair)
+            yield "prefill", float((predicted / one.prefill - 1)[0])
+            rows, times = _decodes(one)
+            if len(rows):
+                predicted = rows @ (p.decode_step + p.token, p.context)
+                yield "decode", float((predicted / times - 1)[0])
+
+    return by_kind(named())
+
+
+def _kept(alone: Alone, rows: npt.NDArray[np.bool_]) -> Alone:
+    return Alone(*(getattr(alone, name)[rows] for name in Alone.__dataclass_fields__))
+
+
+def _prefills(alone: Alone, shape: Traits) -> Floats:
+    """Per request: steps (chunks), tokens and pairs of its prefill."""
+    computed = alone.prompt - alone.hits
+    chunks = np.ceil(computed / shape.max_num_batched_tokens)
+    return np.stack([chunks, computed, computed * alone.hits + computed * (computed + 1) / 2], 1)
+
+
+def _decodes(alone: Alone) -> tuple[Floats, Floats]:
+    """Per request that decodes for a while: 1 and the mean KV of a step; and the step's time."""
+    kept = alone.output >= SHORT
+    context = alone.prompt + (alone.output - 1) / 2
+    return np.stack([np.ones(len(alone)), context], 1)[kept], alone.decode[kept]
+
+
+def _solve(rows: Floats, times: Floats, likely: dict[int, tuple[float, float]]) -> Sequence[float]:
+    """Prices (not negative) of least relative error; ``likely`` are (value, uncertainty) by column.
+
+    What is likely counts against the rows as much as its uncertainty against their scatter.
+    """
+    scaled = rows / times[:, None]
+    prices, _ = nnls(scaled, np.ones(len(times)))
+    for _ in range(8):
+        scatter = float(np.sqrt(np.mean((scaled @ prices - 1) ** 2))) or 1e-6
+        extra = np.zeros((len(likely), rows.shape[1]))
+        aims = np.zeros(len(likely))
+        for row, (column, (value, uncertainty)) in enumerate(likely.items()):
+            extra[row, column] = scatter / (uncertainty * value)
+            aims[row] = scatter / uncertainty
+        both = np.vstack([scaled, extra])
+        prices, _ = nnls(both, np.concatenate([np.ones(len(times)), aims]))
+    return [float(price) for price in prices]

@@ -1,0 +1,144 @@
+"""Profiles from the operator tables that Vidur's profiler writes.
+
+``mlp.csv`` has the times (ms) of everything but attention by tokens and tensor parallelism,
+``attention.csv`` those of decodes (batch by KV) and of one prefill (chunk by KV), each plain or
+gzip'd, medians over repetitions (github.com/microsoft/vidur, data/profiling/compute). There are no
+mixed batches in it, no output head, no collectives and no host time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.costs.error import left_out
+from simkv.costs.hardware.catalog import Model
+from simkv.costs.profile import Feature, Fit, Profile, StepCost, Term
+from simkv.costs.sources.files import Kind, check_kinds, read_table
+from simkv.costs.sources.points import table_of
+
+#: Operators and how often they run in a layer; ``emb`` runs once in a step.
+PER_LAYER = {
+    "input_layernorm": 1,
+    "attn_pre_proj": 1,
+    "attn_rope": 1,
+    "attn_post_proj": 1,
+    "post_attention_layernorm": 1,
+    "mlp_up_proj": 1,
+    "mlp_act": 1,
+    "mlp_down_proj": 1,
+    "add": 2,
+}
+_DEGREE = "num_tensor_parallel_workers"
+
+
+def vidur_profile(mlp: Path, attention: Path, model: Model, gpu: str, tp: int = 1) -> Profile:
+    """The profile of ``model`` on ``tp`` GPUs. Raises InputError if the tables do not fit it."""
+    if model.experts:
+        raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
+    terms, tokens = _terms(mlp, model, tp)
+    prefills, decodes = _attention(attention, model, tp)
+    check_kinds(attention, len(prefills), len(decodes))
+    table = table_of(prefills, decodes)
+    ranges: dict[Feature, tuple[float, float]] = {
+        "tokens": (float(tokens.min()), float(tokens.max())),
+        "prefill_tokens": (float(prefills["tokens"].min()), float(prefills["tokens"].max())),
+        "prefill_context": (0.0, float(prefills["before"].max())),
+        "decode_seqs": (float(decodes["seqs"].min()), float(decodes["seqs"].max())),
+        "decode_mean": (float(decodes["context"].min()), float(decodes["context"].max())),
+        "mixed_decode_seqs": (0.0, 0.0),
+    }
+    draft = Profile(
+        name=f"vidur {model.name} on {gpu}, tp{tp}",
+        engine="operators alone",
+        model=model.name,
+        gpu=gpu,
+        basis="measured",
+        terms=terms,
+        attention=table,
+        idle_pass_s=1e-4,
+        range=ranges,
+        fit=Fit(points=0),
+        source=[
+            "operator tables of Vidur's profiler (github.com/microsoft/vidur, MIT)",
+            f"{mlp.name}, {attention.name}",
+            "no output head, no collectives, no host time; decodes beside a prefill cost what they "
+            "cost alone",
+            "idle_pass_s is assumed",
+        ],
+    )
+    fit = Fit(
+        points=len(prefills) + len(decodes) + len(tokens),
+        note="errors of points of the attention table left out, as shares of the whole step",
+        held_out=left_out(table, StepCost(draft.model_copy(update={"attention": None}))),
+    )
+    return draft.model_copy(update={"fit": fit})
+
+
+def _terms(path: Path, model: Model, tp: int) -> tuple[list[Term], pd.Series[float]]:
+    times = {f"time_stats.{name}.median": name for name in ("emb", *PER_LAYER)}
+    columns: dict[str, Kind] = {"num_tokens": "whole", _DEGREE: "whole", "n_embd": "whole"}
+    frame = read_table(path, {**columns, **dict.fromkeys(times, "number")})
+    kept = frame[(frame[_DEGREE] == tp) & (frame["n_embd"] == model.hidden)]
+    if kept.empty:
+        raise InputError(
+            f"{path}: no rows for a hidden size of {model.hidden} and {tp} GPUs; there are "
+            f"{_pairs(frame, 'n_embd')}"
+        )
+    medians = kept.groupby("num_tokens")[list(times)].median()
+    terms = []
+    for column, name in times.items():
+        count = PER_LAYER[name] * model.layers if name in PER_LAYER else 1
+        seconds = (medians[column] * 1e-3 * count).round(12)
+        points = list(zip(medians.index.tolist(), seconds.tolist(), strict=True))
+        terms.append(
+            Term.model_validate({"name": f"{name} x{count}", "feature": "tokens", "table": points})
+        )
+    return terms, medians.index.to_series().astype(float)
+
+
+def _attention(path: Path, model: Model, tp: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    columns: dict[str, Kind] = {
+        "n_q_head": "whole",
+        "n_kv_head": "whole",
+        _DEGREE: "whole",
+        "batch_size": "whole",
+        "prefill_chunk_size": "whole",
+        "kv_cache_size": "whole",
+        "is_prefill": "text",
+    }
+    frame = read_table(path, columns)
+    times = pd.read_csv(path)
+    heads = (frame["n_q_head"] == model.heads) & (frame["n_kv_head"] == model.kv_heads)
+    kept = heads & (frame[_DEGREE] == tp)
+    if not kept.any():
+        raise InputError(
+            f"{path}: no rows for {model.heads} heads, {model.kv_heads} KV heads and {tp} GPUs; "
+            f"there are {_pairs(frame, 'n_q_head')}"
+        )
+    prefill = kept & (frame["is_prefill"] == "True")
+    decode = kept & (frame["is_prefill"] == "False")
+    scale = 1e-3 * model.layers
+    save = times["time_stats.attn_output_reshape.median"].fillna(0.0)
+    prefills = pd.DataFrame(
+        {
+            "tokens": frame["prefill_chunk_size"],
+            "before": frame["kv_cache_size"],
+            "seconds": (times["time_stats.attn_prefill.median"] + save) * scale,
+        }
+    )[prefill & (frame["batch_size"] == 1)].dropna()
+    decodes = pd.DataFrame(
+        {
+            "seqs": frame["batch_size"],
+            "context": frame["kv_cache_size"],
+            "seconds": (times["time_stats.attn_decode.median"] + save) * scale,
+        }
+    )[decode].dropna()
+    return prefills, decodes
+
+
+def _pairs(frame: pd.DataFrame, column: str) -> str:
+    found = frame[[column, _DEGREE]].drop_duplicates().sort_values([column, _DEGREE])
+    return ", ".join(f"{a} on {b}" for a, b in found.itertuples(index=False))

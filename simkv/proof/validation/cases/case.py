@@ -1,0 +1,201 @@
+"""A recorded run: its engine, its requests, and what each of them took.
+
+A folder with ``case.json`` (engine, model, GPU, where it comes from), ``requests.csv`` (a row per
+request in order of arrival, times in ms) and, where prompts share beginnings, their blocks; see
+``workload.formats.case``. What was not recorded is null.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simkv.core.errors import InputError
+from simkv.costs.sources.files import Kind, Rows, find_table, read_table
+
+#: Requests of this stage calibrate; they are never scored.
+CALIBRATES = "sync"
+_NEEDED: dict[str, Kind] = {
+    "arrival_s": "number",
+    "prompt_tokens": "whole",
+    "output_tokens": "whole",
+    "ttft_ms": "number",
+    "e2e_ms": "number",
+}
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_recorded(cls, data: Any) -> Any:
+        """A null is as good as no field where that is allowed."""
+        if not isinstance(data, dict):
+            return data
+        fields = cls.model_fields
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None or name not in fields or fields[name].is_required()
+        }
+
+
+class Dims(_Facts):
+    """Dimensions of the model that decide its costs."""
+
+    layers: int = Field(gt=0)
+    q_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    kv_bytes_per_token: int = Field(gt=0)
+    hidden: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+
+
+class EngineFacts(_Facts):
+    """The engine's configuration, as far as it was recorded."""
+
+    engine: str
+    version: str
+    gpu: str
+    tensor_parallel: int = Field(1, gt=0)
+    data_parallel: int = Field(1, gt=0)
+    expert_parallel: bool | None = None
+    max_num_seqs: int = Field(gt=0)
+    max_num_batched_tokens: int = Field(gt=0)
+    max_model_len: int | None = None
+    block_size: int = Field(16, gt=0)
+    num_gpu_blocks: int | None = Field(None, gt=0)
+    enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    dtype: str | None = None
+
+    @property
+    def caches(self) -> bool:
+        """Whether there is a prefix cache, as there is unless it was turned off."""
+        return self.enable_prefix_caching is not False
+
+    @property
+    def expert_ranks(self) -> int:
+        """GPUs that share the experts of a mixture."""
+        return self.tensor_parallel * self.data_parallel if self.expert_parallel else 1
+
+
+class Origin(_Facts):
+    """The simulator of the project that the record is from, and its errors (per cent)."""
+
+    simulator: str = "origin"
+    published: dict[str, Any] = {}
+    recomputed_from_committed_sim_csv: dict[str, Any] = {}
+
+
+class Facts(_Facts):
+    """``case.json``."""
+
+    name: str
+    model: str
+    model_dims: Dims
+    engine: EngineFacts
+    makespan_s: float | None = None
+    preemptions: int | None = None
+    origin_simulator: Origin = Origin()
+    calibration: list[str] = []
+    workload: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recorded run; ``requests`` (from the file ``table``) has a row per request, in order, with
+    its measured times (ms).
+
+    ``from_queue``: TTFT and E2E count from when the engine core had the request, not from its
+    arrival. ``scored`` says row by row what counts: rows that calibrate do not.
+    """
+
+    folder: Path
+    table: Path
+    facts: Facts
+    requests: pd.DataFrame
+    from_queue: bool
+    scored: pd.Series[bool]
+
+    @property
+    def name(self) -> str:
+        """As the record calls itself."""
+        return self.facts.name
+
+    @property
+    def has_alone(self) -> bool:
+        """Whether some requests had the engine to themselves, to calibrate on."""
+        return not bool(self.scored.all())
+
+    @property
+    def tells_prefixes(self) -> bool:
+        """Whether the record says which prompts begin alike."""
+        there = any((self.folder / f"prefix_blocks.jsonl{end}").is_file() for end in ("", ".gz"))
+        return there or "shared_prefix_tokens" in self.requests
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds from the first arrival to the last token."""
+        if self.facts.makespan_s is not None:
+            return self.facts.makespan_s
+        ends = self.requests["arrival_s"] + self.requests["e2e_ms"] / 1e3
+        return float(ends.max() - self.requests["arrival_s"].min())
+
+
+def read_case(folder: Path) -> Case:
+    """Read a recorded run. Raises InputError with file and field if it is none."""
+    path = folder / "case.json"
+    try:
+        facts = Facts.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
+    except OSError as error:
+        raise InputError(
+            f"{folder}: not a recorded case: {path.name} cannot be read "
+            f"({(error.strerror or str(error)).lower()})"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        value = first["input"]
+        found = "" if isinstance(value, dict | list) else f"; found {json.dumps(value)}"
+        raise InputError(f"{path}: {where or 'all'}: {first['msg'].lower()}{found}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from error
+    table = find_table(folder, "requests")
+    read_table(table, _NEEDED)
+    requests = pd.read_csv(table).sort_values("arrival_s", kind="stable", ignore_index=True)
+    for name in METRICS:
+        if name in requests:
+            read_table(table, {name: "number"}, _filled(name))
+        else:
+            requests[name] = float("nan")
+    scored = pd.Series(True, index=requests.index)
+    if "stage" in requests:
+        scored = requests["stage"] != CALIBRATES
+    if not scored.any():
+        raise InputError(f"{table}: stage: all rows are {CALIBRATES!r}; none is left to compare")
+    return Case(folder, table, facts, requests, "queued_s" in requests, scored)
+
+
+def _filled(name: str) -> Rows:
+    return lambda table: table[name].notna()
+
+
+def find_cases(folder: Path) -> list[Path]:
+    """Folders of recorded cases below ``folder``, by name; itself if it is one."""
+    if (folder / "case.json").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/case.json"))
+    if not found:
+        raise InputError(f"{folder}: no recorded case: neither it nor a folder in it has case.json")
+    return found

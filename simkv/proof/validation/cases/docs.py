@@ -1,0 +1,122 @@
+"""The report of all recorded runs as one Markdown page with a picture, generated as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from simkv.core.files import write_text
+from simkv.proof.validation.cases.score import STATISTICS, Score
+from simkv.proof.validation.cases.sensitivity import Otherwise
+from simkv.proof.validation.cases.show import TITLES, case_rows
+from simkv.proof.validation.compared import Compared, markdown
+from simkv.report.style import BLUE, DARK, GREY, RED, SLATE, WIDTH, house_style, save
+
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
+PAGE = Path(__file__).parent / "page.md.j2"
+
+
+def write_docs(
+    path: Path, scores: Sequence[Score], changed: dict[str, list[Otherwise]]
+) -> list[str]:
+    """Write the page to ``path`` and the picture beside it; returns the files' names."""
+    picture = path.with_name("validation.png")
+    with house_style():
+        save(draw(scores), picture)
+    template = Environment(autoescape=False, keep_trailing_newline=True).from_string(
+        PAGE.read_text(encoding="utf-8")
+    )
+    cases = "\n".join(_case(s, changed.get(s.case.name, [])) for s in scores)
+    write_text(path, template.render(table=_table(scores), cases=cases))
+    return [path.name, picture.name]
+
+
+def _table(scores: Sequence[Score]) -> str:
+    head = ["case", "simulator", "metric", "mean", "P50", "P90", "P95", "P99", "per request"]
+    lines = markdown(head, (row for s in scores for row in case_rows(s)), 3)
+    return "## All cases, error in per cent\n\n" + "\n".join(lines) + "\n"
+
+
+def _case(s: Score, changed: Sequence[Otherwise]) -> str:
+    facts, setup = s.case.facts, s.case.facts.engine
+    config = s.replayed.config
+    lines = [
+        f"## {s.case.name}",
+        "",
+        f"{facts.model} on {setup.gpu}, {setup.engine} {setup.version}, {len(s.case.requests)} "
+        f"requests, {int(s.case.scored.sum())} of them compared; {config.num_gpu_blocks} KV blocks "
+        f"of {config.block_size} tokens. Costs: {s.profile}. "
+        f"{s.replayed.preemptions} preemptions in the simulation.",
+        "",
+        *[f"- {note}" for note in s.replayed.notes],
+        *([""] if s.replayed.notes else []),
+        *markdown(["figure", "measured", "predicted", "error"], map(_line, s.figures), 1),
+        "",
+    ]
+    if changed:
+        lines += [
+            "If it were otherwise (error of the mean / of P99, per cent):",
+            "",
+            *markdown(["change", "TTFT", "TPOT", "E2E"], map(_otherwise, changed), 1),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _line(f: Compared) -> list[str]:
+    name = f"{TITLES[f.metric]} {f.statistic} (ms)" if f.metric in TITLES else f.metric
+    error = f"{f.error_pct:+.2f} %" if f.real > 1 else ""
+    return [name, f"{f.real:,.1f}", f"{f.predicted:,.1f}", error]
+
+
+def _otherwise(o: Otherwise) -> list[str]:
+    cells = []
+    for metric in METRICS:
+        if not o.score.has(metric):
+            cells.append("")
+            continue
+        mean, tail = o.score.figure(metric, "mean"), o.score.figure(metric, "p99")
+        cells.append(f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}")
+    return [o.change, *cells]
+
+
+def draw(scores: Sequence[Score], most: float = 10.0) -> Canvas:
+    """Errors by case, metric and statistic; beyond ``most`` per cent they stand at the edge."""
+    figure = Canvas(figsize=(WIDTH, 0.9 + 0.72 * len(scores)))
+    panels = figure.subplots(1, len(METRICS), sharey=True, squeeze=False)[0]
+    for axes, metric in zip(panels, METRICS, strict=True):
+        _panel(axes, scores, metric, most)
+    panels[0].set_yticks(range(len(scores)), [s.case.name for s in scores])
+    panels[0].invert_yaxis()
+    first = panels[0]
+    marks = [
+        *first.plot([], [], "o", color=BLUE, label="simkv: mean"),
+        *first.plot([], [], "|", color=BLUE, ms=10, label="simkv: P50, P90, P95, P99"),
+        *first.plot([], [], "o", color=SLATE, mfc="none", label="the simulator it is from"),
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, scores: Sequence[Score], metric: str, most: float) -> None:
+    axes.axvspan(-1, 1, color=GREY, alpha=0.5, lw=0)
+    axes.axvline(0, color=DARK, lw=0.8)
+    for row, s in enumerate(scores):
+        for statistic in STATISTICS if s.has(metric) else ():
+            f = s.figure(metric, statistic)
+            marker, size = ("o", 7) if statistic == "mean" else ("|", 12)
+            inside = max(min(f.error_pct, most), -most)
+            colour = BLUE if inside == f.error_pct else RED
+            axes.plot(inside, row - 0.14, marker, color=colour, ms=size, mew=1.6, clip_on=False)
+            if (published := s.published.get(f.name)) is not None:
+                there = max(min(published, most), -most)
+                axes.plot(there, row + 0.2, marker, color=SLATE, mfc="none", ms=size, clip_on=False)
+    axes.set_xlim(-most, most)
+    axes.set_ylim(-0.6, len(scores) - 0.4)
+    axes.set_xlabel("error (%)")
+    axes.set_title(TITLES[metric], loc="left")
+    axes.grid(axis="x", color=GREY, lw=0.5)

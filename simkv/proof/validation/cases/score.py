@@ -1,0 +1,140 @@
+"""Measured against predicted, figure by figure and request by request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.proof.validation.cases.case import METRICS, Case, Origin
+from simkv.proof.validation.cases.simulate import Replayed
+from simkv.proof.validation.compared import JUDGED, Compared
+
+Floats = npt.NDArray[np.float64]
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+#: As the originating projects call metrics and statistics.
+_ORIGIN_METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "Latency"}
+_ORIGIN = {"mean": "Mean", "p50": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
+
+
+@dataclass(frozen=True)
+class PerRequest:
+    """Errors request by request: mean and median of the absolute ones.
+
+    In per cent, and in ms; per cent are None for times that may be zero (queueing).
+    """
+
+    metric: str
+    requests: int
+    mape: float | None
+    median_ape: float | None
+    mae_ms: float
+    origin_mape: float | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """A recorded run against its simulation, all scored requests and ``stages`` of them.
+
+    Figures are statistics of a metric (ms), the makespan (s), and preemptions. ``published`` are
+    the errors (per cent) that the originating simulator publishes, by the figure's name.
+    """
+
+    case: Case
+    replayed: Replayed
+    profile: str
+    figures: list[Compared]
+    per_request: list[PerRequest]
+    stages: dict[str, list[Compared]]
+    published: dict[str, float]
+
+    def has(self, metric: str) -> bool:
+        """Whether a metric was compared: recorded for some request, and not empty for all."""
+        return any(f.metric == metric for f in self.figures)
+
+    def figure(self, metric: str, statistic: str) -> Compared:
+        """One figure. Raises StopIteration if it was not compared."""
+        return next(f for f in self.figures if f.name == f"{metric}.{statistic}")
+
+
+def score(case: Case, replayed: Replayed, profile: str) -> Score:
+    """Compare a simulation with the record, over the requests that are scored."""
+    kept = case.scored.to_numpy()
+    figures = _figures(case, replayed, kept)
+    figures.append(_figure("makespan_s", case.makespan_s, replayed.makespan_s))
+    if case.facts.preemptions is not None:
+        figures.append(_figure("preemptions", case.facts.preemptions, replayed.preemptions))
+    per_request = [
+        found
+        for metric in METRICS
+        if (found := _per_request(case, replayed, metric, kept)) is not None
+    ]
+    stages = {}
+    if "stage" in case.requests:
+        for name in case.requests["stage"][case.scored].unique():
+            of_stage = kept & (case.requests["stage"] == name).to_numpy()
+            stages[str(name)] = _figures(case, replayed, of_stage)
+    published = _published(case.facts.origin_simulator)
+    return Score(case, replayed, profile, figures, per_request, stages, published)
+
+
+def _figure(name: str, measured: float, predicted: float) -> Compared:
+    return Compared(name, float(measured), {JUDGED: float(predicted)})
+
+
+def _figures(case: Case, replayed: Replayed, kept: npt.NDArray[np.bool_]) -> list[Compared]:
+    """All statistics of all metrics that were recorded for some of the ``kept`` requests."""
+    found = []
+    for metric in METRICS:
+        both = _both(case, replayed, metric, kept)
+        if len(both[0]):
+            values = zip(STATISTICS, *map(_statistics, both), strict=True)
+            found += [_figure(f"{metric}.{name}", *two) for name, *two in values]
+    return found
+
+
+def _both(
+    case: Case, replayed: Replayed, metric: str, kept: npt.NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    measured = case.requests[metric].to_numpy(dtype=np.float64)
+    predicted = replayed.requests[metric].to_numpy(dtype=np.float64)
+    there = kept & np.isfinite(measured) & np.isfinite(predicted)
+    return measured[there], predicted[there]
+
+
+def _statistics(values: Floats) -> list[float]:
+    return [float(values.mean()), *map(float, np.percentile(values, (50, 90, 95, 99)))]
+
+
+def _per_request(
+    case: Case, replayed: Replayed, metric: str, kept: npt.NDArray[np.bool_]
+) -> PerRequest | None:
+    measured, predicted = _both(case, replayed, metric, kept)
+    if not len(measured):
+        return None
+    off = np.abs(predicted - measured)
+    mean_ms = float(off.mean())
+    above = measured > 0
+    apart = 100 * off[above] / measured[above]
+    if metric == "queue_ms" or not len(apart):
+        return PerRequest(metric, len(measured), None, None, mean_ms)
+    published = case.facts.origin_simulator.recomputed_from_committed_sim_csv.get(metric)
+    theirs = published.get("per_request_mape_pct") if isinstance(published, dict) else None
+    shares = float(apart.mean()), float(np.median(apart))
+    return PerRequest(metric, len(measured), *shares, mean_ms, _number(theirs))
+
+
+def _published(origin: Origin) -> dict[str, float]:
+    """Errors that the originating simulator publishes, by the names that figures have here."""
+    named = {
+        f"{metric}.{statistic}": _number(origin.published.get(f"{theirs} {_ORIGIN[statistic]}"))
+        for metric, theirs in _ORIGIN_METRICS.items()
+        for statistic in STATISTICS
+    }
+    return {name: error for name, error in named.items() if error is not None}
+
+
+def _number(found: Any) -> float | None:
+    return float(found) if isinstance(found, int | float) else None

@@ -1,0 +1,104 @@
+"""The scores as tables on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from simkv.proof.validation.cases.score import STATISTICS, Score
+from simkv.proof.validation.cases.sensitivity import Otherwise
+from simkv.proof.validation.compared import Compared
+
+TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "queue"}
+
+
+def case_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[RenderableType]:
+    """One case: measured, predicted, error, and the error of the simulator it comes from."""
+    yield ""
+    yield Text.assemble((found.case.name, "bold"), f": {found.case.facts.model}")
+    yield f"costs: {found.profile}"
+    for note in found.replayed.notes:
+        yield f"note: {note}"
+    origin = found.case.facts.origin_simulator.simulator
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("figure", "measured", "predicted", "error", escape(origin)):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for f in found.figures:
+        table.add_row(*_cells(f, found.published.get(f.name)))
+    yield table
+    for per in found.per_request:
+        if per.mape is None:
+            yield f"{TITLES[per.metric]}: request by request off by {per.mae_ms:,.1f} ms"
+            continue
+        beside = "" if per.origin_mape is None else f" ({origin}: {per.origin_mape:.2f} %)"
+        yield (
+            f"{TITLES[per.metric]}: request by request off by {per.mape:.2f} % on average{beside}, "
+            f"median {per.median_ape:.2f} %, {per.mae_ms:,.1f} ms"
+        )
+    if changed:
+        yield from _changed_parts(found, changed)
+
+
+def _cells(f: Compared, published: float | None) -> tuple[str, ...]:
+    if f.metric in TITLES:
+        name, unit = f"{TITLES[f.metric]} {f.statistic} (ms)", 1
+    else:
+        name, unit = f.metric.replace("_s", " (s)"), 0 if f.metric == "preemptions" else 3
+    origin = "" if published is None else f"{published:+.1f} %"
+    error = f"{f.error_pct:+.2f} %" if f.real > 1 else ""
+    return name, f"{f.real:,.{unit}f}", f"{f.predicted:,.{unit}f}", error, origin
+
+
+def _changed_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[RenderableType]:
+    yield "If it were otherwise (error of the mean and of P99, per cent):"
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("change")
+    for name in ("TTFT", "TPOT", "E2E"):
+        table.add_column(name, justify="right")
+    rows = [("as simulated", found), *((other.change, other.score) for other in changed)]
+    for change, s in rows:
+        table.add_row(change, *(_pair(s, metric) for metric in ("ttft_ms", "tpot_ms", "e2e_ms")))
+    yield table
+
+
+def _pair(s: Score, metric: str) -> str:
+    if not s.has(metric):
+        return ""
+    mean, tail = s.figure(metric, "mean"), s.figure(metric, "p99")
+    return f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}"
+
+
+def all_parts(scores: Sequence[Score]) -> Iterator[RenderableType]:
+    """All cases in one table of errors, the originating simulator's below."""
+    yield Text("\nAll cases: error in per cent", "bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("case", "", "metric", *STATISTICS, "per request"):
+        table.add_column(column, justify="left" if column in ("case", "", "metric") else "right")
+    for s in scores:
+        for row in case_rows(s):
+            table.add_row(*map(escape, row))
+    yield table
+
+
+def case_rows(s: Score) -> list[list[str]]:
+    """A row per metric with our errors, and one with those of the simulator it comes from."""
+    rows = []
+    origin = s.case.facts.origin_simulator.simulator
+    for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        if not s.has(metric):
+            continue
+        figures = [s.figure(metric, statistic) for statistic in STATISTICS]
+        per = next(p for p in s.per_request if p.metric == metric)
+        ours = [f"{f.error_pct:+.2f}" for f in figures]
+        each = "" if per.mape is None else f"{per.mape:.2f}"
+        rows.append([s.case.name, "simkv", TITLES[metric], *ours, each])
+        published = [s.published.get(f.name) for f in figures]
+        if any(error is not None for error in published):
+            theirs = ["" if error is None else f"{error:+.1f}" for error in published]
+            mape = "" if per.origin_mape is None else f"{per.origin_mape:.2f}"
+            rows.append(["", origin, "", *theirs, mape])
+    return rows

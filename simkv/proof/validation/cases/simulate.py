@@ -1,0 +1,249 @@
+"""Simulate a recorded run from its requests' arrivals and lengths and its engine's configuration.
+
+A knob that was not recorded has the version's default, and the result says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import simpy
+from pydantic import ValidationError
+
+from simkv.core.errors import InputError
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler import blocks_for
+from simkv.costs.hardware.blocks import kv_blocks
+from simkv.costs.hardware.catalog import find_gpu, find_model
+from simkv.costs.profile import Profile
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine, Server, serve
+from simkv.loop.fleet.fleet import Fleet, Maker
+from simkv.loop.fleet.routers import build as build_router
+from simkv.loop.record import Life, Record
+from simkv.measure.metrics import e2e, tpot, ttft
+from simkv.proof.validation.cases.case import Case
+from simkv.scenario.fleet import FleetRules, LeastLoaded
+from simkv.schedulers.registry import build
+from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.versions import RULES
+from simkv.workload.clients import Clients
+from simkv.workload.trace import read_trace
+
+#: How often vLLM's balancer of data-parallel ranks hears of their queues (s).
+BALANCER_S = 0.1
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A simulated run: times (ms) per request, in the record's order, and how it went.
+
+    ``outside`` is the share of the busy time outside the profile's range.
+    """
+
+    requests: pd.DataFrame
+    makespan_s: float
+    preemptions: int
+    steps: int
+    outside: float
+    config: VllmConfig
+    notes: list[str]
+
+
+def replay(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) -> Replayed:
+    """Simulate ``case`` on an engine of this ``config``; ``notes`` go with the result.
+
+    Raises InputError if the engine would refuse its requests.
+    """
+    executors: list[SimulatedExecutor] = []
+    sent = [replace(r, arrival=r.arrival + profile.front_s) for r in _requests(case)]
+
+    def make(env: simpy.Environment, rank: int) -> Engine:
+        executors.append(SimulatedExecutor(profile))
+        return Engine(env, build(config), executors[-1], rank=rank)
+
+    record = serve(_server(case, make), Clients(sent), None)
+    lives = [record.lives[request.id] for request in sent]
+    _check(case, lives)
+    shift = 0.0 if case.from_queue else profile.front_s
+    ends = [life.last_token or 0.0 for life in lives]
+    first = min(request.arrival for request in sent) - profile.front_s
+    return Replayed(
+        pd.DataFrame([_row(life, record, case.from_queue, shift) for life in lives]),
+        max(ends) - first,
+        sum(len(life.preempted_at) for life in lives),
+        len(record.steps),
+        sum(e.outside_s for e in executors) / (sum(e.busy for e in executors) or 1.0),
+        config,
+        [*notes, *_outside(executors)],
+    )
+
+
+def _server(case: Case, make: Maker) -> Server:
+    """One engine, or the data-parallel ranks behind vLLM's own balancer.
+
+    The ranks of a mixture of experts step together.
+    """
+    env, ranks = simpy.Environment(), case.facts.engine.data_parallel
+    if ranks == 1:
+        return make(env, 0)
+    lockstep = bool(case.facts.model_dims.experts)
+    rules = FleetRules(router=LeastLoaded(), refresh_interval=BALANCER_S, lockstep=lockstep)
+    router = build_router(rules.router, lambda prompt: prompt.id)
+    return Fleet(env, [make] * ranks, router, rules)
+
+
+def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
+    """The engine of a case, with fields ``changed``, and what had to be assumed for it.
+
+    Raises InputError for an engine that is not vLLM, and for what its rules refuse.
+    """
+    setup = case.facts.engine
+    if setup.engine.casefold() != "vllm":
+        raise InputError(
+            f"{case.folder / 'case.json'}: engine.engine: {setup.engine!r} cannot be replayed; "
+            f"expected vLLM"
+        )
+    try:
+        variant, notes = _variant(setup.version)
+    except ValueError as error:
+        raise InputError(f"{case.folder / 'case.json'}: engine.version: {error}") from error
+    blocks, said = _blocks(case)
+    nearby = bool(notes)
+    notes += said
+    if setup.caches and not case.tells_prefixes:
+        notes.append(
+            "neither prefix_blocks.jsonl nor a column shared_prefix_tokens: prompts share nothing"
+        )
+    longest = int((case.requests["prompt_tokens"] + case.requests["output_tokens"]).max())
+    length = setup.max_model_len
+    if length is None or length < longest:
+        notes.append(
+            f"max_model_len {'was not recorded' if length is None else 'is below what was served'}:"
+            f" {longest} is taken, the longest request"
+        )
+        length = longest
+    fields: dict[str, Any] = {
+        "variant": variant,
+        "block_size": setup.block_size,
+        "num_gpu_blocks": blocks,
+        "max_num_seqs": setup.max_num_seqs,
+        "max_num_batched_tokens": setup.max_num_batched_tokens,
+        "max_model_len": length,
+        "enable_prefix_caching": setup.caches,
+    }
+    known = RULES[variant].fixed
+    for name in ("async_scheduling", "scheduler_reserve_full_isl"):
+        value = getattr(setup, name)
+        if nearby and name in known and value not in (known[name].value, None):
+            notes.append(f"{name} {value} is left out: {variant} does not have it")
+        elif value is not None:
+            fields[name] = value
+        elif name not in known:
+            default = getattr(RULES[variant], name)
+            notes.append(f"{name} was not recorded: {default}, the default of {variant}")
+    try:
+        return VllmConfig(**{**fields, **changed}), notes
+    except (ValueError, ValidationError) as error:
+        raise InputError(f"{case.folder / 'case.json'}: engine: {error}") from error
+
+
+def _variant(version: str) -> tuple[Any, list[str]]:
+    """The newest known version that is not newer than ``version``, the oldest if all are.
+
+    Raises ValueError for what is no version.
+    """
+    version = version.strip().removeprefix("v")
+    if not re.match(r"\d+\.\d+", version):
+        raise ValueError(f"should be a release such as 0.19.0; found {version!r}")
+    known = sorted((v for v in RULES if v.replace(".", "").isdigit()), key=_numbers)
+    if version in known:
+        return version, []
+    older = [v for v in known if _numbers(v) <= _numbers(version)]
+    taken = older[-1] if older else known[0]
+    return taken, [f"vLLM {version} is not modelled: the rules of {taken} are taken"]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _blocks(case: Case) -> tuple[int, list[str]]:
+    """The recorded number of blocks, or vLLM's own reckoning where model and GPU are known."""
+    setup = case.facts.engine
+    if setup.num_gpu_blocks is not None:
+        return setup.num_gpu_blocks, []
+    try:
+        fit = kv_blocks(
+            find_model(case.facts.model),
+            find_gpu(setup.gpu),
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            max_num_seqs=setup.max_num_seqs,
+            block_size=setup.block_size,
+            gpu_memory_utilization=setup.gpu_memory_utilization,
+            tensor_parallel=setup.tensor_parallel,
+            expert_ranks=setup.expert_ranks,
+        )
+        blocks, how = fit.num_gpu_blocks, "estimated from GPU, weights and utilisation"
+    except InputError:
+        blocks, how = 0, ""
+    if blocks < 2:
+        tokens = case.requests["prompt_tokens"] + case.requests["output_tokens"]
+        blocks = 1 + sum(blocks_for(int(n), setup.block_size) for n in tokens)
+        how = "enough for all requests at once, as model or GPU are not known"
+    return blocks, [f"num_gpu_blocks was not recorded: {blocks}, {how}"]
+
+
+def _requests(case: Case) -> list[Request]:
+    """The requests as sent, in the order of the record."""
+    found = read_trace(case.table).requests()
+    lengths = case.requests["prompt_tokens"].tolist()
+    if [request.prompt_tokens for request in found] != lengths:
+        raise InputError(
+            f"{case.table}: {len(lengths)} rows, of which {len(found)} can be "
+            f"served; every row should have an arrival, a prompt and an output"
+        )
+    return found
+
+
+def _check(case: Case, lives: list[Life]) -> None:
+    """Every recorded request was served, so every simulated one must be."""
+    for life in lives:
+        if life.outcome is not Outcome.FINISHED:
+            raise InputError(
+                f"{case.folder}: request {life.request.id}, which was served in the record, is "
+                f"{life.outcome} in the simulation: {life.reason or 'it never ended'}"
+            )
+
+
+def _row(life: Life, record: Record, from_queue: bool, shift: float) -> dict[str, Any]:
+    seen = life.request.arrival if life.seen is None else life.seen
+    wait = seen - life.request.arrival if from_queue else -shift
+    each, steps = tpot(life), record.steps
+    return {
+        "id": life.request.id,
+        "ttft_ms": 1e3 * ((ttft(life) or 0.0) - wait),
+        "tpot_ms": None if each is None else 1e3 * each,
+        "e2e_ms": 1e3 * ((e2e(life) or 0.0) - wait),
+        "queue_ms": 1e3 * (steps.decided[life.segments[0].first] - seen),
+        "preemptions": len(life.preempted_at),
+    }
+
+
+def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
+    outside = sum(executor.outside_s for executor in executors)
+    if not outside:
+        return []
+    share = 100 * outside / sum(executor.busy for executor in executors)
+    parts = []
+    for feature in sorted({feature for executor in executors for feature in executor.outside}):
+        ends = [e.extremes[feature] for e in executors if feature in e.extremes]
+        least, most = min(low for low, _ in ends), max(high for _, high in ends)
+        low, high = executors[0].profile.range[feature]
+        parts.append(f"{feature} {least:g} to {most:g}, data from {low:g} to {high:g}")
+    return [f"{share:.1f} % of the busy time outside the profile's range: {'; '.join(parts)}"]

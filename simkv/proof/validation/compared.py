@@ -1,0 +1,83 @@
+"""A figure of a real run beside what simulations make of it: error, noise, interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+#: The cost model that is judged; others stand beside it.
+JUDGED = "profile"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A figure of a run, what each cost model makes of it, and of the run served ``again``.
+
+    ``name`` is that of a figure (``makespan_s``), or of a metric and a statistic (``ttft_ms.p99``).
+    ``interval`` is what the profile's own error makes of the simulated one.
+    """
+
+    name: str
+    real: float
+    simulated: dict[str, float]
+    again: list[float] = field(default_factory=list)
+    interval: tuple[float, float] | None = None
+
+    @property
+    def metric(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def statistic(self) -> str:
+        """Empty for a figure that is not one of a metric."""
+        return self.name.partition(".")[2]
+
+    @property
+    def predicted(self) -> float:
+        """What the judged profile makes of it."""
+        return self.simulated[JUDGED]
+
+    @property
+    def held(self) -> bool | None:
+        """Whether the run lies in the interval that the profile's error gives, if it gives one."""
+        if self.interval is None:
+            return None
+        return self.interval[0] <= self.real <= self.interval[1]
+
+    @property
+    def noise(self) -> float | None:
+        """The largest relative difference between the run and the same served again."""
+        found = [relative(value, self.real) for value in self.again]
+        known = [abs(x) for x in found if x is not None]
+        return max(known) if known else None
+
+    def error(self, model: str = JUDGED) -> float | None:
+        """Relative error of a model; None where the run has 0 and the model has not."""
+        return relative(self.simulated[model], self.real)
+
+    @property
+    def error_pct(self) -> float:
+        """The profile's error in per cent; infinite where the run has 0 and the profile has not."""
+        error = self.error()
+        return float("inf") if error is None else 100 * error
+
+
+def relative(found: float, real: float) -> float | None:
+    """Relative error; 0 where both are 0, None where only the real one is."""
+    if real == 0.0:
+        return 0.0 if found == 0.0 else None
+    return found / real - 1.0
+
+
+def share(error: float | None) -> str:
+    """A relative error as a percentage with its sign."""
+    return "-" if error is None else f"{100 * error:+.1f} %"
+
+
+def markdown(
+    head: Sequence[str], rows: Iterable[Sequence[str]], texts: int | None = None
+) -> Iterator[str]:
+    """Lines of a Markdown table; columns after the first ``texts`` are numbers, to the right."""
+    rules = ["---" if texts is None or i < texts else "---:" for i in range(len(head))]
+    for row in (head, rules, *rows):
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"

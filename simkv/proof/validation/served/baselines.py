@@ -1,0 +1,89 @@
+"""Plain cost models to stand beside a profile: what it must beat to be worth its measurements.
+
+constant step     every step takes the same: the best constant for the run that judges it
+tokens only       a straight line over the tokens of a step, the best for that run too
+roofline          weights, KV and FLOPs over the device's two ceilings; fitted to nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor
+from typing import Any
+
+import numpy as np
+
+from simkv.costs.hardware.shapes import ModelShape
+from simkv.costs.load import Load
+from simkv.costs.profile import Feature, Fit, Piece, Profile, Term
+
+
+def baselines(steps: Sequence[tuple[Load, float]], profile: Profile) -> dict[str, Profile]:
+    """The two that are fitted, with the least relative error on ``steps`` (load, seconds)."""
+    seconds = np.array([s for _, s in steps])
+    tokens = np.array([load.prefill_tokens + load.decode_seqs for load, _ in steps])
+    ones = np.ones(len(seconds))
+    constant = float((1 / seconds).sum() / (1 / seconds**2).sum())
+    rows = np.stack((ones, tokens), axis=1) / seconds[:, None]
+    (base, slope), *_ = np.linalg.lstsq(rows, ones, rcond=None)
+    fit = Fit(points=len(seconds), note="a baseline, fitted to the run that it is judged by")
+    forms = {
+        "constant step": [_line("constant", "steps", constant)],
+        "tokens only": [
+            _line("constant", "steps", max(float(base), 1e-9)),
+            _line("tokens", "tokens", max(float(slope), 0.0)),
+        ],
+    }
+    plain: dict[str, Any] = {"fit": fit, "range": {}, "attention": None, "graph_sizes": []}
+    return {
+        name: profile.model_copy(update={"name": name, "terms": terms, **plain})
+        for name, terms in forms.items()
+    }
+
+
+def roofline(
+    shape: ModelShape,
+    itemsize: int,
+    bytes_per_s: float,
+    flops_per_s: float,
+    swap_block_s: float = 0.0,
+) -> Profile:
+    """What a step costs at the ceilings of a device (bytes/s and FLOP/s), with no overhead.
+
+    Per step the larger of reading the weights and multiplying by them; then the KV of the decodes
+    and the FLOPs of the prefills' attention, and ``swap_block_s`` seconds for a block to or from
+    the host. Kernels run one after another, so the parts add up.
+    """
+    weights = shape.step_weights * itemsize / bytes_per_s
+    multiplied = shape.step_weights - shape.vocab * shape.hidden  # the head works on rows only
+    per_token = 2 * multiplied / flops_per_s
+    knee = max(floor(weights / per_token), 1)
+    context = shape.kv_bytes_per_token(itemsize) / bytes_per_s
+    pair = 4 * shape.layers * shape.heads * shape.head_dim / flops_per_s
+    pieces = [Piece(up_to=knee, base=weights), Piece(base=0.0, slope=per_token)]
+    return Profile(
+        name="roofline",
+        engine="none",
+        model=shape.name,
+        gpu=f"{bytes_per_s / 1e9:.4g} GB/s, {flops_per_s / 1e12:.4g} TFLOP/s",
+        basis="assumed",
+        terms=[
+            _term("weights or their FLOPs", "tokens", pieces=pieces),
+            _term("KV of the decodes", "decode_context", seconds=context),
+            _term("attention of the prefills", "prefill_pairs", seconds=pair),
+            _term("blocks to the host", "swap_out_blocks", seconds=swap_block_s),
+            _term("blocks from the host", "swap_in_blocks", seconds=swap_block_s),
+        ],
+        idle_pass_s=1e-5,
+        range={},
+        fit=Fit(points=0, note="fitted to nothing: the two ceilings of the device"),
+        source=["the larger of bytes and FLOPs of each part, over the ceilings of the device"],
+    )
+
+
+def _line(name: str, feature: Feature, seconds: float) -> Term:
+    return _term(name, feature, seconds=seconds)
+
+
+def _term(name: str, feature: Feature, **form: Any) -> Term:
+    return Term.model_validate({"name": name, "feature": feature, **form})

@@ -1,0 +1,90 @@
+"""Every run of a plan judged, and which of two trials is better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.costs.profile import Profile
+from simkv.proof.validation.compared import Compared
+from simkv.proof.validation.served.levels import Validation, validation
+from simkv.proof.validation.served.replay import Recorded, read_runs
+from simkv.proof.validation.served.sizing import Trial
+from simkv.proof.validation.served.suite import Turn
+
+#: Figures that pairs of trials are ranked by.
+RANKED = ("makespan_s", "ttft_ms.p99", "tpot_ms.p99", "e2e_ms.mean")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A trial, its first run, and what came of it."""
+
+    trial: Trial
+    run: Recorded
+    found: Validation
+
+    def figure(self, name: str) -> Compared:
+        """One of the compared figures."""
+        return next(f for f in self.found.figures if f.name == name)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A trial (``case``) over the one beside it, by one figure: really, as simulated, and what is
+    noise.
+
+    ``right`` is whether the simulation has the order right; None if the real difference is below
+    twice the noise.
+    """
+
+    case: str
+    beside: str
+    figure: str
+    real: float
+    simulated: float
+    noise: float
+
+    @property
+    def right(self) -> bool | None:
+        if abs(self.real - 1.0) <= 2 * self.noise:
+            return None
+        return (self.real > 1.0) == (self.simulated > 1.0)
+
+
+def judge(trials: Sequence[Trial], profile: Profile, folder: Path) -> list[Judged]:
+    """Judge ``profile`` by every trial served into ``folder``, its repeats as the noise."""
+    judged = []
+    for trial in trials:
+        runs: list[Recorded] = []
+        while (path := folder / "runs" / Turn(trial, len(runs) + 1).name).exists():
+            runs.append(read_runs(path)["run"])
+        if runs:
+            judged.append(Judged(trial, runs[0], validation(runs[0], profile, runs[1:])))
+    return judged
+
+
+def rankings(judged: Sequence[Judged]) -> list[Ranking]:
+    """All pairs of trials that are to be compared."""
+    by_name = {one.trial.name: one for one in judged}
+    found = []
+    for one in judged:
+        other = by_name.get(one.trial.beside or "")
+        if other is None:
+            continue
+        for name in RANKED:
+            a, b = one.figure(name), other.figure(name)
+            if a.real and b.real and b.predicted:
+                known = [noise for j in judged if (noise := j.figure(name).noise) is not None]
+                found.append(
+                    Ranking(
+                        one.trial.name,
+                        other.trial.name,
+                        name,
+                        a.real / b.real,
+                        a.predicted / b.predicted,
+                        max(known, default=0.0),
+                    )
+                )
+    return found

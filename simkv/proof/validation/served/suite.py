@@ -1,0 +1,162 @@
+"""The scenarios that a profile is judged by on a real device.
+
+    cases = plan(profile, FULL, seconds=35.0)
+    [(case.name, case.scenario.workload.size, case.predicted_s) for case in cases]
+
+Rates, lengths of the runs and the pool that is under pressure are chosen with the profile itself
+(sizing.py), before anything is served: so the plan and what the simulator predicts for it can be
+written down first, and a wrong profile plans badly and is seen to. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simkv.costs.profile import Profile
+from simkv.proof.validation.served.sizing import (
+    Document,
+    Scale,
+    Sizes,
+    Trial,
+    listed,
+    scenario_of,
+    with_engine,
+)
+from simkv.scenario.load import load
+from simkv.scenario.packaged import packaged
+from simkv.scenario.scenario import Scenario
+from simkv.workload.workload import clients
+
+#: An 8B model on a large GPU, with a pool cut to 96,000 tokens.
+FULL = Scale(300, 250, 2000, 64, 8000, 2048, 256, 6000)
+#: The tiny model on a CPU.
+SMALL = Scale(30, 20, 120, 8, 480, 128, 16, 400, divisor=10)
+
+#: Cases that are served again first: their noise stands for that of their kind.
+REPEATED_FIRST = ("decode-heavy", "memory-pressure")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A case to be served for the ``number``-th time, from 1."""
+
+    trial: Trial
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.trial.name}-{self.number}"
+
+
+def plan(profile: Profile, scale: Scale, seconds: float, seed: int = 0) -> list[Trial]:
+    """All cases, the most telling first, each of about ``seconds`` as ``profile`` sees it.
+
+    Raises InputError where no pool is small enough for the preemptions that are wanted.
+    """
+    vllm = _vllm(scale)
+    sized = Sizes(profile, seconds, seed)
+    decodes = sized.drawn(
+        "decode-heavy", vllm, _lognormal(scale.prompt), _lognormal(scale.output), scale
+    )
+    prefills = sized.drawn(
+        "prefill-heavy", vllm, _lognormal(scale.long_prompt), scale.short_output, scale
+    )
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": scale.longest}
+    pressed = sized.pressed(
+        "memory-pressure",
+        vllm,
+        _uniform(scale.prompt // 2, 3 * scale.prompt // 2),
+        _uniform(scale.output // 2, 2 * scale.output),
+    )
+    spikes = sized.spikes("bursty-trace", {**vllm, "enable_prefix_caching": True}, scale)
+    found = [
+        Trial("decode-heavy", "batched decodes", decodes, {}),
+        Trial("memory-pressure", "preemption by recompute", pressed, {}),
+        Trial(
+            "memory-pressure-swap",
+            "preemption by swap",
+            with_engine(
+                pressed,
+                "memory-pressure-swap",
+                variant="0.33.0-swap",
+                num_cpu_blocks=scale.num_blocks // 4,
+            ),
+            {},
+            beside="memory-pressure",
+        ),
+        Trial("prefill-heavy", "chunks and mixed steps", prefills, {}),
+        Trial(
+            "prefill-whole",
+            "prompts in one piece",
+            with_engine(prefills, "prefill-whole", **whole),
+            {},
+            beside="prefill-heavy",
+        ),
+        *_incident(sized, scale, "mistralrs-six", "before"),
+        *_incident(sized, scale, "mistralrs-forty", "before-fitted"),
+        Trial("bursty-trace", "spikes, shared prefixes", spikes, {}),
+    ]
+    return [sized.finished(case) for case in found]
+
+
+def turns(cases: Sequence[Trial], repeats: int) -> list[Turn]:
+    """Every case once; then those that tell the noise of real runs, then all others again."""
+    again = sorted(cases, key=lambda case: case.name not in REPEATED_FIRST)
+    found = [Turn(case, 1) for case in cases]
+    return found + [Turn(case, n) for n in range(2, repeats + 1) for case in again]
+
+
+def _incident(sized: Sizes, scale: Scale, name: str, variant: str) -> list[Trial]:
+    """A packaged incident of mistral.rs before and after its fix, at the scale's block size."""
+    original = load(packaged()[name])[variant]
+    requests = clients(original.workload, original.timeout).requests
+    engine: Any = original.engine
+    blocks = (engine.num_gpu_blocks - 1) * engine.block_size // scale.block_size + 1
+    knobs = {
+        "name": "mistralrs",
+        "block_size": scale.block_size,
+        "num_gpu_blocks": min(blocks, scale.num_blocks),
+        "max_num_seqs": min(engine.max_num_seqs, scale.max_num_seqs),
+    }
+
+    def of(variant: str) -> Callable[[int], Scenario]:
+        rows = [listed(r, scale.divisor, timed=True) for r in requests]
+        return lambda count: scenario_of(
+            f"{name}-{variant}",
+            {**knobs, "variant": variant},
+            {"requests": rows[:count]},
+            timeout=original.timeout,
+        )
+
+    # Before the fix it takes longest; both must serve the same requests.
+    count = sized.cut(of("bucketed"), len(requests))
+    before, after = of("bucketed")(count), of("pr2034")(count)
+    return [
+        Trial(before.name, "recompute at every length that differs", before, {}),
+        Trial(after.name, "the same after the fix", after, {}, beside=before.name),
+    ]
+
+
+def _vllm(scale: Scale) -> Document:
+    """The engine of most cases; the runner does not overlap steps, so neither does it."""
+    return {
+        "name": "vllm",
+        "block_size": scale.block_size,
+        "num_gpu_blocks": scale.num_blocks,
+        "max_num_seqs": scale.max_num_seqs,
+        "max_num_batched_tokens": scale.budget,
+        "max_model_len": scale.longest,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+    }
+
+
+def _lognormal(mean: int) -> Document:
+    return {"distribution": "lognormal", "mean": mean, "sigma": 0.7}
+
+
+def _uniform(low: int, high: int) -> Document:
+    return {"distribution": "uniform", "low": low, "high": high}

@@ -1,0 +1,133 @@
+"""Prices fitted to requests that were alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.costs.hardware.catalog import find_gpu
+from simkv.costs.load import Load, pairs
+from simkv.costs.profile import StepCost
+from simkv.costs.sources.sync import Traits, fit_prices, read_alone, sync_profile
+
+SHAPE = Traits(131072, 524288, 2048)
+STEP, DECODE, TOKEN, PAIR, KV = 5e-3, 9e-3, 2e-5, 3e-9, 5e-8
+HEADER = "id,stage,prompt_tokens,output_tokens,queue_ms,prefill_ms,ttft_ms,e2e_ms\n"
+
+
+def row(number: int, stage: str, prompt: int, output: int) -> str:
+    chunks = -(-prompt // SHAPE.max_num_batched_tokens)
+    prefill = 1e3 * (chunks * STEP + prompt * TOKEN + pairs(prompt, 0) * PAIR)
+    steps = output - 1
+    decode = 1e3 * steps * (DECODE + TOKEN + KV * (prompt + steps / 2))
+    ttft = prefill + 2.5
+    return f"{number},{stage},{prompt},{output},0.5,{prefill},{ttft},{ttft + decode}\n"
+
+
+def table(folder: Path, count: int = 20) -> Path:
+    prompts = [200 + 389 * (7 * i % count) for i in range(count)]
+    rows = [row(i, "sync", prompt, 20 + 13 * i) for i, prompt in enumerate(prompts)]
+    rows[0] = f"0,sync,{prompts[0]},20,0.5,999999,999999,9999999\n"  # the first one is cold
+    rows += ["99,throughput,100,9,0,1,1,5\n"]
+    path = folder / "requests.csv"
+    path.write_text(HEADER + "".join(rows))
+    return path
+
+
+def test_the_prices_that_made_the_rows_are_found(tmp_path: Path) -> None:
+    alone = read_alone(table(tmp_path))
+    assert len(alone) == 19
+    found = fit_prices(alone, SHAPE, None)
+    expected = (STEP, DECODE, TOKEN, PAIR, KV)
+    fields = ("prefill_step", "decode_step", "token", "pair", "context")
+    for name, price in zip(fields, expected, strict=True):
+        assert getattr(found, name) == pytest.approx(price, rel=1e-3), name
+
+
+def test_the_profile_charges_a_token_alike_wherever_it_is_computed(tmp_path: Path) -> None:
+    about = {"name": "x", "engine": "vLLM", "model": "m", "on": "g"}
+    profile = sync_profile(read_alone(table(tmp_path)), SHAPE, None, **about)
+    cost = StepCost(profile)
+    one, two = (cost(Load(0, 0, 0, n, 1000)) for n in (1, 2))
+    assert two - one == pytest.approx(TOKEN, rel=1e-3)
+    mixed = cost(Load(1, 100, 0, 2, 1000, pairs(100, 0)))
+    alone = cost(Load(1, 100, 0, 0, 0, pairs(100, 0)))
+    assert mixed - alone == pytest.approx(2 * TOKEN + 1000 * KV, rel=1e-3)
+    assert profile.front_s == pytest.approx(2e-3)
+    assert profile.range["decode_seqs"] == (1, 1)
+    assert profile.fit.held_out["decode"].p95 < 1e-6
+    assert profile.fit.held_out["prefill"].p95 < 1e-6
+
+
+def test_what_is_likely_on_a_known_gpu_decides_where_the_rows_cannot(tmp_path: Path) -> None:
+    gpu = find_gpu("H100")
+    rows = [row(i, "sync", 1000, 50) for i in range(12)]  # nothing but one length
+    path = tmp_path / "requests.csv"
+    path.write_text(HEADER + "".join(rows))
+    found = fit_prices(read_alone(path), SHAPE, gpu)
+    assert found.context == pytest.approx(131072 / (0.87 * 3.35e12), rel=0.01)
+    assert found.pair == pytest.approx(524288 / (0.45 * 9.89e14), rel=0.01)
+
+
+def test_the_first_to_arrive_is_the_cold_one_in_any_order(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    head, *rows = path.read_text().splitlines()
+    arrived = [f"{row},{5 * i}" for i, row in enumerate(rows)]
+    path.write_text("\n".join([head + ",arrival_s", *reversed(arrived)]) + "\n")
+    found = fit_prices(read_alone(path), SHAPE, None)
+    assert found.prefill_step == pytest.approx(STEP, rel=1e-3)
+
+
+def test_only_rows_that_are_fitted_to_need_all_columns(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    whole = read_alone(path)
+    path.write_text(path.read_text().replace("99,throughput,100,9,0,1,", "99,throughput,100,9,,,"))
+    assert read_alone(path).prefill.tolist() == whole.prefill.tolist()
+
+
+def test_a_prefix_is_cached_at_most_up_to_the_last_token_and_only_with_a_cache(
+    tmp_path: Path,
+) -> None:
+    path = table(tmp_path)
+    head, *rows = path.read_text().splitlines()
+    shared = ["", *["99999"] * (len(rows) - 1)]
+    lines = [f"{row},{n}" for row, n in zip(rows, shared, strict=True)]
+    path.write_text("\n".join([head + ",shared_prefix_tokens", *lines]) + "\n")
+    alone = read_alone(path)
+    assert (alone.hits == (alone.prompt - 1) // 16 * 16).all()
+    assert not read_alone(path, caching=False).hits.any()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("2,sync,5646,46,0.5,", "2,sync,0,46,0.5,", r"csv:4: prompt_tokens: should be above 0"),
+        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,0,9,1\n#", r"csv:4: prefill_ms: should be"),
+        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,5,9,1\n#", r"csv:4: e2e_ms: should be above"),
+        ("2,sync,5646,46,0.5,", "2,sync,5646,46,0.5,,9,1\n#", r"csv:4: prefill_ms: .* nothing"),
+    ],
+)
+def test_times_that_none_takes_are_named(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
+    path = table(tmp_path)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(InputError, match=complaint):
+        read_alone(path)
+
+
+def test_single_tokens_tell_nothing_of_decodes(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(HEADER + "".join(row(i, "sync", 500 + i, 1) for i in range(12)))
+    with pytest.raises(InputError, match="0 of the 11 requests to fit to have 8 or more output"):
+        read_alone(path)
+
+
+def test_too_few_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"5 requests in stage 'sync' besides the first"):
+        read_alone(table(tmp_path, 6))
+    with pytest.raises(InputError, match=r"0 requests in stage 'quiet'"):
+        read_alone(table(tmp_path), "quiet")
