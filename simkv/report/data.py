@@ -16,14 +16,13 @@ import numpy.typing as npt
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Record
 from simkv.measure.metrics import e2e, ttft
-from simkv.report.intervals import pauses, wasted
 from simkv.report.lanes import sample
 from simkv.report.pressure import course
 from simkv.report.story import longest_waiting
 from simkv.report.style import by_arrival
 from simkv.why.blame import holdings
 from simkv.why.diagnosis import Diagnosis
-from simkv.why.ledger import Interval, Kind
+from simkv.why.ledger import Interval, Kind, pauses, wasted
 
 Floats = npt.NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
-from simkv.report.intervals import State, intervals, pauses, wasted
 from simkv.report.style import (
     BLUE,
     GREY,
@@ -33,6 +32,7 @@ from simkv.report.style import (
     span,
     title_and_legend,
 )
+from simkv.why.ledger import Interval, Kind, ledger, pauses, wasted
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,11 +61,38 @@ class Bar(NamedTuple):
     end: float
 
 
-def bars(record: Record, life: Life, paused: Sequence[int] | None = None) -> list[Bar]:
+#: What a lane calls the kinds of the ledger; all others are waiting.
+STATES = {
+    Kind.PREFILL: "prefill",
+    Kind.RECOMPUTE: "prefill",
+    Kind.DECODE: "decode",
+    Kind.PREEMPTED: "preempted",
+}
+
+
+def states(intervals: Iterable[Interval]) -> list[Bar]:
+    """The life of a request, from the ledger, in the few states that a lane shows."""
+    lane: list[Bar] = []
+    for kind, start, end in intervals:
+        state = STATES.get(kind, "waiting")
+        if lane and lane[-1].kind == state and lane[-1].end == start:
+            lane[-1] = lane[-1]._replace(end=end)
+        else:
+            lane.append(Bar(state, start, end))
+    return lane
+
+
+def bars(
+    record: Record,
+    life: Life,
+    intervals: Iterable[Interval],
+    paused: Sequence[int] | None = None,
+) -> list[Bar]:
     """The lane of one request, with what the engine went on to do for it after its end.
 
     All waiting of a request without an answer was in vain and is called so, but for one that was
-    cut off by the horizon: it might yet have been served. ``paused`` are ``pauses(record)``.
+    cut off by the horizon: it might yet have been served. ``intervals`` are its ledger, ``paused``
+    are ``pauses(record)``.
     """
     vain = None
     if life.outcome is Outcome.STARVED:
@@ -73,15 +100,21 @@ def bars(record: Record, life: Life, paused: Sequence[int] | None = None) -> lis
     elif life.outcome in (Outcome.STALLED, Outcome.LOST, Outcome.REJECTED):
         vain = "failed"
     lane = []
-    for state, start, end in intervals(record, life, paused):
-        idle = state in (State.WAITING, State.PREEMPTED)
-        lane.append(Bar(vain if vain and idle else state.value, start, end))
+    for bar in states(intervals):
+        idle = bar.kind in ("waiting", "preempted")
+        lane.append(bar._replace(kind=vain) if vain and idle else bar)
     reached = life.ended_at
     for _, start, end in wasted(record, life, paused):
         assert reached is not None
         lane += [Bar("gone", reached, start), Bar("wasted", start, end)]
         reached = end
     return lane
+
+
+def lanes(record: Record, shown: Sequence[Life]) -> list[list[Bar]]:
+    """The lanes of some requests."""
+    paused, tiles = pauses(record), ledger(record, [life.request.id for life in shown])
+    return [bars(record, life, tiles[life.request.id], paused) for life in shown]
 
 
 def sample(lives: Sequence[Life], most: int = MOST_LANES) -> list[Life]:
@@ -107,8 +140,8 @@ def draw_lanes(records: Mapping[str, Record], title: str) -> Figure:
     """One panel per variant, one lane per request in order of arrival, the first on top."""
     columns = 1 if len(records) <= 3 else 2
     rows = -(-len(records) // columns)
-    lanes = max((min(len(record.lives), MOST_LANES) for record in records.values()), default=0)
-    figure = Figure(figsize=(WIDTH, 0.9 + rows * min(max(1.1 + 0.06 * lanes, 1.9), 4.5)))
+    most = max((min(len(record.lives), MOST_LANES) for record in records.values()), default=0)
+    figure = Figure(figsize=(WIDTH, 0.9 + rows * min(max(1.1 + 0.06 * most, 1.9), 4.5)))
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     panels: list[Axes] = list(grid.flat)
     end = span(records.values()) or 1.0
@@ -118,7 +151,7 @@ def draw_lanes(records: Mapping[str, Record], title: str) -> Figure:
         shown = sample(by_arrival(record))
         outcomes |= {life.outcome for life in shown}
         seen |= _draw(panel, record, shown, end, 1300 // columns)
-        panel.set_ylim(max(lanes, 1) - 0.5, -0.5)
+        panel.set_ylim(max(most, 1) - 0.5, -0.5)
         head(panel, variant, record, columns)
     for spare in panels[len(records) :]:
         spare.remove()
@@ -139,9 +172,7 @@ def _draw(axes: Axes, record: Record, shown: Sequence[Life], end: float, bins: i
     edges = np.linspace(0.0, end, bins + 1)
     shares = np.zeros((max(len(shown), 1), len(BARS), bins))
     seen: set[str] = set()
-    paused = pauses(record)
-    for place, life in enumerate(shown):
-        lane = bars(record, life, paused)
+    for place, lane in enumerate(lanes(record, shown)):
         shares[place] = _shares(lane, edges)
         seen |= {bar.kind for bar in lane}
         gone = [bar.start for bar in lane if bar.kind == "gone"]
@@ -180,8 +211,7 @@ def _which(record: Record, shown: Sequence[Life]) -> str:
 
 def painted(record: Record, shown: Sequence[Life], edges: Floats) -> npt.NDArray[np.intp]:
     """By lane and bin (``edges`` in s) the place in BARS of what to paint there, or -1."""
-    paused = pauses(record)
-    return _pixels(np.stack([_shares(bars(record, life, paused), edges) for life in shown]))
+    return _pixels(np.stack([_shares(lane, edges) for lane in lanes(record, shown)]))
 
 
 def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:

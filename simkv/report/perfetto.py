@@ -18,8 +18,9 @@ from simkv.core.outcome import Outcome
 from simkv.core.version import __version__
 from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, ttft
-from simkv.report.intervals import NEGLIGIBLE, Interval, intervals, pauses, wasted
+from simkv.report.lanes import Bar, states
 from simkv.report.style import by_arrival
+from simkv.why.ledger import NEGLIGIBLE, ledger, pauses, wasted
 
 Event = dict[str, Any]
 STEPS = 1  # the thread of the engine's steps
@@ -52,10 +53,10 @@ def events(records: Mapping[str, Record]) -> Iterator[Event]:
         steps = list(_steps(record, engine))
         yield from steps
         yield from _counters(record, engine)
-        paused = pauses(record)
+        paused, tiles = pauses(record), ledger(record)
         lives: dict[int, Event] = {}
         for place, life in enumerate(by_arrival(record), start=1):
-            lane = intervals(record, life, paused) + wasted(record, life, paused)
+            lane = states(tiles[life.request.id]) + states(wasted(record, life, paused))
             if lane:
                 slices = list(_request(life, lane, clients, place))
                 lives[life.request.id] = next(event for event in slices if event["ph"] == "X")
@@ -129,7 +130,7 @@ def _counters(record: Record, pid: int) -> Iterator[Event]:
         before = now
 
 
-def _request(life: Life, lane: list[Interval], pid: int, tid: int) -> Iterator[Event]:
+def _request(life: Life, lane: list[Bar], pid: int, tid: int) -> Iterator[Event]:
     """The thread of a request: its whole life, what it did in it, and what happened to it."""
     request = life.request
     yield _name("thread", f"request {request.id}", pid, tid)
@@ -155,7 +156,7 @@ def _request(life: Life, lane: list[Interval], pid: int, tid: int) -> Iterator[E
     yield _slice(name, "request", lane[0].start, lane[-1].end, pid, tid, about)
     for state, start, end in lane:
         after = life.ended_at is not None and start >= life.ended_at
-        name = f"{state.value} for nobody" if after else state.value
+        name = f"{state} for nobody" if after else state
         yield _slice(name, "state", start, end, pid, tid, {})
     moments = [("first token", life.first_token)]
     if life.outcome is not Outcome.FINISHED:

@@ -13,7 +13,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from simkv.loop.record import Record
-from simkv.report.intervals import pauses
 from simkv.report.style import (
     BLUE,
     DARK,
@@ -26,6 +25,7 @@ from simkv.report.style import (
     span,
     title_and_legend,
 )
+from simkv.why.ledger import pauses
 
 #: Bins of time across the whole picture.
 BINS = 300

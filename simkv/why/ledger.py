@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, islice
 from math import fsum, inf
 from typing import NamedTuple
 
@@ -146,8 +146,8 @@ def lost(life: Life, before: int, after: int | None) -> float:
     return life.preempted_at[index]
 
 
-def ledger(record: Record) -> dict[int, list[Interval]]:
-    """Every request's life in intervals, by id.
+def ledger(record: Record, among: Iterable[int] | None = None) -> dict[int, list[Interval]]:
+    """Every request's life in intervals, by id; or only those of some requests.
 
     They tile it: the first starts at the arrival, each next one where the one before ends, the last
     ends with the request (``Life.ended_at``), and neighbours differ in kind. So they sum exactly to
@@ -155,7 +155,43 @@ def ledger(record: Record) -> dict[int, list[Interval]]:
     would have arrived after the end of the run has none.
     """
     engine = _Engine(record)
-    return {i: _tile(life, _spans(life, engine)) for i, life in record.lives.items()}
+    lives = record.lives
+    ids = lives if among is None else among
+    return {i: _tile(lives[i], _spans(lives[i], engine)) for i in ids}
+
+
+def wasted(record: Record, life: Life, paused: Sequence[int] | None = None) -> list[Interval]:
+    """What the engine went on to compute for a request after its end, when nobody waited for it.
+
+    Whoever asks for many requests gives ``pauses(record)`` with each.
+    """
+    log, found = record.steps, list[Interval]()
+    finish = record.end if life.ended_at is None else life.ended_at
+    for run in _cut(runs(life), pauses(record) if paused is None else paused):
+        start, end = max(log.start[run.first], finish), min(log.end[run.last], record.end)
+        if end <= finish + NEGLIGIBLE:
+            continue
+        if found and found[-1].kind is run.kind and start - found[-1].end <= NEGLIGIBLE:
+            found[-1] = found[-1]._replace(end=end)
+        else:
+            found.append(Interval(run.kind, start, end))
+    return found
+
+
+def pauses(record: Record) -> list[int]:
+    """Rows of the step log after which the engine computed nothing for a while."""
+    following = zip(record.steps.end, islice(record.steps.start, 1, None), strict=False)
+    return [row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE]
+
+
+def _cut(computed: Iterable[Run], paused: Sequence[int]) -> Iterator[Run]:
+    """The runs, cut wherever the engine paused inside one."""
+    for run in computed:
+        first = run.first
+        for row in paused[bisect_left(paused, first) : bisect_left(paused, run.last)]:
+            yield run._replace(first=first, last=row)
+            first = row + 1
+        yield run._replace(first=first)
 
 
 def totals(intervals: Iterable[Interval]) -> dict[Kind, float]:
@@ -192,7 +228,7 @@ def _spans(life: Life, engine: _Engine) -> Iterator[Interval]:
     log = engine.log
     before: Run | None = None
     reached = life.request.arrival
-    for after in chain(engine.cut(runs(life)), (None,)):
+    for after in chain(_cut(runs(life), engine.pauses), (None,)):
         begins = log.start[after.first] if after else inf
         if begins > reached:
             yield from _paint(reached, begins, _layers(life, engine, before, after))
@@ -285,23 +321,10 @@ class _Engine:
                 self.queue[-1] = self.queue[-1]._replace(end=end)
             else:
                 self.queue.append(Interval(Kind.BEHIND, start, end))
-        following = zip(log.end, log.start[1:], strict=False)
-        self._pauses = [
-            row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE
-        ]
+        self.pauses = pauses(record)
         # Rows after which steps with a prefill begin or end.
         turns = zip(log.prefill_seqs, log.prefill_seqs[1:], strict=False)
         self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
-
-    def cut(self, computed: Iterable[Run]) -> Iterator[Run]:
-        """The runs, cut wherever the engine paused inside one."""
-        pauses = self._pauses
-        for run in computed:
-            first = run.first
-            for row in pauses[bisect_left(pauses, first) : bisect_left(pauses, run.last)]:
-                yield run._replace(first=first, last=row)
-                first = row + 1
-            yield run._replace(first=first)
 
     def prefills(self, start: float, end: float) -> Iterator[Interval]:
         """When steps with a prefill ran between ``start`` and ``end``."""

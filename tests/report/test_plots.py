@@ -1,4 +1,4 @@
-"""The pictures of a run, and the intervals and bars that they are drawn from."""
+"""The pictures of a run, and the bars that they are drawn from."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.loop.record import Life, Record, Segment, Standstill
 from simkv.measure.simulate import run_file
-from simkv.report.intervals import Interval, State, intervals, pauses, wasted
-from simkv.report.lanes import BARS, _pixels, _shares, bars, sample
+from simkv.report.lanes import BARS, Bar, _pixels, _shares, lanes, sample, states
 from simkv.report.latency import points
 from simkv.report.plots import write_plots
 from simkv.report.pressure import course
+from simkv.why.ledger import Kind, ledger, pauses, wasted
 
-WAITING, PREFILL, DECODE, PREEMPTED = State
+WAITING, PREFILL, DECODE, PREEMPTED = "waiting", "prefill", "decode", "preempted"
 
 STARVING = """
 name: starving
@@ -70,6 +70,8 @@ def log_of(steps: Iterable[tuple[float, float]], end: float = 100.0) -> Record:
     """A record with these steps (start, end) and nobody in it."""
     record = Record(num_blocks=10)
     for start, stop in steps:
+        record.steps.decided.append(start)
+        record.steps.prefill_seqs.append(0)
         record.steps.start.append(start)
         record.steps.end.append(stop)
     record.end = end
@@ -97,9 +99,19 @@ def seconds(count: int) -> Record:
     return log_of((float(i), i + 1.0) for i in range(count))
 
 
+def lane_of(record: Record, life: Life) -> list[Bar]:
+    record.lives[life.request.id] = life
+    return states(ledger(record)[life.request.id])
+
+
+def drawn(record: Record, life: Life) -> list[Bar]:
+    record.lives[life.request.id] = life
+    return lanes(record, [life])[0]
+
+
 def test_a_request_waits_is_prefilled_and_decodes() -> None:
     life = life_of(("prefill", 2, 3), ("decode", 4, 8), arrival=0.5, ended_at=9.0)
-    assert intervals(seconds(9), life) == [
+    assert lane_of(seconds(9), life) == [
         (WAITING, 0.5, 2.0),
         (PREFILL, 2.0, 4.0),
         (DECODE, 4.0, 9.0),
@@ -109,14 +121,14 @@ def test_a_request_waits_is_prefilled_and_decodes() -> None:
 def test_a_gap_is_waiting_unless_the_kv_was_lost() -> None:
     segments = ("prefill", 0, 0), ("decode", 1, 1), ("prefill", 5, 5)
     kept = life_of(*segments, ended_at=6.0)
-    assert [tile.state for tile in intervals(seconds(6), kept)] == [
+    assert [bar.kind for bar in lane_of(seconds(6), kept)] == [
         PREFILL,
         DECODE,
         WAITING,
         PREFILL,
     ]
     lost = life_of(*segments, ended_at=6.0, preempted=(3.0, 3))
-    assert intervals(seconds(6), lost)[2:] == [
+    assert lane_of(seconds(6), lost)[2:] == [
         (WAITING, 2.0, 3.0),
         (PREEMPTED, 3.0, 5.0),
         (PREFILL, 5.0, 6.0),
@@ -126,13 +138,13 @@ def test_a_gap_is_waiting_unless_the_kv_was_lost() -> None:
 @pytest.mark.parametrize("at", [1.0, 1.5, 2.0])
 def test_a_pipelined_scheduler_preempts_while_the_step_is_under_way(at: float) -> None:
     life = life_of(("decode", 0, 1), ("prefill", 4, 4), ended_at=5.0, preempted=(at, 2))
-    assert intervals(seconds(5), life)[1] == (PREEMPTED, 2.0, 4.0)
+    assert lane_of(seconds(5), life)[1] == (PREEMPTED, 2.0, 4.0)
 
 
 def test_a_preemption_that_a_prefill_repaired_at_once_does_not_colour_the_next_gap() -> None:
     segments = ("decode", 0, 0), ("prefill", 1, 1), ("decode", 4, 4)
     life = life_of(*segments, ended_at=5.0, preempted=(1.0, 1))
-    assert [tile.state for tile in intervals(seconds(5), life)] == [
+    assert [bar.kind for bar in lane_of(seconds(5), life)] == [
         DECODE,
         PREFILL,
         WAITING,
@@ -142,13 +154,13 @@ def test_a_preemption_that_a_prefill_repaired_at_once_does_not_colour_the_next_g
 
 def test_preempted_for_good() -> None:
     life = life_of(("decode", 0, 1), ended_at=30.0, preempted=(2.0, 2))
-    assert intervals(seconds(9), life) == [(DECODE, 0.0, 2.0), (PREEMPTED, 2.0, 30.0)]
+    assert lane_of(seconds(9), life) == [(DECODE, 0.0, 2.0), (PREEMPTED, 2.0, 30.0)]
 
 
 def test_a_pause_of_the_engine_inside_a_segment_is_waiting() -> None:
     record = log_of([(0.0, 1.0), (1.0, 2.0), (7.0, 8.0), (8.0, 9.0)])
     assert pauses(record) == [1]
-    assert intervals(record, life_of(("decode", 0, 3), ended_at=9.0)) == [
+    assert lane_of(record, life_of(("decode", 0, 3), ended_at=9.0)) == [
         (DECODE, 0.0, 2.0),
         (WAITING, 2.0, 7.0),
         (DECODE, 7.0, 9.0),
@@ -158,27 +170,26 @@ def test_a_pause_of_the_engine_inside_a_segment_is_waiting() -> None:
 def test_rounding_leaves_no_slivers() -> None:
     record = log_of([(0.1 + 0.2, 1.0), (1.0 + 4e-16, 2.0), (2.0 - 4e-16, 3.0)])
     life = life_of(("prefill", 0, 0), ("decode", 1, 2), arrival=0.3, ended_at=3.0 + 9e-16)
-    assert intervals(record, life) == [(PREFILL, 0.3, 1.0), (DECODE, 1.0, 3.0 + 9e-16)]
+    assert lane_of(record, life) == [(PREFILL, 0.3, 1.0), (DECODE, 1.0, 3.0 + 9e-16)]
 
 
 def test_the_client_leaves_in_the_middle_of_a_step() -> None:
     life = life_of(
         ("prefill", 0, 0), ("decode", 1, 1), ("decode", 4, 4), ended_at=1.25, preempted=(2.0, 2)
     )
-    assert intervals(seconds(9), life) == [(PREFILL, 0.0, 1.0), (DECODE, 1.0, 1.25)]
-    assert wasted(seconds(9), life) == [(DECODE, 1.25, 2.0), (DECODE, 4.0, 5.0)]
+    assert lane_of(seconds(9), life) == [(PREFILL, 0.0, 1.0), (DECODE, 1.0, 1.25)]
+    assert wasted(seconds(9), life) == [(Kind.DECODE, 1.25, 2.0), (Kind.DECODE, 4.0, 5.0)]
 
 
 def test_never_served() -> None:
-    assert intervals(seconds(9), life_of(arrival=2.0, ended_at=7.0)) == [(WAITING, 2.0, 7.0)]
-    assert intervals(seconds(9), life_of(arrival=2.0)) == [(WAITING, 2.0, 100.0)]
+    assert lane_of(seconds(9), life_of(arrival=2.0, ended_at=7.0)) == [(WAITING, 2.0, 7.0)]
 
 
 def test_to_arrive_after_the_end_of_the_run() -> None:
-    assert intervals(seconds(9), life_of(arrival=120.0, ended_at=100.0)) == []
+    assert lane_of(seconds(9), life_of(arrival=120.0, ended_at=100.0)) == []
 
 
-def assert_tiles(life: Life, tiles: list[Interval]) -> None:
+def assert_tiles(life: Life, tiles: list[Bar]) -> None:
     assert life.ended_at is not None
     if life.ended_at <= life.request.arrival:
         assert tiles == []
@@ -186,19 +197,19 @@ def assert_tiles(life: Life, tiles: list[Interval]) -> None:
     assert tiles[0].start == life.request.arrival
     assert tiles[-1].end == life.ended_at
     assert all(tile.start < tile.end for tile in tiles)
-    assert all(a.end == b.start and a.state is not b.state for a, b in pairwise(tiles))
+    assert all(a.end == b.start and a.kind != b.kind for a, b in pairwise(tiles))
 
 
-def test_intervals_tile_every_life_of_every_engine(pressure: dict[str, Record]) -> None:
+def test_lanes_tile_every_life_of_every_engine(pressure: dict[str, Record]) -> None:
     seen = set()
     for record in pressure.values():
         for life in record.lives.values():
-            tiles = intervals(record, life)
+            tiles = lane_of(record, life)
             assert_tiles(life, tiles)
-            seen |= {tile.state for tile in tiles}
-            served = dict.fromkeys(State, 0.0)
-            for state, start, end in [*tiles, *wasted(record, life)]:
-                served[state] += end - start
+            seen |= {tile.kind for tile in tiles}
+            served = dict.fromkeys((WAITING, PREFILL, DECODE, PREEMPTED), 0.0)
+            for kind, start, end in [*tiles, *states(wasted(record, life))]:
+                served[kind] += end - start
             for kind in (PREFILL, DECODE):
                 steps = sum(
                     min(record.steps.end[row], record.end) - record.steps.start[row]
@@ -207,27 +218,28 @@ def test_intervals_tile_every_life_of_every_engine(pressure: dict[str, Record]) 
                     for row in range(segment.first, segment.last + 1)
                 )
                 assert served[kind] == pytest.approx(steps, abs=1e-5)
-            lost = [tile for tile in tiles if tile.state is PREEMPTED]
+            lost = [tile for tile in tiles if tile.kind == PREEMPTED]
             assert len(lost) <= len(life.preempted_at)
-    assert seen == set(State)
+    assert seen == {WAITING, PREFILL, DECODE, PREEMPTED}
 
 
 def test_the_lanes_show_who_starved_and_what_was_wasted(starving: dict[str, Record]) -> None:
     before, after = starving.values()
     starved = [life for life in before.lives.values() if life.outcome is Outcome.STARVED]
     assert len(starved) == 24
+    shown = dict(zip(before.lives, lanes(before, list(before.lives.values())), strict=True))
     for life in before.lives.values():
-        kinds = {bar.kind for bar in bars(before, life)}
+        kinds = {bar.kind for bar in shown[life.request.id]}
         assert ("starved" in kinds) == (life in starved)
         assert kinds <= set(BARS)
     for life in starved:
-        lane = bars(before, life)
+        lane = shown[life.request.id]
         assert life.deadline is not None
         for bar in lane:
             assert (bar.kind in ("gone", "wasted")) == (bar.start >= life.deadline)
         assert all(a.end == b.start for a, b in pairwise(lane))
         assert lane[-1].kind == "wasted"
-    assert {bar.kind for life in after.lives.values() for bar in bars(after, life)} == {
+    assert {bar.kind for lane in lanes(after, list(after.lives.values())) for bar in lane} == {
         "waiting",
         "prefill",
         "decode",
@@ -247,14 +259,14 @@ def test_the_lanes_show_who_starved_and_what_was_wasted(starving: dict[str, Reco
 )
 def test_waiting_in_vain_has_its_own_colour(outcome: Outcome, kind: str) -> None:
     life = life_of(("prefill", 3, 3), ended_at=4.0, outcome=outcome)
-    assert [bar.kind for bar in bars(seconds(5), life)] == [kind, "prefill"]
+    assert [bar.kind for bar in drawn(seconds(5), life)] == [kind, "prefill"]
 
 
 def test_every_kind_gets_its_share_of_the_pixels() -> None:
     record = log_of((0.01 * i, 0.01 * (i + 1)) for i in range(10_000))
     rows = np.random.default_rng(1).permutation(10_000)[:2_500]
     life = life_of(*(("decode", int(row), int(row)) for row in sorted(rows)), ended_at=100.0)
-    shares = _shares(bars(record, life), np.linspace(0.0, 200.0, 401))
+    shares = _shares(drawn(record, life), np.linspace(0.0, 200.0, 401))
     assert shares.sum() == pytest.approx(200.0)
     painted = _pixels(shares[None])[0]
     assert (painted[200:] == -1).all()
