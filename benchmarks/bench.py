@@ -22,9 +22,10 @@ import simpy
 from simkv.core.request import Request
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.routers import build as build_router
+from simkv.loop.serve import serve
 from simkv.measure.metrics import summary
 from simkv.scenario.fleet import LeastLoaded
 from simkv.schedulers.registry import build

@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from simkv.measure.simulate import Result, run_scenario
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import resolve
 from simkv.scenario.packaged import find

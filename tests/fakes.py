@@ -9,8 +9,9 @@ import simpy
 from simkv.core.request import Prompt, Request
 from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
 from simkv.costs.load import Executor, Load
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.record import Record
+from simkv.loop.serve import serve
 
 
 class Seconds:

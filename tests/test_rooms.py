@@ -17,11 +17,7 @@ ORDER = [
     "costs",
     "workload",
     "scenario",
-<<<<<<< HEAD
     "loop",
-=======
-    "run",
->>>>>>> 98335ba (The lanes of the pictures and of Perfetto come from the ledger; the older one is gone)
     "why",
     "measure",
     "search",
@@ -80,11 +76,7 @@ def test_the_graph_is_that_of_the_package() -> None:
     """A file that is not looked at would be free to import what it likes."""
     assert set(EDGES) == set(modules(ROOT / "simkv"))
     assert "simkv.core.request" in EDGES["simkv.workload.forms"]
-<<<<<<< HEAD
     assert "scenario" in between(EDGES)["loop"]
-=======
-    assert "scenario" in between(EDGES)["run"]
->>>>>>> 98335ba (The lanes of the pictures and of Perfetto come from the ledger; the older one is gone)
 
 
 PLANTED = {

@@ -46,7 +46,7 @@ def report(
         return
     if not runs:
         raise InputError("report: nothing to report on; expected run folders, files or names")
-    from simkv.measure.simulate import apart, parts_of
+    from simkv.measure.result import apart, parts_of
     from simkv.report.html import write_html
     from simkv.report.perfetto import write_perfetto
     from simkv.report.runs import QUICK, page_of, plan, remedies, run_all

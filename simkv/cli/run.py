@@ -59,7 +59,8 @@ def run(
         check_file("--perfetto", perfetto)
 
     from simkv.measure.expect import check, exit_code
-    from simkv.measure.simulate import parts_of, run_scenario
+    from simkv.measure.result import parts_of
+    from simkv.measure.simulate import run_scenario
     from simkv.report.console import checks_table, results_parts
     from simkv.report.files import write_run
     from simkv.report.published import compare

@@ -13,7 +13,8 @@ from simkv.core.errors import InputError
 from simkv.lab.executor import TorchExecutor, WallClock
 from simkv.lab.runner import Runner, RunnerConfig, covering
 from simkv.lab.served import Served, Setup, figures
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
+from simkv.loop.serve import serve
 from simkv.proof.conform.recorder import Recorder
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from heapq import heappush
+from typing import Any
 
 import simpy
 from simpy.events import EventPriority
+
+Process = Generator[simpy.Event, Any, None]
 
 
 class Moment(simpy.Event):

@@ -1,27 +1,24 @@
-"""The loop: arrivals, schedule calls, steps, token delivery and client timeouts in SimPy time."""
+"""The loop: schedule calls, steps and token delivery in SimPy time."""
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import simpy
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
-from simkv.costs.load import Executor, Load, load_of
-from simkv.loop.clock import Moment, passed
-from simkv.loop.record import Life, Queues, Record, Standstill
-from simkv.workload.clients import Clients
-
-Process = Generator[simpy.Event, Any, None]
+from simkv.costs.load import Executor, Load
+from simkv.loop.clock import Moment, Process, passed
+from simkv.loop.cycles import CycleWatch
+from simkv.loop.record import Life, Queues, Standstill
+from simkv.loop.replica import Replica
 
 #: How an iteration goes on: with the next at once, after an idle pass, or when something comes.
 Turn = Literal["on", "idle", "sleep"]
@@ -54,18 +51,17 @@ class Leap:
     wake: Moment
 
 
-class Engine:
-    """One replica: a scheduler, an executor and the record of what they did.
+class Engine(Replica):
+    """A replica whose scheduler decides step by step.
 
-    Start ``run()`` as a SimPy process and hand requests to ``submit``. A batch of a pipelined
-    scheduler (``pipeline_depth`` 2) is decided while its predecessor runs. Requests that come
-    before ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended, and
-    ``ended`` is told how. Of several engines in one world those of a lower ``rank`` go first at one
-    time.
+    A batch of a pipelined scheduler (``pipeline_depth`` 2) is decided while its predecessor runs.
 
     With ``leaping``, a stretch of steps in which nothing but decoding would happen is one event.
     What comes from outside in the meantime ends the stretch with the step that it falls into, so
     leaping changes nothing but the work.
+
+    ``run`` is made of ``schedule``, ``launch`` and ``end_turn``, for whoever steps several engines
+    together. ``in_flight`` are the batches on the GPU, the oldest first.
     """
 
     def __init__(
@@ -79,50 +75,19 @@ class Engine:
         leaping: bool = True,
         rank: int = 0,
     ) -> None:
-        self.env = env
-        self.rank = rank
-        self.scheduler = scheduler
-        self.executor = executor
-        self.record = Record(scheduler.num_blocks)
+        super().__init__(env, scheduler, executor, ready, resolved, rank)
         self.leaping = leaping
-        self._spread: bool = getattr(executor, "wants_spread", False)
         self.leaps = 0
-        self.dead = False
-        self.halted = False
-        self._ready = ready
-        self._resolved = resolved
-        self.ended: Callable[[Life], None] | None = None
-        #: Called when the engine has died.
-        self.died: Callable[[], None] | None = None
-        #: Told what KV a schedule call wants to have from elsewhere.
-        self.loads: Callable[[list[tuple[int, int]]], None] | None = None
-        self._inbox: list[Request | int | Callable[[], None]] = []
+        self.in_flight: deque[InFlight] = deque()
         self._outside = False
-        self._wake: simpy.Event | None = None
         self._leap: Leap | None = None
-        self._watch = _CycleWatch(scheduler.fingerprint)
-        self._in_flight: deque[InFlight] = deque()
+        self._watch = CycleWatch(scheduler.fingerprint)
         self._group_row = self._completed_row = -1
         # Tokens of each request that no step has been asked for yet, and the rows of the step log
         # in which members of the decode group will get their last one.
         self._left: dict[int, int] = {}
         self._finishes: list[tuple[int, int, int]] = []
         self._ending: dict[int, list[int]] = {}
-
-    def submit(self, request: Request) -> None:
-        """A request reaches the engine now; its client starts to wait."""
-        life = self.record.arrive(request)
-        self._left[request.id] = request.output_tokens
-        self._inbox.append(request)
-        if request.timeout is not None:
-            patience = self.env.timeout(max(request.arrival + request.timeout - self.env.now, 0.0))
-            patience.callbacks.append(lambda _: self._give_up(life))
-        self._stir()
-
-    def tell(self, message: Callable[[], None]) -> None:
-        """Something from outside takes effect before the next decision."""
-        self._inbox.append(message)
-        self._stir()
 
     def run(self) -> Process:
         """The engine's work until it is over or halted, as a SimPy process."""
@@ -133,16 +98,15 @@ class Engine:
 
     def _iterate(self) -> Process:
         """The engine's iterations."""
-        in_flight = self._in_flight
+        in_flight = self.in_flight
         gpu_free = 0.0
-        yield self._moment(self._ready)
+        yield self.moment(self.ready)
         while True:
-            batch = self._schedule()
+            batch = self.schedule()
             if batch is None:
                 return
-            load, newest = self._launch(batch, max(self.env.now, gpu_free))
-            gpu_free = max(gpu_free, newest.end)
-            in_flight.append(newest)
+            load = self.load(batch)
+            gpu_free = max(gpu_free, self.launch(batch, load, max(self.env.now, gpu_free)))
             if len(in_flight) < self.scheduler.pipeline_depth and batch:
                 continue
             if in_flight[0].batch:
@@ -151,22 +115,24 @@ class Engine:
                     self._land(leap, len(leap.moments) - 1)
                     gpu_free = in_flight[-1].end
                 else:
-                    yield self._moment(in_flight[0].end)
-            turn = self._end_turn(batch, in_flight.popleft())
+                    yield self.moment(in_flight[0].end)
+            turn = self.end_turn(batch)
             if turn == "sleep":
-                yield from self._sleep()
+                yield self.sleep()
+                yield self.moment(self.env.now)  # after all else that happens then
             elif turn == "idle":
-                yield self._moment(self.env.now + self.executor.idle())
+                yield self.moment(self.env.now + self.executor.idle())
 
-    def _end_turn(self, batch: Batch, oldest: InFlight) -> Turn:
-        """The ``oldest`` batch has run, and ``batch`` was the last to be decided: what now."""
+    def end_turn(self, batch: Batch) -> Turn:
+        """The oldest batch has run, and ``batch`` was the last to be decided: what now."""
+        oldest = self.in_flight.popleft()
         delivered = self._complete(oldest)
         if self._outside or delivered:
             self._watch.progress()
             self._outside = False
         if delivered:  # what came from outside may have changed nothing
             self.record.standstill = None
-        working = bool(batch or oldest.batch) or any(f.batch for f in self._in_flight)
+        working = bool(batch or oldest.batch) or any(f.batch for f in self.in_flight)
         if not working and (not self._busy() or getattr(self.scheduler, "awaits_kv", False)):
             return "sleep"
         if self._watch.repeats(working, self.env.now):
@@ -177,23 +143,24 @@ class Engine:
             return "idle"
         return "on"
 
-    def _schedule(self) -> Batch | None:
+    def schedule(self) -> Batch | None:
         """Let the scheduler decide; None if that is the end of the engine."""
         self.record.end = self.env.now
-        for message in self._inbox:
+        for message in self.inbox:
             if isinstance(message, Request):
                 self.scheduler.add(message)
+                self._left[message.id] = message.output_tokens
                 self.record.lives[message.id].seen = self.env.now
             elif isinstance(message, int):
                 self.scheduler.abort(message)
             else:
                 message()
-        self._inbox.clear()
+        self.inbox.clear()
         try:
             batch = self.scheduler.schedule()
         except Livelock as livelock:
             why = f"livelock inside one schedule call: {livelock.why}"
-            self._die("livelock", why, livelock.cycle)
+            self.die("livelock", why, livelock.cycle)
             return None
         self._note_departures(batch)
         self.record.decided(batch, self.env.now)
@@ -205,20 +172,18 @@ class Engine:
         if batch.loads and self.loads:
             self.loads(batch.loads)
         if batch.fatal:
-            self._die("engine died", batch.fatal, [i for i, _ in batch.scheduled])
+            self.die("engine died", batch.fatal, [i for i, _ in batch.scheduled])
             return None
         return batch
 
-    def _launch(
-        self, batch: Batch, start: float, seconds: float | None = None
-    ) -> tuple[Load, InFlight]:
-        """Put a batch on the GPU at ``start``, behind those that are there.
+    def launch(self, batch: Batch, load: Load, start: float, seconds: float | None = None) -> float:
+        """Put a batch on the GPU at ``start``, behind those that are there; returns its end.
 
         It takes as long as the executor says, or ``seconds`` if they are given.
         """
-        load = load_of(batch, spread=self._spread)
         if not batch:
-            return load, InFlight(batch, -1, self.env.now, frozenset())
+            self.in_flight.append(InFlight(batch, -1, self.env.now, frozenset()))
+            return self.env.now
         end = start + (self.executor.run(load) if seconds is None else seconds)
         scheduler = self.scheduler
         queues = Queues(scheduler.num_waiting, scheduler.num_running, scheduler.free_blocks)
@@ -232,7 +197,8 @@ class Engine:
             self._left[i] -= 1
             if self._left[i] == 0:
                 last_of.append(i)
-        return load, InFlight(batch, row, end, frozenset(last_of))
+        self.in_flight.append(InFlight(batch, row, end, frozenset(last_of)))
+        return end
 
     def _note_departures(self, batch: Batch) -> None:
         """Requests that the decode group has lost since the batch before."""
@@ -282,7 +248,7 @@ class Engine:
 
     def _plan_leap(self, batch: Batch, load: Load) -> Leap | None:
         """The stretch of steps like the one just launched, if it is one of decodes only."""
-        oldest, newest = self._in_flight[0], self._in_flight[-1]
+        oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not _alike(oldest, newest):
             return None
         most = min(self._next_finish() - oldest.row, FARTHEST)
@@ -300,12 +266,12 @@ class Engine:
         if not ends:
             return None
         moments = [oldest.end, *ends] if oldest is newest else [oldest.end, newest.end, *ends[:-1]]
-        self._leap = Leap(load, ends, moments, self._moment(moments[-1]))
+        self._leap = Leap(load, ends, moments, self.moment(moments[-1]))
         return self._leap
 
     def _land(self, leap: Leap, done: int) -> None:
         """Bring everything to where stepping would be after ``done`` more steps."""
-        oldest, newest = self._in_flight[0], self._in_flight[-1]
+        oldest, newest = self.in_flight[0], self.in_flight[-1]
         self._leap = None
         if not done:
             return
@@ -323,20 +289,9 @@ class Engine:
         rows = [(newest.row + done, ends[-1])]
         if oldest is not newest:
             rows.insert(0, (oldest.row + done, leap.moments[done]))
-        self._in_flight.clear()
+        self.in_flight.clear()
         for row, end in rows:
-            self._in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait now, those that the scheduler has not been told of included."""
-        new = sum(isinstance(message, Request) for message in self._inbox) if self._inbox else 0
-        return self.scheduler.num_waiting + new
-
-    @property
-    def num_running(self) -> int:
-        """Requests that run now; a leap does not change it while it is under way."""
-        return self.scheduler.num_running
+            self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
     @property
     def free_blocks(self) -> int:
@@ -360,21 +315,7 @@ class Engine:
         """Stop for good now, in the middle of a step; returns the requests that have not ended."""
         if self._leap is not None:
             self._land(self._leap, self._over(self._leap))
-        self.halted = True
-        self.record.end = self.env.now
-        return [life for life in self.record.lives.values() if life.outcome is None]
-
-    def conclude(self, requests: Iterable[Request], horizon: float | None) -> Record:
-        """The run is over: every one of ``requests`` gets its outcome, and the record is closed."""
-        record = self.record
-        if horizon is not None:
-            record.end = horizon
-        for request in requests:
-            if request.id not in record.lives:
-                cut_off(record, request)
-        give_outcomes(record, horizon)
-        self.settle()
-        return record
+        return super().halt()
 
     def settle(self) -> None:
         """The run ends now: a leap under way gets as far as stepping would have got."""
@@ -382,38 +323,19 @@ class Engine:
             self._land(self._leap, self._over(self._leap))
         self.record.close(self._group_row)
 
-    def _give_up(self, life: Life) -> None:
-        """The client's patience is over."""
-        if life.outcome is None:
-            self.resolve(life, Outcome.STARVED, "the client gave up")
-            self._inbox.append(life.request.id)
-            self._stir()
-
-    def resolve(self, life: Life, outcome: Outcome, reason: str = "") -> None:
-        """A request has ended now, unless it had before."""
-        if life.outcome is None:
-            life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
-            if self._resolved:
-                self._resolved()
-            if self.ended:
-                self.ended(life)
-
     def _busy(self) -> bool:
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
 
-    def _stir(self) -> None:
+    def stir(self) -> None:
         """Something came from outside: the engine looks again when its present step is over."""
+        super().stir()
         self._outside = True
-        self.record.end = self.env.now
         if self._leap is not None:
             moments = self._leap.moments
             index = self._over(self._leap)
             if index < len(moments) - 1:
                 del moments[index + 1 :]
                 self._leap.wake = self._leap.wake.move(moments[-1])
-        elif self._wake is not None:
-            self._wake.succeed()
-            self._wake = None
 
     def _over(self, leap: Leap) -> int:
         """How many of the leap's iterations would be over by now.
@@ -424,16 +346,6 @@ class Engine:
         if passed(self.env) > self.rank:
             return bisect_right(moments, now)
         return bisect_left(moments, now)
-
-    def _sleep(self) -> Process:
-        """Wait for something from outside, and for all else that happens at that time."""
-        self._wake = self.env.event()
-        yield self._wake
-        yield self._moment(self.env.now)
-
-    def _moment(self, time: float, after: int = 0) -> Moment:
-        """A point in time of this engine: after what comes from outside, in the order of ranks."""
-        return Moment(self.env, time, self.rank + after)
 
     def _stand_still(self, since: float) -> None:
         """The state of ``since`` repeats: without help from outside nothing will ever change."""
@@ -448,13 +360,6 @@ class Engine:
                 kind, self.env.now, why, sorted(set(stuck)), held, since
             )
 
-    def _die(self, kind: str, why: str, requests: list[int]) -> None:
-        self.dead = True
-        held = dict(self.scheduler.blocks_held())
-        self.record.standstill = Standstill(kind, self.env.now, why, sorted(set(requests)), held)
-        if self.died:
-            self.died()
-
 
 def _alike(oldest: InFlight, newest: InFlight) -> bool:
     """Whether the batches in flight are the same decision made again."""
@@ -463,141 +368,3 @@ def _alike(oldest: InFlight, newest: InFlight) -> bool:
         return True
     same_group = a.decodes == b.decodes and not b.joined and not b.left
     return a.kind == b.kind and same_group and a.scheduled == b.scheduled
-
-
-class _CycleWatch:
-    """Notices that the scheduler's state repeats although nothing came in between.
-
-    Keeps one earlier state and replaces it at powers of two (R. P. Brent, BIT 20, 1980), so a
-    cycle of any length is found and a long stretch without a token costs little. ``since`` is when
-    it was taken (s).
-    """
-
-    #: Steps without a token that are nothing unusual (chunks of a long prompt).
-    PATIENCE = 64
-
-    def __init__(self, state: Callable[[], Hashable]) -> None:
-        self._state = state
-        self._count = 0
-        self._saved: Hashable = None
-        self.since = 0.0
-
-    def progress(self) -> None:
-        """A token was delivered or something came from outside."""
-        self._count = 0
-        self._saved = None
-
-    def repeats(self, working: bool, now: float) -> bool:
-        """Whether the present state is one that was met before without progress since."""
-        self._count += 1
-        if working and self._count < self.PATIENCE:
-            return False
-        state = self._state()
-        if state == self._saved:
-            return True
-        if self._saved is None or self._count & (self._count - 1) == 0:
-            self._saved, self.since = state, now
-        return False
-
-
-@contextmanager
-def _long_lived() -> Iterator[None]:
-    """Spare the collector of cycles a record that only grows; there are none to collect."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class Server(Protocol):
-    """What serves requests: an engine, or a fleet of them."""
-
-    env: simpy.Environment
-    ended: Callable[[Life], None] | None
-
-    def submit(self, request: Request) -> None:
-        """A request comes now."""
-
-    def run(self) -> Process:
-        """Its work, as a SimPy process."""
-
-    def conclude(self, requests: Iterable[Request], horizon: float | None) -> Record:
-        """The run is over: every one of ``requests`` gets its outcome, and the record is closed."""
-
-
-def serve(engine: Server, sent: Iterable[Request] | Clients, horizon: float | None) -> Record:
-    """Send requests to the engine and run until all is over; every request has one outcome then.
-
-    ``sent`` are requests that come at their arrivals, or clients that wait for answers. All is over
-    when nothing more can happen, or at ``horizon`` (s).
-    """
-    env = engine.env
-    clients = sent if isinstance(sent, Clients) else Clients(list(sent))
-    env.process(_arrive(engine, clients.requests) if clients.open else _converse(engine, clients))
-    env.process(engine.run())
-    with _long_lived():
-        env.run(until=horizon)
-        return engine.conclude(clients.requests, horizon)
-
-
-def cut_off(record: Record, request: Request) -> None:
-    """Enter a request that never came."""
-    life = record.arrive(request)
-    life.outcome, life.reason = Outcome.CUT_OFF, "its turn did not come"
-    life.ended_at = request.arrival
-
-
-def _arrive(engine: Server, requests: Iterable[Request]) -> Process:
-    """Requests come at their arrivals, whatever becomes of the others."""
-    env = engine.env
-    for request in sorted(requests, key=lambda request: request.arrival):
-        if request.arrival > env.now:
-            yield env.timeout(request.arrival - env.now)
-        engine.submit(request)
-
-
-def _converse(engine: Server, clients: Clients) -> Process:
-    """Clients send when they have the answer that they wait for, and when they may."""
-    env = engine.env
-    answered = env.event()
-
-    def ended(life: Life) -> None:
-        clients.ended(life.request.id, env.now, life.outcome is Outcome.FINISHED)
-        if not answered.triggered:
-            answered.succeed()
-
-    engine.ended = ended
-    while True:
-        for request in clients.send(env.now):
-            engine.submit(request)
-        following = clients.next_time()
-        answered = env.event()
-        due = [] if following is None else [env.timeout(max(following - env.now, 0.0))]
-        yield env.any_of([answered, *due])
-
-
-def give_outcomes(record: Record, horizon: float | None) -> None:
-    """Give the requests that nothing resolved their outcome.
-
-    Where the engine had stopped for good before a client gave up, the stop is the cause.
-    """
-    stop = record.standstill
-    for life in record.lives.values():
-        waited_for_nothing = (
-            stop is not None
-            and life.outcome is Outcome.STARVED
-            and life.ended_at is not None
-            and life.ended_at >= stop.since
-        )
-        if waited_for_nothing or (stop and life.outcome is None):
-            assert stop is not None
-            life.outcome, life.reason = Outcome.STALLED, f"{stop.kind}: {stop.why}"
-        elif life.outcome is None and horizon is not None:
-            life.outcome, life.reason = Outcome.CUT_OFF, "the horizon came first"
-        elif life.outcome is None:
-            life.outcome, life.reason = Outcome.LOST, "the engine went idle without it"
-        if life.ended_at is None:
-            life.ended_at = record.end

@@ -20,9 +20,11 @@ import simpy
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch
-from simkv.costs.load import Executor, load_of
-from simkv.loop.engine import Engine, Process, _CycleWatch
+from simkv.costs.load import Executor
+from simkv.loop.clock import Process
+from simkv.loop.cycles import CycleWatch
 from simkv.loop.record import Queues, Record, Standstill
+from simkv.loop.replica import Replica
 from simkv.scenario.pacing import Pacing
 from simkv.schedulers.fastdeploy.memory import Heard, Planned, Seq
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy, aside_of, batch_of
@@ -37,7 +39,7 @@ class Received(NamedTuple):
     last: float
 
 
-class Pipeline(Engine):
+class Pipeline(Replica):
     """One replica of FastDeploy whose three threads run side by side; used as an ``Engine`` is.
 
     Every run ends. Where all three wait for each other, where they work but no client gets a
@@ -55,7 +57,7 @@ class Pipeline(Engine):
         *,
         rank: int = 0,
     ) -> None:
-        super().__init__(env, actors, executor, ready, resolved, leaping=False, rank=rank)
+        super().__init__(env, actors, executor, ready, resolved, rank)
         self.manager, self.worker, self.processor = actors.manager, actors.worker, actors.processor
         self.pacing = pacing
         self.tasks = simpy.Store(env, capacity=1)
@@ -67,14 +69,14 @@ class Pipeline(Engine):
         self._useful: dict[int, int] = {}
         self._sent = self._heard = self._barren_steps = 0
         self._border = 0.0
-        self._watch = _CycleWatch(self._state)
+        self._watch = CycleWatch(self._state)
         self._planned_at = self._decided = 0.0
 
     # The three threads.
 
     def run(self) -> Process:
         """The engine thread; it starts the other two."""
-        yield self._moment(self._ready)
+        yield self.moment(self.ready)
         self.env.process(self._work())
         self.env.process(self._listen())
         pacing, last_call = self.pacing, None
@@ -95,7 +97,7 @@ class Pipeline(Engine):
                 yield self.tasks.put(self.put(planned))
                 yield from self._poll(pacing.queue_interval, self._taken)
             else:
-                yield self._moment(self.env.now + pacing.schedule_interval)
+                yield self.moment(self.env.now + pacing.schedule_interval)
 
     def _work(self) -> Process:
         """The worker thread: at a step border take tasks, run a step, send its message."""
@@ -114,7 +116,7 @@ class Pipeline(Engine):
             self.env.process(self._carry(message))
             self._check_progress()
             self._border = self.env.now + self.pacing.step_gap
-            yield self._moment(self._border, 1)
+            yield self.moment(self._border, 1)
 
     def _carry(self, message: Message) -> Process:
         """The way of a message from the worker to the token processor."""
@@ -127,7 +129,7 @@ class Pipeline(Engine):
             message = yield self.messages.get()
             self._heard += 1
             self.hear(message)
-            self._stir()
+            self.stir()
 
     def _take(self) -> Generator[simpy.Event, Any, list[Task]]:
         """The worker takes the tasks of one put, waiting for them if there are none."""
@@ -138,7 +140,7 @@ class Pipeline(Engine):
             self.worker.take(parcel)
         except WorkerCrash as crash:
             lost = [task.id for task in parcel.tasks if task.slot is None]
-            self._die("engine died", f"raised: {crash}", lost)
+            self.die("engine died", f"raised: {crash}", lost)
         return parcel.tasks
 
     def _await_news(self, interval: float) -> Process:
@@ -149,15 +151,14 @@ class Pipeline(Engine):
         if self._at_rest():
             why = "; ".join(self._hung_slots())
             self._stop("deadlock", why or "requests wait and the scheduler can run none of them")
-        self._wake = self.env.event()
-        yield from self._poll(interval, self._wake)
+        yield from self._poll(interval, self.sleep())
 
     def _poll(self, interval: float, event: simpy.Event) -> Process:
         """Sleep ``interval`` seconds, once at least and then until ``event`` has happened."""
         start = self.env.now
         yield event
         naps = max(1, ceil((self.env.now - start) / interval))
-        yield self._moment(start + naps * interval)
+        yield self.moment(start + naps * interval)
 
     # What they do, for whoever wants to watch.
 
@@ -195,8 +196,8 @@ class Pipeline(Engine):
 
     def _pull(self) -> None:
         """Take new requests. That a client went away is not heeded, as in ``FastDeploy.abort``."""
-        arrived = [message for message in self._inbox if isinstance(message, Request)]
-        self._inbox.clear()
+        arrived = [message for message in self.inbox if isinstance(message, Request)]
+        self.inbox.clear()
         self._new += arrived
         if arrived and not self.dead:
             self.record.standstill = None
@@ -218,7 +219,7 @@ class Pipeline(Engine):
         prefills = sum(task.kind == "prefill" for task in tasks)
         batch = batch_of(work, prefills, self._preempted)
         self._preempted = []
-        load = load_of(batch, spread=self._spread)
+        load = self.load(batch)
         seconds = self.executor.run(load)
         actors = self.scheduler
         queues = Queues(actors.num_waiting, actors.num_running, actors.free_blocks)
@@ -268,7 +269,7 @@ class Pipeline(Engine):
         alive = self.manager.alive()
         if self._barren_steps > 1000 + sum(seq.total for seq in alive):
             why = f"no client got a token in the last {self._barren_steps} steps"
-            self._die("livelock", why, [seq.id for seq in alive])
+            self.die("livelock", why, [seq.id for seq in alive])
 
     def _stop(self, kind: str, why: str) -> None:
         """Nothing will change any more unless something comes from outside."""

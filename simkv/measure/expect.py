@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simkv.core.figures import figure
-from simkv.measure.simulate import Result
+from simkv.measure.result import Result
 from simkv.scenario.expect import Bound, given
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from simkv.loop.record import Life
-from simkv.measure.simulate import Result
+from simkv.measure.result import Result
 
 
 def peak(result: Result) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from simkv.core.figures import figure
 from simkv.measure.expect import Check, show
-from simkv.measure.simulate import Result
+from simkv.measure.result import Result
 from simkv.report.published import Comparison
 from simkv.scenario.scenario import Scenario
 

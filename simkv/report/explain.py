@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
-from simkv.measure.simulate import Result
+from simkv.measure.result import Result
 from simkv.report.story import behind, requests, seconds, served
 from simkv.why.blame import Preemption
 from simkv.why.ledger import WORDS, Interval, Kind, runs, totals

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder, replacing, write_text
 from simkv.core.version import __version__
-from simkv.measure.simulate import Result
+from simkv.measure.result import Result
 from simkv.report.published import Comparison
 from simkv.scenario.fleet import FleetSection
 from simkv.scenario.scenario import Scenario

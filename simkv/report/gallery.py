@@ -12,7 +12,8 @@ from markupsafe import Markup
 from simkv.core.files import check_folder, make_folder, write_text
 from simkv.core.version import __version__
 from simkv.loop.record import Record
-from simkv.measure.simulate import Result, run_scenario
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
 from simkv.report import story
 from simkv.report.html import (
     LIBRARY,

@@ -22,7 +22,7 @@ from simkv.core.version import __version__
 from simkv.loop.record import Record
 from simkv.measure.expect import check, show
 from simkv.measure.metrics import e2e, ttft
-from simkv.measure.simulate import Result
+from simkv.measure.result import Result
 from simkv.report import data, story
 from simkv.report.files import resolved
 from simkv.report.lanes import BARS

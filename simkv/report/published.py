@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simkv.core.figures import figure
 from simkv.measure.metrics import e2e
-from simkv.measure.simulate import Result
+from simkv.measure.result import Result
 
 
 @dataclass(frozen=True)

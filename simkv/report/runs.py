@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.core.errors import InputError
-from simkv.measure.simulate import Result, run_scenario
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
 from simkv.scenario.load import load
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario

@@ -12,7 +12,7 @@ from simkv.core.figures import figure
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, longest_stall
-from simkv.measure.simulate import Result
+from simkv.measure.result import Result
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import variants
 from simkv.why.diagnosis import Diagnosis

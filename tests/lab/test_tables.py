@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from simkv.core.scheduler import blocks_for
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
+from simkv.loop.serve import serve
 from simkv.schedulers.registry import build, spec_of
 from simkv.schedulers.sglang.pages import PagedMemory
 from simkv.workload.workload import generate

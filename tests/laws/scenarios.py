@@ -18,8 +18,9 @@ from simkv.core.request import Request
 from simkv.core.scheduler import Scheduler
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.record import Record
+from simkv.loop.serve import serve
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import registry
 from simkv.schedulers.vllm.versions import RULES

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simkv.core.outcome import Outcome
 from simkv.measure.metrics import token_rows
-from simkv.measure.simulate import Result, run_scenario
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.why.ledger import ledger
 from simkv.workload.workload import clients

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.record import Record
+from simkv.loop.serve import serve
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import build

@@ -19,10 +19,12 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Prompt, Request
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.pipeline import Pipeline, remarks
+from simkv.loop.serve import serve
 from simkv.measure.metrics import request_rows, step_rows, summary
-from simkv.measure.simulate import Result, run_file, run_scenario
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_file, run_scenario
 from simkv.proof.conform.fastdeploy import one_step_a_tick, replay
 from simkv.scenario.load import load
 from simkv.scenario.pacing import Pacing

@@ -16,7 +16,8 @@ from simkv.costs.load import Load
 from simkv.costs.profile import Profile, StepError
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.measure.fidelity import FIGURES
-from simkv.measure.simulate import Result, run_file
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_file
 
 SCENARIO = """
 name: short

@@ -18,7 +18,8 @@ from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Scheduler
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
+from simkv.loop.serve import serve
 from simkv.measure.metrics import (
     Samples,
     gaps,

@@ -10,7 +10,8 @@ from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.costs.profile import load_profile
 from simkv.measure.metrics import e2e
-from simkv.measure.simulate import Result, run_file
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_file
 from tests.conftest import ROOT
 
 PLAIN = """\

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
-from simkv.measure.simulate import Result, run_file
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_file
 from simkv.report.explain import MOST, WIDTH, story, story_of
 
 TWO = """

@@ -12,7 +12,8 @@ import pytest
 
 from simkv import __version__
 from simkv.core.errors import InputError
-from simkv.measure.simulate import Result, run_file
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_file
 from simkv.report.files import check_run_folder, write_run
 from simkv.report.published import compare
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
-from simkv.measure.simulate import Result, run_file
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_file
 from simkv.report import data, story
 from simkv.report.gallery import write_gallery
 from simkv.report.html import html, library, write_html

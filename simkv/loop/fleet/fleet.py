@@ -10,21 +10,23 @@ import simpy
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.loop.clock import Moment
-from simkv.loop.engine import Engine, Process, cut_off, give_outcomes
+from simkv.loop.clock import Moment, Process
+from simkv.loop.engine import Engine
 from simkv.loop.fleet.autoscale import Scaler
 from simkv.loop.fleet.lockstep import LockStep
 from simkv.loop.fleet.merge import whole
 from simkv.loop.fleet.routers import Router, Signal
 from simkv.loop.fleet.signals import Board
 from simkv.loop.fleet.ticks import Ticks
+from simkv.loop.outcomes import cut_off, give_outcomes
 from simkv.loop.record import Life, Record, Standstill
+from simkv.loop.replica import Replica
 from simkv.scenario.fleet import FleetRules, Outage
 
 #: By request the lives that it led, each with the index of the record that holds it.
 Ways = dict[int, list[tuple[int, Life]]]
 #: Makes the engine of a replica, given the rank of its moments.
-Maker = Callable[[simpy.Environment, int], Engine]
+Maker = Callable[[simpy.Environment, int], Replica]
 #: Moments of one time go by replica; an engine may use two ranks.
 RANKS = 2
 
@@ -38,7 +40,7 @@ class Stint:
     """
 
     replica: int
-    engine: Engine
+    engine: Replica
     place: int
     start: float = 0.0
     end: float | None = None
@@ -52,7 +54,7 @@ class Stint:
 
 
 class Fleet:
-    """Replicas in one world; ``submit`` and the rest as for an ``Engine``.
+    """Replicas in one world; ``submit`` and the rest as for a ``Replica``.
 
     ``makers`` make the engines, one per replica that there is or may be; ``initial`` of them are
     there from the start (all, if nothing is said). ``resolved`` is called whenever a request has
@@ -101,7 +103,7 @@ class Fleet:
 
     # What it is made of.
 
-    def _engines(self) -> list[tuple[int, Engine]]:
+    def _engines(self) -> list[tuple[int, Replica]]:
         return [(stint.replica, stint.engine) for stint in self._serving]
 
     @property
@@ -122,11 +124,14 @@ class Fleet:
     def run(self) -> Process:
         """Start all that goes on by itself, as a SimPy process."""
         rules = self.rules
-        engines = [stint.engine for stint in self.stints]
-        for runs in [LockStep(engines)] if rules.lockstep else engines:
-            self.env.process(runs.run())
-        for replica in range(self._initial if rules.start_cold else 0):
-            self.env.process(self._add(replica))
+        replicas = [stint.engine for stint in self.stints]
+        if rules.lockstep:
+            self.env.process(LockStep([e for e in replicas if isinstance(e, Engine)]).run())
+        else:
+            for replica in replicas:
+                self.env.process(replica.run())
+        for number in range(self._initial if rules.start_cold else 0):
+            self.env.process(self._add(number))
         for outage in rules.failures:
             self.env.process(self._fail_from_to(outage))
         for outage in rules.drains:

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simkv.core.scheduler import Batch
-from simkv.costs.load import load_of
-from simkv.loop.engine import Engine, Process
+from simkv.loop.clock import Process
+from simkv.loop.engine import Engine
 
 
 class LockStep:
@@ -36,43 +36,48 @@ class LockStep:
     def run(self) -> Process:
         """The iterations of all engines, as a SimPy process."""
         first, gpu_free = self.engines[0], 0.0
-        yield first._moment(first._ready)
+        yield first.moment(first.ready)
         while True:
-            awake = [engine for engine in self.engines if engine._wake is None]
+            awake = [engine for engine in self.engines if engine.wake is None]
             if not awake:
-                yield first.env.any_of([engine._wake for engine in self.engines if engine._wake])
-                yield first._moment(first.env.now)
+                yield first.env.any_of([engine.wake for engine in self.engines if engine.wake])
+                yield first.moment(first.env.now)
                 continue
             decided: list[tuple[Engine, Batch]] = []
             for engine in awake:
-                batch = engine._schedule()
+                batch = engine.schedule()
                 if batch is None:
                     self._all_die(engine)
                     return
                 decided.append((engine, batch))
             gpu_free = self._launch(decided, max(first.env.now, gpu_free))
             # Who has room for a batch more does not wait for the oldest.
-            full = [(e, b) for e, b in decided if len(e._in_flight) >= self._depth or not b]
-            running = [e._in_flight[0].end for e, _ in full if e._in_flight[0].batch]
+            full = [(e, b) for e, b in decided if len(e.in_flight) >= self._depth or not b]
+            running = [e.in_flight[0].end for e, _ in full if e.in_flight[0].batch]
             if running:
-                yield first._moment(max(running))
-            turns = [(e, e._end_turn(b, e._in_flight.popleft())) for e, b in full]
+                yield first.moment(max(running))
+            turns = [(engine, engine.end_turn(batch)) for engine, batch in full]
             for engine, turn in turns:
-                if turn == "sleep" and not engine._inbox:
-                    engine._wake = engine.env.event()
+                if turn == "sleep" and not engine.inbox:
+                    engine.sleep()
             idle = [engine.executor.idle() for engine, turn in turns if turn == "idle"]
             if idle and all(turn != "on" for _, turn in turns) and len(full) == len(decided):
-                yield first._moment(first.env.now + max(idle))
+                yield first.moment(first.env.now + max(idle))
 
     def _launch(self, decided: Sequence[tuple[Engine, Batch]], start: float) -> float:
         """Put what was decided on the GPUs, all at ``start``; returns when they are free again."""
-        loads = [(e, load_of(b, spread=e._spread)) for e, b in decided if b]
-        tokens = sum(load.prefill_tokens + load.decode_seqs for _, load in loads)
+        loads = [engine.load(batch) for engine, batch in decided]
+        tokens = sum(load.prefill_tokens + load.decode_seqs for load in loads)
         seconds = max(
-            (e.executor.run(load._replace(group_tokens=tokens)) for e, load in loads), default=0.0
+            (
+                engine.executor.run(load._replace(group_tokens=tokens))
+                for (engine, batch), load in zip(decided, loads, strict=True)
+                if batch
+            ),
+            default=0.0,
         )
-        for engine, batch in decided:
-            engine._in_flight.append(engine._launch(batch, start, seconds)[1])
+        for (engine, batch), load in zip(decided, loads, strict=True):
+            engine.launch(batch, load, start, seconds)
         return start + seconds
 
     def _all_die(self, dead: Engine) -> None:
@@ -80,4 +85,4 @@ class LockStep:
         for engine in self.engines:
             if engine is not dead:
                 ids = [*engine.scheduler.running_ids(), *engine.scheduler.waiting_ids()]
-                engine._die("engine died", "another engine in lock-step with it died", ids)
+                engine.die("engine died", "another engine in lock-step with it died", ids)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simkv.loop.engine import Engine
 from simkv.loop.fleet.routers import Router, Signal
+from simkv.loop.replica import Replica
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class Load:
     kv_usage: float = 0.0
 
 
-def kv_usage(engine: Engine) -> float:
+def kv_usage(engine: Replica) -> float:
     """The share of a replica's blocks that is in use now."""
     return 1.0 - engine.free_blocks / engine.scheduler.num_blocks
 
@@ -32,7 +32,7 @@ class Board:
 
     def __init__(
         self,
-        engines: Callable[[], Sequence[tuple[int, Engine]]],
+        engines: Callable[[], Sequence[tuple[int, Replica]]],
         router: Router,
         interval: float,
     ) -> None:
@@ -43,7 +43,7 @@ class Board:
         self._engines = engines
         self._loads: dict[int, Load] = {}
 
-    def signal(self, replica: int, engine: Engine, in_flight: int) -> Signal:
+    def signal(self, replica: int, engine: Replica, in_flight: int) -> Signal:
         """What the router knows of a replica."""
         if self.interval:
             load = self._loads.get(replica) or Load()

@@ -11,14 +11,14 @@ import simpy
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import KvConnector
-from simkv.loop.clock import Moment
-from simkv.loop.engine import Engine, Process
+from simkv.loop.clock import Moment, Process
 from simkv.loop.fleet.fleet import Fleet, Maker, Stint, Ways
 from simkv.loop.fleet.merge import whole
 from simkv.loop.fleet.routers import Router
 from simkv.loop.fleet.signals import Board
 from simkv.loop.fleet.transfers import Halves, Handover, Links, halves
 from simkv.loop.record import Life, Record
+from simkv.loop.replica import Replica
 from simkv.scenario.fleet import FleetRules
 
 
@@ -51,7 +51,7 @@ class SplitFleet(Fleet):
         self._decode_board = Board(self._decoders, decode_router, rules.refresh_interval)
         super().__init__(env, makers, router, rules, resolved)
 
-    def _decoders(self) -> list[tuple[int, Engine]]:
+    def _decoders(self) -> list[tuple[int, Replica]]:
         return [(stint.replica, stint.engine) for stint in self._decoding]
 
     def decodes(self, stint: Stint) -> bool:

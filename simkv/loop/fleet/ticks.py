@@ -7,8 +7,7 @@ from math import floor
 
 import simpy
 
-from simkv.loop.clock import Moment
-from simkv.loop.engine import Process
+from simkv.loop.clock import Moment, Process
 
 
 class Ticks:

@@ -13,7 +13,7 @@ import simpy
 from simkv.core.request import Prompt, Request
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Process
+from simkv.loop.clock import Process
 from simkv.loop.pipeline import Pipeline
 from simkv.proof.conform.lockstep import Emitted, Standstill, arrivals_by_step
 from simkv.proof.conform.trace import Line

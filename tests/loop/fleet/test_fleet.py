@@ -9,7 +9,8 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
-from simkv.measure.simulate import Result, run_scenario
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
 from simkv.scenario.load import resolve
 from simkv.scenario.scenario import Scenario

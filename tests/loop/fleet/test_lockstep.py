@@ -17,11 +17,12 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.lockstep import LockStep
 from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.record import Record
+from simkv.loop.serve import serve
 from simkv.measure.metrics import request_rows, step_rows
 from simkv.measure.simulate import run_file
 from simkv.scenario.fleet import FleetRules

@@ -25,10 +25,11 @@ import simpy
 from simkv.core.request import Request
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.record import Record
+from simkv.loop.serve import serve
 from simkv.scenario.fleet import LeastLoaded, PowerOfTwo, Random, RoundRobin, RouterConfig
 from simkv.schedulers.registry import build
 from simkv.schedulers.vllm.scheduler import VllmConfig

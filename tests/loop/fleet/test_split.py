@@ -14,7 +14,8 @@ from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.loop.fleet.split import SplitFleet
 from simkv.measure.metrics import token_rows
-from simkv.measure.simulate import Result, run_scenario
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
 from simkv.scenario.load import resolve
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler

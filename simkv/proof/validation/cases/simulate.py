@@ -22,10 +22,11 @@ from simkv.costs.hardware.blocks import kv_blocks
 from simkv.costs.hardware.catalog import find_gpu, find_model
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, Server, serve
+from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet, Maker
 from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.record import Life, Record
+from simkv.loop.serve import Server, serve
 from simkv.measure.metrics import e2e, tpot, ttft
 from simkv.proof.validation.cases.case import Case
 from simkv.scenario.fleet import FleetRules, LeastLoaded

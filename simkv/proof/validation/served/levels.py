@@ -23,8 +23,9 @@ from simkv.costs.hardware.shapes import ModelShape
 from simkv.costs.load import Executor, Load
 from simkv.costs.profile import Profile, StepCost, StepError
 from simkv.costs.simulated import SimulatedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.record import Record
+from simkv.loop.serve import serve
 from simkv.measure.metrics import summary
 from simkv.proof.validation.compared import Compared
 from simkv.proof.validation.served.baselines import baselines, roofline

@@ -18,8 +18,9 @@ import simpy
 from simkv.core.errors import InputError
 from simkv.costs.load import Load
 from simkv.costs.recorded import RecordedExecutor
-from simkv.loop.engine import Engine, serve
+from simkv.loop.engine import Engine
 from simkv.loop.record import Record
+from simkv.loop.serve import serve
 from simkv.proof.conform.recorder import Recorder, decision_hashes
 from simkv.proof.conform.trace import Line, TraceError, read_trace
 from simkv.scenario.load import load

@@ -1,0 +1,40 @@
+"""A state that comes again: whoever works on without a token may be going round in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+
+class CycleWatch:
+    """Notices that a state repeats although nothing came in between.
+
+    Keeps one earlier state and replaces it at powers of two (R. P. Brent, BIT 20, 1980), so a
+    cycle of any length is found and a long stretch without a token costs little. ``since`` is when
+    it was taken (s).
+    """
+
+    #: Steps without a token that are nothing unusual (chunks of a long prompt).
+    PATIENCE = 64
+
+    def __init__(self, state: Callable[[], Hashable]) -> None:
+        self._state = state
+        self._count = 0
+        self._saved: Hashable = None
+        self.since = 0.0
+
+    def progress(self) -> None:
+        """A token was delivered or something came from outside."""
+        self._count = 0
+        self._saved = None
+
+    def repeats(self, working: bool, now: float) -> bool:
+        """Whether the present state is one that was met before without progress since."""
+        self._count += 1
+        if working and self._count < self.PATIENCE:
+            return False
+        state = self._state()
+        if state == self._saved:
+            return True
+        if self._saved is None or self._count & (self._count - 1) == 0:
+            self._saved, self.since = state, now
+        return False

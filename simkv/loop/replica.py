@@ -1,0 +1,163 @@
+"""A replica as clients and routers see it, whatever goes on inside."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+import simpy
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler import Batch, Scheduler
+from simkv.costs.load import Executor, Load, load_of
+from simkv.loop.clock import Moment, Process
+from simkv.loop.outcomes import cut_off, give_outcomes
+from simkv.loop.record import Life, Record, Standstill
+
+
+class Replica(ABC):
+    """A scheduler, an executor and the record of what they did.
+
+    Start ``run()`` as a SimPy process and hand requests to ``submit``. Requests that come before
+    ``ready`` (s) wait until then. ``resolved`` is called whenever a request has ended, and
+    ``ended`` is told how. Of several replicas in one world those of a lower ``rank`` go first at
+    one time.
+
+    ``inbox`` is what came from outside since the last decision: requests, the ids of those whose
+    clients are gone, and messages to be called. ``wake`` is what ends its sleep; None while it is
+    awake.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        executor: Executor,
+        ready: float,
+        resolved: Callable[[], None] | None,
+        rank: int,
+    ) -> None:
+        self.env = env
+        self.rank = rank
+        self.scheduler = scheduler
+        self.executor = executor
+        self.record = Record(scheduler.num_blocks)
+        self.ready = ready
+        self.dead = False
+        self.halted = False
+        self.ended: Callable[[Life], None] | None = None
+        #: Called when the engine has died.
+        self.died: Callable[[], None] | None = None
+        #: Told what KV a schedule call wants to have from elsewhere.
+        self.loads: Callable[[list[tuple[int, int]]], None] | None = None
+        self.inbox: list[Request | int | Callable[[], None]] = []
+        self.wake: simpy.Event | None = None
+        self.resolved = resolved
+        self._spread: bool = getattr(executor, "wants_spread", False)
+
+    # What clients and routers do.
+
+    def submit(self, request: Request) -> None:
+        """A request comes now; its client starts to wait."""
+        life = self.record.arrive(request)
+        self.inbox.append(request)
+        if request.timeout is not None:
+            patience = self.env.timeout(max(request.arrival + request.timeout - self.env.now, 0.0))
+            patience.callbacks.append(lambda _: self._give_up(life))
+        self.stir()
+
+    def tell(self, message: Callable[[], None]) -> None:
+        """Something from outside takes effect before the next decision."""
+        self.inbox.append(message)
+        self.stir()
+
+    def _give_up(self, life: Life) -> None:
+        """The client's patience is over."""
+        if life.outcome is None:
+            self.resolve(life, Outcome.STARVED, "the client gave up")
+            self.inbox.append(life.request.id)
+            self.stir()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait now, those that the scheduler has not been told of included."""
+        new = sum(isinstance(message, Request) for message in self.inbox) if self.inbox else 0
+        return self.scheduler.num_waiting + new
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run now."""
+        return self.scheduler.num_running
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be had now."""
+        return self.scheduler.free_blocks
+
+    # How it runs and ends.
+
+    @abstractmethod
+    def run(self) -> Process:
+        """Its work until it is over, as a SimPy process."""
+
+    def halt(self) -> list[Life]:
+        """Stop for good now, in the middle of a step; returns the requests that have not ended."""
+        self.halted = True
+        self.record.end = self.env.now
+        return [life for life in self.record.lives.values() if life.outcome is None]
+
+    def conclude(self, requests: Iterable[Request], horizon: float | None) -> Record:
+        """The run is over: every one of ``requests`` gets its outcome, and the record is closed."""
+        record = self.record
+        if horizon is not None:
+            record.end = horizon
+        for request in requests:
+            if request.id not in record.lives:
+                cut_off(record, request)
+        give_outcomes(record, horizon)
+        self.settle()
+        return record
+
+    @abstractmethod
+    def settle(self) -> None:
+        """The run ends now: close the record."""
+
+    # For those who make it go.
+
+    def moment(self, time: float, after: int = 0) -> Moment:
+        """A point in time of this replica: after what comes from outside, in order of ranks."""
+        return Moment(self.env, time, self.rank + after)
+
+    def sleep(self) -> simpy.Event:
+        """There is nothing to do: what happens when something comes from outside."""
+        self.wake = self.env.event()
+        return self.wake
+
+    def stir(self) -> None:
+        """Something came from outside: it looks again as soon as it can."""
+        self.record.end = self.env.now
+        if self.wake is not None:
+            self.wake.succeed()
+            self.wake = None
+
+    def load(self, batch: Batch) -> Load:
+        """What the executor is told of a batch."""
+        return load_of(batch, spread=self._spread)
+
+    def resolve(self, life: Life, outcome: Outcome, reason: str = "") -> None:
+        """A request has ended now, unless it had before."""
+        if life.outcome is None:
+            life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
+            if self.resolved:
+                self.resolved()
+            if self.ended:
+                self.ended(life)
+
+    def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
+        """It stops for good now, as the real engine would, while it is about these requests."""
+        self.dead = True
+        held = dict(self.scheduler.blocks_held())
+        self.record.standstill = Standstill(kind, self.env.now, why, sorted(set(requests)), held)
+        if self.died:
+            self.died()

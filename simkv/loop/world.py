@@ -1,0 +1,165 @@
+"""From a scenario to the record of its run: one engine, or several behind a router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import simpy
+
+from simkv.core.request import Prompt
+from simkv.core.scheduler import Scheduler
+from simkv.costs.erring import Erring, StepKind
+from simkv.costs.load import Executor
+from simkv.costs.profile import Profile, load_profile
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine
+from simkv.loop.fleet.fleet import Fleet, Maker, Stint
+from simkv.loop.fleet.routers import SessionOf
+from simkv.loop.fleet.routers import build as build_router
+from simkv.loop.fleet.split import SplitFleet
+from simkv.loop.pipeline import Pipeline
+from simkv.loop.record import Record
+from simkv.loop.replica import Replica
+from simkv.loop.serve import serve
+from simkv.scenario.fleet import FleetSection
+from simkv.scenario.scenario import Scenario, StepScale
+from simkv.schedulers.fastdeploy.scheduler import FastDeploy
+from simkv.schedulers.registry import spec_of
+from simkv.workload.clients import Clients
+from simkv.workload.workload import clients
+
+#: Makes another executor of one.
+Change = Callable[[Executor], Executor]
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """What a replica is made of: its engine's config, and what its steps cost.
+
+    ``profile_name`` is what the scenario calls the profile.
+    """
+
+    engine: Any
+    profile: Profile
+    profile_name: str
+    role: str = "both"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A scenario that was run: one ``record`` for all, and the ``stints`` of its replicas.
+
+    Without a ``fleet`` there is one stint, and the record is its engine's.
+    """
+
+    record: Record
+    stints: Sequence[Stint]
+    fleet: Fleet | None = None
+
+
+def specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
+    """One per replica that there may be; without a fleet, that of the one engine.
+
+    Profiles given as files are looked for beside ``folder``. Raises InputError if a profile cannot
+    be used.
+    """
+    if scenario.fleet is None:
+        profile = load_profile(scenario.profile, folder)
+        return [ReplicaSpec(scenario.engine, profile, scenario.profile)]
+    found: list[ReplicaSpec] = []
+    for group in scenario.fleet.groups:
+        name = group.profile or scenario.profile
+        engine = group.engine or scenario.engine
+        found += [ReplicaSpec(engine, load_profile(name, folder), name, group.role)] * group.count
+    if scale := scenario.fleet.autoscale:  # all are equal
+        found = found[:1] * scale.max_replicas
+    return found
+
+
+def serve_scenario(
+    scenario: Scenario,
+    replicas: Sequence[ReplicaSpec],
+    resolved: Callable[[], None] | None = None,
+    *,
+    leaping: bool = True,
+    scheduler: Scheduler | None = None,
+    changed: Change | None = None,
+) -> Served:
+    """Send the scenario's workload to its replicas, in a world of its own.
+
+    ``resolved`` is called whenever a request ends. A ``scheduler`` decides in place of the one that
+    the only engine names. Steps take as long as the profiles say, times the scenario's own factors;
+    ``changed`` changes all executors before that.
+    """
+
+    def make(spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
+        chosen = scheduler or _build(spec)
+        executor: Executor = SimulatedExecutor(spec.profile)
+        if changed is not None:
+            executor = changed(executor)
+        if scenario.step_scale is not None:
+            executor = Erring(executor, _factors(scenario.step_scale))
+        ready, pacing = scenario.engine_ready, scenario.pipeline
+        if pacing and isinstance(chosen, FastDeploy):
+            return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
+        return Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
+
+    sent = clients(scenario.workload, scenario.timeout)
+    makers = [partial(make, spec) for spec in replicas]
+    env = simpy.Environment()
+    if scenario.fleet is None:
+        engine = makers[0](env, 0)
+        engine.resolved = resolved
+        return Served(serve(engine, sent, scenario.horizon), [Stint(0, engine, 0)])
+    fleet = _fleet(env, makers, [spec.role for spec in replicas], scenario.fleet, sent, resolved)
+    return Served(serve(fleet, sent, scenario.horizon), fleet.stints, fleet)
+
+
+def _factors(scale: StepScale) -> dict[StepKind, float]:
+    return {"decode": scale.decode, "prefill": scale.prefill, "mixed": scale.mixed}
+
+
+def _build(replica: ReplicaSpec) -> Scheduler:
+    spec = spec_of(replica.engine)
+    transfer = spec.transfer if replica.role != "both" else None
+    return (transfer or spec).build(replica.engine)
+
+
+def _fleet(
+    env: simpy.Environment,
+    makers: Sequence[Maker],
+    roles: Sequence[str],
+    rules: FleetSection,
+    sent: Clients,
+    resolved: Callable[[], None] | None,
+) -> Fleet:
+    router = build_router(rules.router, sessions(sent))
+    if not rules.disaggregated:
+        return Fleet(env, makers, router, rules, resolved, rules.size)
+    to_decode = build_router(rules.decode_router, sessions(sent))
+    return SplitFleet(env, makers, router, to_decode, roles, rules, resolved)
+
+
+def sessions(sent: Clients) -> SessionOf:
+    """What session a request belongs to.
+
+    Turns that wait for each other's answers are one; else requests whose prompts begin with the
+    same named tokens are; else each is its own.
+    """
+    first: dict[int, int] = {}
+    for i in sent.after:
+        chain = [i]
+        while chain[-1] in sent.after and chain[-1] not in first:
+            chain.append(sent.after[chain[-1]][0])
+        first.update(dict.fromkeys(chain, first.get(chain[-1], chain[-1])))
+
+    def of(prompt: Prompt) -> Hashable:
+        if prompt.id in first:
+            return first[prompt.id]
+        return prompt.segments[0].stream if prompt.segments else f"u{prompt.id}"
+
+    return of

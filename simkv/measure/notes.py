@@ -1,0 +1,81 @@
+"""What a reader of a run must know beside its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simkv.core.request import Request
+from simkv.core.scheduler import Scheduler, blocks_for
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.fleet.fleet import Stint
+from simkv.loop.pipeline import Pipeline, remarks
+from simkv.loop.world import ReplicaSpec
+
+
+def notes_on_replicas(
+    stints: Sequence[Stint], specs: Sequence[ReplicaSpec], requests: Sequence[Request]
+) -> list[str]:
+    """What went wrong on replicas, or can never go right; what holds for all is said once."""
+    notes: dict[str, list[int]] = {}
+    for stint in stints:
+        engine = stint.engine
+        found = _never_fit(requests, engine.scheduler, specs[stint.replica].engine)
+        for note in [*found, *(remarks(engine.record) if isinstance(engine, Pipeline) else [])]:
+            notes.setdefault(note, []).append(stint.replica)
+    return [
+        note if len(set(where)) == len(specs) else f"replica {', '.join(map(str, where))}: {note}"
+        for note, where in notes.items()
+    ]
+
+
+def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -> list[str]:
+    """Requests whose KV needs more blocks than the whole cache has."""
+    block_size = getattr(engine, "block_size", None)
+    if block_size is None:
+        return []
+    too_large = [
+        (blocks_for(r.prompt_tokens + r.output_tokens - 1, block_size), r.id)
+        for r in requests
+        if blocks_for(r.prompt_tokens + r.output_tokens - 1, block_size) > scheduler.num_blocks
+    ]
+    if not too_large:
+        return []
+    need, worst = max(too_large)
+    return [
+        f"{len(too_large)} requests can never fit: request {worst} needs {need} blocks of "
+        f"{block_size} tokens, the cache has {scheduler.num_blocks}"
+    ]
+
+
+def notes_on_profiles(executors: Sequence[SimulatedExecutor]) -> list[str]:
+    """How much of the run lies where the cost profiles have no data."""
+    names = dict.fromkeys(executor.profile.name for executor in executors)
+    return [
+        note
+        for name in names
+        for note in _outside([e for e in executors if e.profile.name == name])
+    ]
+
+
+def outside_share(executors: Sequence[SimulatedExecutor]) -> float:
+    """The share of the busy time that lay outside of the profiles' ranges."""
+    busy = sum(executor.busy for executor in executors)
+    return sum(executor.outside_s for executor in executors) / busy if busy else 0.0
+
+
+def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
+    """How much of the run lies where the cost profile, one for all executors, has no data."""
+    notes = []
+    profile, busy = executors[0].profile, sum(executor.busy for executor in executors)
+    for feature in sorted({feature for executor in executors for feature in executor.outside}):
+        there = [executor for executor in executors if feature in executor.outside]
+        seconds = sum(executor.outside[feature] for executor in there)
+        least = min(executor.extremes[feature][0] for executor in there)
+        most = max(executor.extremes[feature][1] for executor in there)
+        low, high = profile.range[feature]
+        notes.append(
+            f"outside the range of profile {profile.name} for {100.0 * seconds / busy:.1f} % of "
+            f"the busy time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
+        )
+    return notes

@@ -1,0 +1,122 @@
+"""What a run of a scenario leaves to its readers: the record, its figures and why they are so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from simkv.costs.profile import Profile
+from simkv.loop.fleet.fleet import Fleet
+from simkv.loop.record import Record
+from simkv.loop.world import ReplicaSpec, Served
+from simkv.measure.fidelity import Fidelity
+from simkv.measure.metrics import request_rows, step_rows, summary
+from simkv.scenario.scenario import Scenario
+from simkv.why.diagnosis import Diagnosis, block_size, diagnose
+from simkv.why.fleet import diagnose_fleet
+
+
+@dataclass(frozen=True)
+class Result:
+    """One variant of a scenario, run: its record, its figures and what a reader must know.
+
+    ``notes`` say where the result leaves the range of the cost profile, which requests can never
+    fit into the cache, and what went wrong in a pipeline. ``fidelity`` is how far the seconds can
+    be trusted. ``served`` is the run itself, ``specs`` are what its replicas are made of; without a
+    fleet there is one.
+    """
+
+    scenario: Scenario
+    served: Served
+    summary: dict[str, Any]
+    notes: list[str]
+    fidelity: Fidelity
+    specs: Sequence[ReplicaSpec]
+
+    @property
+    def record(self) -> Record:
+        """One for all replicas (see ``simkv.loop.fleet.merge``)."""
+        return self.served.record
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """The fleet, where there is one."""
+        return self.served.fleet
+
+    @property
+    def profile(self) -> Profile:
+        """What the steps of the first replica cost."""
+        return self.specs[0].profile
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """All cost profiles of the run, by what the scenario calls them."""
+        found = {self.scenario.profile: self.profile}
+        return found | {spec.profile_name: spec.profile for spec in self.specs}
+
+    @property
+    def parts(self) -> dict[str, Record]:
+        """The records whose steps are in order of time: that of the run, or those of a fleet's
+        replicas by name."""
+        return {"": self.record} if self.fleet is None else self.fleet.parts
+
+    def apart(self) -> dict[str, Result]:
+        """What can be drawn over time: the run, or those of a fleet's replicas by name."""
+        if self.fleet is None:
+            return {"": self}
+        found = {}
+        for stint in self.served.stints:
+            spec, record = self.specs[stint.replica], stint.engine.record
+            record.alone_s = self.record.alone_s
+            scenario = self.scenario.model_copy(update={"engine": spec.engine, "fleet": None})
+            figures = {"notes": self.notes, "fidelity": self.fidelity.to_json()}
+            found[stint.name] = Result(
+                scenario,
+                Served(record, [stint]),
+                {**summary(record), **figures},
+                self.notes,
+                self.fidelity,
+                [spec],
+            )
+        return found
+
+    def request_rows(self, variant: str) -> list[dict[str, Any]]:
+        """The rows of ``requests.csv``; in a fleet they say on which replicas a request was."""
+        replicas = None if self.fleet is None else self.fleet.where
+        return request_rows(variant, self.record, replicas)
+
+    def step_rows(self, variant: str) -> list[dict[str, Any]]:
+        """The rows of ``steps.csv``; in a fleet they come replica by replica and say whose."""
+        return [
+            row if self.fleet is None else {**row, "replica": stint.replica}
+            for stint in self.served.stints
+            for row in step_rows(variant, stint.engine.record)
+        ]
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """Why it went as it did; worked out when first asked for."""
+        sizes = [block_size(spec.engine) for spec in self.specs]
+        if self.fleet is None:
+            return diagnose(self.record, sizes[0])
+        return diagnose_fleet(self.fleet, self.record, sizes)
+
+
+def parts_of(results: Mapping[str, Result]) -> dict[str, Record]:
+    """The records of some variants whose steps are in order of time, by variant and replica."""
+    return {
+        f"{variant}: {name}" if name else variant: record
+        for variant, result in results.items()
+        for name, record in result.parts.items()
+    }
+
+
+def apart(results: Mapping[str, Result]) -> dict[str, Result]:
+    """Some variants with fleets taken apart into their replicas."""
+    return {
+        f"{variant}: {name}" if name else variant: part
+        for variant, result in results.items()
+        for name, part in result.apart().items()
+    }
