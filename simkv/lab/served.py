@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from simkv.core.files import write_text
 from simkv.core.request import Request
 from simkv.core.version import __version__
 from simkv.costs.hardware.shapes import ModelShape
@@ -16,7 +17,8 @@ from simkv.lab.pool import Layout
 from simkv.loop.record import Record
 from simkv.measure.metrics import request_rows, summary
 from simkv.proof.conform.recorder import Recorder, decision_hashes, write_trace
-from simkv.report.files import MARK, replacing_run, resolved
+from simkv.report.files import MARK, replacing_run
+from simkv.scenario.saving import to_yaml
 from simkv.scenario.scenario import Scenario
 
 
@@ -79,7 +81,6 @@ def write_served(folder: Path, runs: dict[str, Served], setup: Setup) -> list[st
     the names of what it wrote.
     """
     import pandas as pd
-    from ruamel.yaml import YAML
 
     with replacing_run(folder) as new:
         about = {
@@ -99,8 +100,7 @@ def write_served(folder: Path, runs: dict[str, Served], setup: Setup) -> list[st
             write_trace(trace, run.recorder, run.requests, run.stopped)
         nothing: dict[str, Any] = {"expect": {}, "published": {}}
         scenarios = {n: run.scenario.model_copy(update=nothing) for n, run in runs.items()}
-        with (new / "scenario.yaml").open("w", encoding="utf-8") as file:
-            YAML().dump(resolved(scenarios), file)
+        write_text(new / "scenario.yaml", to_yaml(scenarios))
         return sorted(path.name for path in new.iterdir())
 
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder, replacing, write_text
 from simkv.core.version import __version__
 from simkv.measure.result import Result
 from simkv.report.published import Comparison
-from simkv.scenario.fleet import FleetSection
-from simkv.scenario.scenario import Scenario
+from simkv.scenario.saving import to_yaml
 from simkv.why.diagnosis import ledger_rows, preemption_rows
-from simkv.workload.workload import fields_of_others
 
 #: By this a folder is known as one that simkv wrote and may replace.
 MARK = "summary.json"
@@ -146,8 +141,7 @@ def _write_all(folder: Path, results: dict[str, Result], comparisons: Sequence[C
     }
     write_text(folder / MARK, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     _write_rows(folder / "requests.csv", results, lambda name, r: r.request_rows(name))
-    with (folder / "scenario.yaml").open("w", encoding="utf-8") as file:
-        YAML().dump(resolved({name: r.scenario for name, r in results.items()}), file)
+    write_text(folder / "scenario.yaml", to_yaml({n: r.scenario for n, r in results.items()}))
     for result in results.values():
         for name, profile in result.profiles.items():
             if name.endswith(".json"):
@@ -163,56 +157,3 @@ def _profile(result: Result) -> dict[str, Any]:
         "basis": profile.basis,
         "rms_s": profile.fit.rms_s,
     }
-
-
-def resolved(scenarios: dict[str, Scenario]) -> dict[str, Any]:
-    """A scenario file that gives this run again: overrides applied, engine defaults filled in.
-
-    A profile that is a file is meant to lie beside it.
-    """
-    first = next(iter(scenarios.values()))
-    common = first.model_dump(
-        exclude_defaults=True,
-        include={"name", "report", "summary", "provenance", "published", "expect"},
-    )
-    base = _run_fields(first)
-    variants = {name: _run_fields(scenario, base) for name, scenario in scenarios.items()}
-    return {**common, **base, "variants": variants}
-
-
-def _run_fields(scenario: Scenario, base: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What decides the run, as a scenario or, with a ``base``, as a variant on top of it."""
-    workload = scenario.workload.model_dump(exclude_defaults=True)
-    if scenario.workload.trace is not None:
-        workload["trace"] = str(scenario.workload.path.resolve())
-    if base:
-        workload = _cover(base["workload"], workload, scenario.workload.model_dump())
-    pipeline, fleet = scenario.pipeline, scenario.fleet
-    return {
-        "workload": workload,
-        "engine": asdict(scenario.engine),
-        "profile": Path(scenario.profile).name,
-        "timeout": scenario.timeout,
-        "horizon": scenario.horizon,
-        "engine_ready": scenario.engine_ready,
-        "pipeline": None if pipeline is None else pipeline.model_dump(),
-        "fleet": None if fleet is None else _fleet_fields(fleet),
-    }
-
-
-def _fleet_fields(fleet: FleetSection) -> dict[str, Any]:
-    """The fleet with the names of profiles as they lie beside the scenario."""
-    fields = fleet.model_dump()
-    if isinstance(fields["replicas"], list):
-        for group in fields["replicas"]:
-            group["profile"] = group["profile"] and Path(group["profile"]).name
-    return fields
-
-
-def _cover(base: Any, given: Any, full: Any) -> Any:
-    """``given``, and those of its defaults that ``base`` would show through in their place."""
-    if not isinstance(base, dict) or not isinstance(given, dict):
-        return given
-    gone = fields_of_others(given)
-    covered = {k: full[k] for k in base if k not in given and k in full and k not in gone}
-    return {k: _cover(base.get(k), value, full[k]) for k, value in given.items()} | covered

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from ruamel.yaml import YAML
 
 from simkv.core.figures import figure
 from simkv.core.files import write_text
@@ -24,11 +22,11 @@ from simkv.measure.expect import check, show
 from simkv.measure.metrics import e2e, ttft
 from simkv.measure.result import Result
 from simkv.report import data, story
-from simkv.report.files import resolved
 from simkv.report.lanes import BARS
 from simkv.report.palette import style_sheet
 from simkv.report.published import Comparison, compare
 from simkv.report.style import FAILED, span
+from simkv.scenario.saving import to_yaml
 from simkv.why.diagnosis import block_size
 from simkv.why.ledger import SERVED, WORDS, Kind, totals
 
@@ -356,14 +354,12 @@ def _by_scenario(results: Mapping[str, Result]) -> list[dict[str, Result]]:
 
 def _about(results: dict[str, Result]) -> dict[str, Any]:
     scenario = next(iter(results.values())).scenario
-    text = StringIO()
-    YAML().dump(resolved({name: r.scenario for name, r in results.items()}), text)
     return {
         "name": scenario.name,
         "summary": scenario.summary,
         "report": scenario.report,
         **scenario.provenance.model_dump(),
-        "yaml": text.getvalue(),
+        "yaml": to_yaml({name: result.scenario for name, result in results.items()}),
     }
 
 

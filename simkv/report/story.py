@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from math import log
 from typing import Any
 
@@ -13,6 +12,7 @@ from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, longest_stall
 from simkv.measure.result import Result
+from simkv.scenario.fields import WORLD, Difference, differences
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import variants
 from simkv.why.diagnosis import Diagnosis
@@ -20,9 +20,6 @@ from simkv.why.ledger import SERVED, WORDS, totals
 
 #: Requests whose blockers are summed up: it takes long, and more would say the same.
 ASKED = 60
-#: Fields of a scenario that are given to an engine, and with them those that it decides on.
-WORLD = ("workload", "profile", "timeout", "horizon", "engine_ready")
-DECISIVE = (*WORLD, "engine", "pipeline")
 #: What two variants are compared by: figure, what it is called, its unit. Less is better.
 COMPARED = (
     ("longest_stall_s", "longest gap in an answer", "s"),
@@ -32,18 +29,6 @@ COMPARED = (
     ("preemptions", "preemptions", ""),
     ("recomputed_tokens", "tokens computed again", ""),
 )
-
-
-@dataclass(frozen=True)
-class Change:
-    """A field of a scenario that two variants give differently."""
-
-    field: str
-    before: Any
-    after: Any
-
-    def __str__(self) -> str:
-        return f"{self.field}: {_value(self.before)} → {_value(self.after)}"
 
 
 def served(record: Record) -> str:
@@ -202,7 +187,7 @@ def remedy(results: Mapping[str, Result], name: str) -> str | None:
 
     def rank(other: str) -> tuple[float, int, int, float]:
         theirs = better[other].summary
-        differ = len(changes(results[name].scenario, better[other].scenario))
+        differ = len(differences(results[name].scenario, better[other].scenario))
         if _share(theirs) == _share(ours):
             differ = 0  # nothing is fixed, so it is the figures that count
         return -_share(theirs), _hopeless(theirs), differ, -improvement(ours, theirs)
@@ -250,7 +235,7 @@ def fix(results: Mapping[str, Result], name: str, other: str | None) -> list[str
     if other is None:
         return ["Of the other variants none with this workload serves more, or faster."]
     ours, theirs = results[name], results[other]
-    differ = changes(ours.scenario, theirs.scenario)
+    differ = differences(ours.scenario, theirs.scenario)
     a, b = ours.summary, theirs.summary
     more = b["finished"] != a["finished"]
     how = f"{b['finished']:,} of" if b["finished"] < b["requests"] else "all"
@@ -272,32 +257,9 @@ def fix(results: Mapping[str, Result], name: str, other: str | None) -> list[str
     return said + [f"{word}: {'; '.join(which)}." for word, which in gains.items() if which]
 
 
-def changes(ours: Scenario, theirs: Scenario) -> list[Change]:
-    """The fields in which two scenarios differ, as far as they decide what comes out."""
-    a, b = _fields(ours), _fields(theirs)
-    return [
-        Change(name, a.get(name), b.get(name))
-        for name in dict.fromkeys([*a, *b])
-        if a.get(name) != b.get(name)
-    ]
-
-
-def _fields(scenario: Scenario) -> dict[str, Any]:
-    data = scenario.model_dump(include=set(DECISIVE) - {"engine"}, exclude_none=True)
-    return dict(_leaves({"engine": asdict(scenario.engine), **data}))
-
-
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + str(key), value
-
-
-def _rule(scenario: Scenario, differ: Sequence[Change]) -> str | None:
+def _rule(scenario: Scenario, differ: Sequence[Difference]) -> str | None:
     """What the engine's variant is, where that is what changes."""
-    if not any(change.field == "engine.variant" for change in differ):
+    if not any(found.field == "engine.variant" for found in differ):
         return None
     variant = variants(scenario.engine.name).get(scenario.engine.variant)
     return variant.summary if variant else None
@@ -339,9 +301,3 @@ def _amount(value: float, unit: str) -> str:
     if unit == "ms":
         return seconds(value / 1000.0)
     return seconds(value) if unit == "s" else number(value)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return f"{len(value)} entries"
-    return "none" if value is None else str(value)

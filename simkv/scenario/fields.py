@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from simkv.scenario.merge import TAGS
 from simkv.scenario.roles import Role, names_of
 from simkv.scenario.scenario import Scenario
 
-#: What is said about a scenario, and what decides how it runs.
+#: What is said about a scenario, what its engine is given, and all that decides how it runs: what
+#: its operator chooses first.
 ABOUT = names_of(Scenario, Role.ABOUT)
-DECISIVE = names_of(Scenario, Role.WORLD, Role.ENGINE)
+WORLD = names_of(Scenario, Role.WORLD)
+DECISIVE = (*names_of(Scenario, Role.ENGINE), *WORLD)
 
 
 def run_fields(scenario: Scenario, *, defaults: bool = True) -> dict[str, Any]:
@@ -19,3 +24,86 @@ def run_fields(scenario: Scenario, *, defaults: bool = True) -> dict[str, Any]:
     its default within a section is left out.
     """
     return scenario.model_dump(include=set(DECISIVE), exclude_defaults=not defaults)
+
+
+def profiles(scenario: Scenario) -> dict[tuple[str | int, ...], str]:
+    """The cost profiles that a scenario names, by where it names them."""
+    groups = scenario.fleet.groups if scenario.fleet else []
+    found: dict[tuple[str | int, ...], str] = {("profile",): scenario.profile}
+    for index, group in enumerate(groups):
+        if group.profile is not None:
+            found["fleet", "replicas", index, "profile"] = group.profile
+    return found
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field, by its path, to which two scenarios give other values; None where one has none."""
+
+    field: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_word(self.before)} → {_word(self.after)}"
+
+
+def differences(
+    before: Scenario, after: Scenario, fields: Iterable[str] = DECISIVE
+) -> list[Difference]:
+    """In what two scenarios differ, as far as ``fields`` go: by default what decides their runs.
+
+    Of a section that only one of them has, what it says beyond its defaults.
+    """
+    names = [name for name in fields if getattr(before, name) != getattr(after, name)]
+    whole = [one.model_dump(include=set(names)) for one in (before, after)]
+    short = [one.model_dump(include=set(names), exclude_defaults=True) for one in (before, after)]
+    return [
+        found
+        for name in names
+        for found in _differences(
+            (name,),
+            (whole[0][name], whole[1][name]),
+            (short[0].get(name), short[1].get(name)),
+        )
+    ]
+
+
+def _differences(
+    path: tuple[Any, ...], values: tuple[Any, Any], short: tuple[Any, Any]
+) -> Iterator[Difference]:
+    """The leaves that are not the same; ``short`` are the same values without their defaults."""
+    a, b = values
+    if a == b:
+        return
+    keys = _keys(a, b, short)
+    if not keys:
+        yield Difference(".".join(map(str, path)), a, b)
+    for key in keys or ():
+        below = _item(a, key), _item(b, key)
+        yield from _differences((*path, key), below, (_item(short[0], key), _item(short[1], key)))
+
+
+def _keys(a: Any, b: Any, short: tuple[Any, Any]) -> Iterable[Any] | None:
+    """Where to look for the difference of two values; None if they differ as a whole."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return dict.fromkeys([*a, *b])
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return range(len(a))
+    if a is None or b is None:
+        whole, said = (b, short[1]) if a is None else (a, short[0])
+        if isinstance(whole, dict):
+            return [key for key in whole if key in said or key in TAGS] if said else list(whole)
+    return None
+
+
+def _item(node: Any, key: Any) -> Any:
+    if isinstance(node, dict):
+        return node.get(key)
+    return node[key] if isinstance(node, list) and len(node) > key else None
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    return "none" if value is None else str(value)

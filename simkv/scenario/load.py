@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from simkv.core.errors import InputError, nearest
 from simkv.costs.profile import load_profile
 from simkv.scenario.document import Document, read_document
+from simkv.scenario.fields import profiles
 from simkv.scenario.merge import merge, replace_form
 from simkv.scenario.messages import messages, stands_in
 from simkv.scenario.plan import PlanSection
@@ -32,7 +33,7 @@ def resolve(document: Document, overrides: Sequence[str] = ()) -> dict[str, Scen
         document.override(assignment)
         replace_form(document, assignment)
     _check(document, document.tree, ScenarioFile)
-    base = {k: value for k, value in document.tree.items() if k not in ("variants", "plan")}
+    base = {k: value for k, value in document.tree.items() if k in Scenario.model_fields}
     variants = document.tree.get("variants") or {"run": {}}
     scenarios: dict[str, Scenario] = {
         str(name): _check(document, merge(base, override), Scenario, ("variants", str(name)))
@@ -53,14 +54,7 @@ def plan_section(document: Document) -> PlanSection:
 def _check_profiles(document: Document, scenarios: Mapping[str, Scenario]) -> None:
     """Raise InputError if a cost profile is not there or cannot be used."""
     for name, scenario in scenarios.items():
-        groups = scenario.fleet.groups if scenario.fleet else []
-        named: list[tuple[tuple[str | int, ...], str]] = [(("profile",), scenario.profile)]
-        named += [
-            (("fleet", "replicas", index, "profile"), group.profile)
-            for index, group in enumerate(groups)
-            if group.profile is not None
-        ]
-        for field, profile in named:
+        for field, profile in profiles(scenario).items():
             try:
                 load_profile(profile, document.path.parent)
             except InputError as error:

@@ -8,12 +8,14 @@ from typing import Any
 from simkv.scenario.document import Document
 from simkv.workload.workload import fields_of_others
 
+#: By these fields an engine, a router or a distribution says which one it is.
+TAGS = ("name", "distribution")
+
 
 def merge(base: Any, override: Any) -> Any:
     """``override`` on top of ``base``: mappings by key, everything else replaced.
 
-    Another form of workload, another engine or another distribution replaces the former one as a
-    whole.
+    Another form of workload, engine, router or distribution replaces the former one as a whole.
     """
     if not isinstance(base, dict) or not isinstance(override, dict):
         return deepcopy(override)
@@ -22,16 +24,14 @@ def merge(base: Any, override: Any) -> Any:
         result.pop(key, None)
     for key, value in override.items():
         former = result.get(key)
-        if _other_kind(former, value, "name" if key in ("engine", "router") else "distribution"):
-            former = None
-        result[key] = merge(former, value)
+        result[key] = merge(None if _other_kind(former, value) else former, value)
     return result
 
 
-def _other_kind(former: Any, new: Any, tag: str) -> bool:
+def _other_kind(former: Any, new: Any) -> bool:
     if not isinstance(former, dict) or not isinstance(new, dict):
         return False
-    return tag in new and new[tag] != former.get(tag)
+    return any(tag in new and new[tag] != former.get(tag) for tag in TAGS)
 
 
 def replace_form(document: Document, assignment: str) -> None:

@@ -24,6 +24,7 @@ from simkv.report.html import html, library, write_html
 from simkv.report.lanes import BARS
 from simkv.report.palette import DARK, LIGHT
 from simkv.report.runs import page_of, plan, scenario_of
+from simkv.scenario.fields import differences
 from simkv.scenario.packaged import Incident
 from tests.report.browser import Browser, Page, chromium
 
@@ -172,7 +173,7 @@ def test_the_remedy_is_what_serves_most_and_differs_least(folder: Path) -> None:
     assert story.first_to_look_at(results) == "before"
     assert story.remedy(results, "before") == "after"
     assert story.remedy({name: results[name] for name in ("before", "worse")}, "before") is None
-    assert [str(c) for c in story.changes(results["before"].scenario, results["far"].scenario)] == [
+    assert [str(c) for c in differences(results["before"].scenario, results["far"].scenario)] == [
         "engine.variant: bucketed → pr2034",
         "workload.burst.interval: 1.0 → 1.5",
     ]

@@ -34,7 +34,7 @@ def test_names_by_role() -> None:
 def test_fields_of_a_run_are_plain_data_with_engine_and_defaults() -> None:
     scenario = next(iter(load(packaged()["mistralrs-six"]).values()))
     fields = run_fields(scenario)
-    assert list(fields) == list(DECISIVE)
+    assert set(fields) == set(DECISIVE)
     assert fields["engine"]["block_size"] == scenario.engine.block_size
     assert fields["engine_ready"] == 0.0
     assert set(run_fields(scenario, defaults=False)) == {"workload", "engine", "profile"}

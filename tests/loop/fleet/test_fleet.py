@@ -13,6 +13,7 @@ from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
 from simkv.scenario.load import resolve
+from simkv.scenario.saving import resolved
 from simkv.scenario.scenario import Scenario
 
 
@@ -194,7 +195,6 @@ def test_what_cannot_be(section: dict[str, Any], says: str) -> None:
 
 
 def test_the_scenario_that_ran_can_run_again() -> None:
-    from simkv.report.files import resolved
 
     section = {
         "replicas": [{"count": 2}, {"engine": {"max_num_seqs": 2}, "profile": "unit-step"}],

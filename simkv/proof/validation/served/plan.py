@@ -11,14 +11,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
 from simkv.core.errors import InputError
 from simkv.core.files import replacing
 from simkv.costs.profile import Profile
 from simkv.proof.validation.served.sizing import Trial
-from simkv.report.files import resolved
 from simkv.scenario.load import load
+from simkv.scenario.saving import to_yaml
 
 
 def write_plan(folder: Path, cases: Sequence[Trial], profile: Profile) -> None:
@@ -27,8 +25,8 @@ def write_plan(folder: Path, cases: Sequence[Trial], profile: Profile) -> None:
         raise InputError(f"{folder / 'plan'}: there is a plan already")
     with replacing(folder / "plan") as new:
         for case in cases:
-            with (new / f"{case.name}.yaml").open("w", encoding="utf-8") as file:
-                YAML().dump(resolved({"run": case.scenario}), file)
+            text = to_yaml({"run": case.scenario})
+            (new / f"{case.name}.yaml").write_text(text, encoding="utf-8", newline="\n")
         about = {
             "profile": profile.name,
             "profile_hash": _hash(profile),

@@ -1,0 +1,74 @@
+"""Scenarios as a file that gives the same runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from simkv.scenario.fields import ABOUT, DECISIVE, profiles
+from simkv.scenario.scenario import Scenario
+from simkv.workload.workload import fields_of_others
+
+#: Fields that a file must have whatever its variants say.
+NEEDED = tuple(name for name, field in Scenario.model_fields.items() if field.is_required())
+
+
+def to_yaml(scenarios: Mapping[str, Scenario]) -> str:
+    """The text of a scenario file with these variants; see resolved."""
+    text = StringIO()
+    YAML().dump(resolved(scenarios), text)
+    return text.getvalue()
+
+
+def resolved(scenarios: Mapping[str, Scenario]) -> dict[str, Any]:
+    """A scenario file that gives these runs again: overrides applied, engine defaults filled in.
+
+    What all variants share stands once, and so does what the first one of them says of its run. A
+    profile that is a file is meant to lie beside it.
+    """
+    trees = {name: _tree(scenario) for name, scenario in scenarios.items()}
+    first, *others = trees.values()
+    base = {
+        field: value
+        for field, value in first.items()
+        if field in (*DECISIVE, *NEEDED) or all(field in o and o[field] == value for o in others)
+    }
+    variants = {}
+    for name, tree in trees.items():
+        own = {k: value for k, value in tree.items() if k not in base or base[k] != value}
+        if "workload" in own:
+            whole = scenarios[name].workload.model_dump()
+            own["workload"] = _cover(base["workload"], own["workload"], whole)
+        variants[name] = own
+    return {**base, "variants": variants}
+
+
+def _tree(scenario: Scenario) -> dict[str, Any]:
+    """A scenario as plain data, with the defaults of its run.
+
+    The workload goes without, for the fields of one form mean nothing beside another.
+    """
+    short = {"workload", *ABOUT}
+    tree = scenario.model_dump(exclude=short)
+    tree |= scenario.model_dump(include=short, exclude_defaults=True)
+    if scenario.workload.trace is not None:
+        tree["workload"]["trace"] = str(scenario.workload.path.resolve())
+    for path, profile in profiles(scenario).items():
+        node: Any = tree
+        for key in path[:-1]:
+            node = node[key]
+        node[path[-1]] = Path(profile).name
+    return {name: tree[name] for name in Scenario.model_fields if name in tree}
+
+
+def _cover(base: Any, given: Any, full: Any) -> Any:
+    """``given``, and those of its defaults that ``base`` would show through in their place."""
+    if not isinstance(base, dict) or not isinstance(given, dict):
+        return given
+    gone = fields_of_others(given)
+    covered = {k: full[k] for k in base if k not in given and k in full and k not in gone}
+    return {k: _cover(base.get(k), value, full[k]) for k, value in given.items()} | covered

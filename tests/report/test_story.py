@@ -1,0 +1,68 @@
+"""What a report says of the difference between two variants, and which it calls a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_file
+from simkv.report.story import first_to_look_at, fix, remedy
+
+OVERLOAD = """\
+name: t
+workload: {burst: {num_prompts: 12, prompt_tokens: 30, output_tokens: 20, interval: 1.0}}
+engine: {name: vllm, block_size: 4, num_gpu_blocks: 32, max_num_seqs: 1, startup_check: false}
+profile: unit-step
+timeout: 40.0
+variants:
+  before: {}
+"""
+
+
+def run(folder: Path, other: str) -> dict[str, Result]:
+    (folder / "s.yaml").write_text(f"{OVERLOAD}  other: {other}\n")
+    results = run_file(folder / "s.yaml")
+    assert first_to_look_at(results) == "before"
+    assert results["other"].summary["finished"] > results["before"].summary["finished"]
+    return results
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("{fleet: {replicas: 12}}", "It changes fleet.replicas: none → 12."),
+        ("{fleet: {replicas: 8, router: random}}", "fleet.router.name: none → random"),
+        ("{engine: {max_num_seqs: 12}}", "It changes engine.max_num_seqs: 1 → 12."),
+    ],
+)
+def test_what_a_remedy_changes_is_said(tmp_path: Path, other: str, said: str) -> None:
+    results = run(tmp_path, other)
+    assert remedy(results, "before") == "other"
+    assert said in " ".join(fix(results, "before", "other"))
+
+
+def test_one_against_four_replicas(tmp_path: Path) -> None:
+    text = OVERLOAD.replace("before: {}", "before: {fleet: {replicas: 1}}")
+    (tmp_path / "s.yaml").write_text(f"{text}  other: {{fleet: {{replicas: 4}}}}\n")
+    results = run_file(tmp_path / "s.yaml")
+    assert "It changes fleet.replicas: 1 → 4." in fix(results, "before", "other")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "{workload: {burst: {num_prompts: 2}, max_concurrency: 2}, timeout: 1000}",
+        "{workload: {burst: {interval: 1.5}}, engine: {max_num_seqs: 12}}",
+        "{step_scale: {decode: 0.05}}",
+        "{timeout: 1000}",
+    ],
+)
+def test_what_has_another_world_is_no_remedy(tmp_path: Path, other: str) -> None:
+    (tmp_path / "s.yaml").write_text(f"{OVERLOAD}  other: {other}\n")
+    results = run_file(tmp_path / "s.yaml")
+    share = {n: r.summary["finished"] / r.summary["requests"] for n, r in results.items()}
+    assert share["other"] > share["before"]
+    assert remedy(results, "before") is None
+    assert len(fix(results, "before", None)) == 1
