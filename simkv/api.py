@@ -26,15 +26,15 @@ from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import resolve
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
-from simkv.search import workers
+from simkv.search.bench import bench_for
+from simkv.search.knobs import assignment, axis_of
 from simkv.search.plan.ask import Ask, prepare
 from simkv.search.plan.plan import Plan, make_plan
 from simkv.search.plan.search import NEIGHBOURS
 from simkv.search.plan.tables import cliff_table, evaluations, to_json
 from simkv.search.plan.words import sentences
-from simkv.search.sweep.design import assignment, axis_of, parse_sample
-from simkv.search.sweep.sweep import finish, working
-from simkv.search.sweep.sweep import plan as plan_sweep
+from simkv.search.sweep.sample import parse_sample
+from simkv.search.sweep.sweep import finish, sweep_of
 from simkv.search.sweep.table import figures_of, knobs_of, table
 from simkv.why.diagnosis import ledger_rows, preemption_rows
 
@@ -134,15 +134,14 @@ def sweep(
     with so many seeds. What is done is kept in the file ``store``, if given, and not done again.
     ``jobs`` processes work at a time, by default one per core: a script then needs the usual
     ``if __name__ == "__main__":``. ``advance`` is told how many of how many runs are done. Raises
-    InputError for what cannot be used, before anything is run, and SweepFailed or WorkersDied if
-    runs failed.
+    InputError for what cannot be used, before anything is run, and RunsFailed if runs failed.
     """
     axes = [axis_of(path, values) for path, values in over.items()]
     given = _assignments(overrides)
     drawn = None if sample is None else parse_sample(sample)
-    whole = plan_sweep(find(Path(scenario)), axes, given, drawn, seed, repeats)
-    with workers.opened(executor, jobs, address) as execute:
-        return table(whole, finish(whole, execute, None if store is None else Path(store), advance))
+    whole = sweep_of(find(Path(scenario)), axes, given, drawn, seed, repeats)
+    with bench_for(None if store is None else Path(store), jobs, executor, address) as bench:
+        return table(whole, finish(whole, bench, advance))
 
 
 def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") -> Path:
@@ -246,8 +245,8 @@ def plan(
     The knob is a text as for ``--smallest``, objectives are texts as ``"ttft_ms.p99<=500"``,
     ``goodput`` limits in ms (``{"ttft": 500, "tpot": 50}``); what is not given is taken from the
     scenario's ``plan`` section. The rest is as on the command line, and as for ``sweep``. Raises
-    InputError for what cannot be used, before anything is run, and RunsFailed or WorkersDied if
-    runs failed.
+    InputError for what cannot be used, before anything is run, and RunsFailed if runs
+    failed.
     """
     ask = Ask(
         path=find(Path(scenario)),
@@ -269,8 +268,7 @@ def plan(
         cliff=cliff,
     )
     prepared = prepare(ask)
-    file = None if store is None else Path(store)
-    with workers.opened(executor, jobs, address) as execute, working(execute, file) as bench:
+    with bench_for(None if store is None else Path(store), jobs, executor, address) as bench:
         return Plans({one.case.variant: make_plan(one, bench, advance) for one in prepared})
 
 

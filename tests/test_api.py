@@ -12,7 +12,7 @@ import pytest
 import simkv
 from simkv.core.errors import InputError
 from simkv.scenario.load import load
-from simkv.search import point
+from simkv.search.digest import code
 
 REPORT = "vllm-37307-partial-admission"
 
@@ -20,7 +20,7 @@ REPORT = "vllm-37307-partial-admission"
 @pytest.fixture(autouse=True)
 def _code_of_now() -> None:
     """Hash the code anew, which somebody may have edited since the tests began."""
-    point._code.cache_clear()
+    code.cache_clear()
 
 
 def test_import_is_light_and_run_is_a_function_whatever_comes_first() -> None:

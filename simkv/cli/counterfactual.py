@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,11 +192,9 @@ def _variant(variants: dict[str, Scenario], name: str) -> Scenario:
 def _first_that_shows(
     wanted: Condition, variants: dict[str, Scenario], evaluator: Evaluator
 ) -> str:
-    from simkv.search.whatif.evaluate import Case
-
     told = []
     for name, scenario in variants.items():
-        figures = evaluator.evaluate(Case(scenario))
+        figures = evaluator.evaluate(evaluator.job(scenario))
         if wanted.shows(figures):
             return name
         told.append(f"{name} is {wanted.told(figures)}")
@@ -214,10 +211,11 @@ def _evaluator(
     path: Path, workers: int | None, most_runs: int | None = None
 ) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
     """An evaluator, and what tells its progress: a line on a terminal, nothing in a pipe."""
+    from simkv.search.pool import cores
     from simkv.search.whatif.evaluate import Evaluator
 
     err = console(stderr=True)
-    count = workers or os.cpu_count() or 1
+    count = workers or cores()
     if not err.is_terminal:
         with Evaluator(path.parent, count, most_runs) as evaluator:
             yield evaluator, lambda _: None

@@ -123,11 +123,10 @@ def plan(
     meets the objectives. An interrupted plan goes on when the same command is given again.
     """
     from simkv.scenario.packaged import find
+    from simkv.search.bench import bench_for
+    from simkv.search.jobs import RunsFailed
     from simkv.search.plan.ask import Ask, prepare
-    from simkv.search.plan.board import RunsFailed
     from simkv.search.plan.plan import make_plan
-    from simkv.search.sweep.sweep import working
-    from simkv.search.workers import WorkersDied, opened
 
     file, limits = _words(scenario, goodput or [])
     ask = Ask(
@@ -154,14 +153,13 @@ def plan(
     check_folder("--out", folder, "plan", lambda there: (there / STORE).is_file())
     try:
         with (
-            opened(executor, jobs, address) as execute,
-            working(execute, folder / STORE) as bench,
+            bench_for(folder / STORE, jobs, executor, address) as bench,
             progress("runs") as advance,
         ):
             plans = [make_plan(one, bench, advance) for one in prepared]
     except KeyboardInterrupt:
         raise Interrupted(folder / STORE) from None
-    except (RunsFailed, WorkersDied) as error:
+    except RunsFailed as error:
         print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
         print(f"simkv: what is done is kept in {folder / STORE}", file=sys.stderr)
         raise typer.Exit(1) from None

@@ -79,9 +79,11 @@ def sweep(
     """
     from simkv.report.sweep_pictures import OF_FLEETS, parse_pareto, parse_plot
     from simkv.scenario.packaged import find
-    from simkv.search import workers
-    from simkv.search.sweep.design import VARIANTS, parse_axis, parse_sample
-    from simkv.search.sweep.sweep import SweepFailed, finish, plan
+    from simkv.search.bench import bench_for
+    from simkv.search.jobs import RunsFailed
+    from simkv.search.knobs import VARIANTS, parse_axis
+    from simkv.search.sweep.sample import parse_sample
+    from simkv.search.sweep.sweep import finish, sweep_of
     from simkv.search.sweep.table import table
 
     if not over:
@@ -94,7 +96,7 @@ def sweep(
     paretos = [parse_pareto(text) for text in pareto or []]
     drawn = None if sample is None else parse_sample(sample)
     scenario = find(scenario)
-    whole = plan(scenario, axes, set_ or [], drawn, seed, repeats)
+    whole = sweep_of(scenario, axes, set_ or [], drawn, seed, repeats)
     drawn_figures = [p.figure for p in plots] + [g.figure for p in paretos for g in p.goals]
     for figure in drawn_figures:
         if figure in OF_FLEETS and any(run.job.scenario.fleet is None for run in whole.runs):
@@ -104,11 +106,14 @@ def sweep(
     for knob in whole.idle_knobs:
         print(f"simkv: note: {knob} changes nothing at any point", file=sys.stderr)
     try:
-        with workers.opened(executor, jobs, address) as execute, progress("runs") as advance:
-            summaries = finish(whole, execute, folder / STORE, advance)
+        with (
+            bench_for(folder / STORE, jobs, executor, address) as bench,
+            progress("runs") as advance,
+        ):
+            summaries = finish(whole, bench, advance)
     except KeyboardInterrupt:
         raise Interrupted(folder / STORE) from None
-    except (SweepFailed, workers.WorkersDied) as error:
+    except RunsFailed as error:
         print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
         print(f"simkv: what is done is kept in {folder / STORE}", file=sys.stderr)
         raise typer.Exit(1) from None

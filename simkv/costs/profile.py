@@ -259,23 +259,28 @@ def packaged_profiles() -> list[str]:
     return sorted(path.stem for path in PACKAGED.glob("*.json"))
 
 
-def load_profile(name: str, beside: Path | None = None) -> Profile:
-    """A packaged profile by name, or one from a JSON file (relative to the folder ``beside``).
+def profile_path(name: str, beside: Path | None = None) -> Path:
+    """Where a packaged profile is, or one in a JSON file (relative to the folder ``beside``).
 
-    Raises InputError if there is no such profile or if it is not valid.
+    Raises InputError if there is no such profile.
     """
     if name.endswith(".json"):
         path = (beside or Path()) / name
         if not path.is_file():
             raise InputError(f"profile: there is no file {path}")
-    else:
-        path = PACKAGED / f"{name}.json"
-        if name not in packaged_profiles():
-            known = packaged_profiles()
-            raise InputError(
-                f"profile: {name!r} is not known{nearest(name, known)}; expected one of "
-                f"{', '.join(known)}, or the path of a .json file"
-            )
+        return path
+    known = packaged_profiles()
+    if name not in known:
+        raise InputError(
+            f"profile: {name!r} is not known{nearest(name, known)}; expected one of "
+            f"{', '.join(known)}, or the path of a .json file"
+        )
+    return PACKAGED / f"{name}.json"
+
+
+def load_profile(name: str, beside: Path | None = None) -> Profile:
+    """The profile at ``profile_path``. Raises InputError if there is none or it is not valid."""
+    path = profile_path(name, beside)
     try:
         return Profile.model_validate_json(path.read_text())
     except ValidationError as error:

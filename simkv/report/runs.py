@@ -5,7 +5,6 @@ A run is deterministic: the scenario that it left in its folder gives it again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from simkv.measure.simulate import run_scenario
 from simkv.scenario.load import load
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
+from simkv.search.pool import cores
 from simkv.search.whatif.evaluate import Evaluator
 from simkv.search.whatif.whatif import whatif
 
@@ -85,7 +85,7 @@ def remedies(variant: Planned, tick: Callable[[], None] = lambda: None) -> list[
 
     ``tick`` is called after each of the runs that this takes, some tens.
     """
-    with Evaluator(variant.folder, workers=os.cpu_count() or 1, tick=tick) as evaluator:
+    with Evaluator(variant.folder, workers=cores(), tick=tick) as evaluator:
         found = whatif(variant.scenario, evaluator)
     best = found.judged("fixes", "helps")[:NAMED]
     return [effect.sentence.replace(" -> ", " → ") for effect in best]

@@ -32,7 +32,7 @@ from simkv.report.style import (
     save,
     title_and_legend,
 )
-from simkv.search.sweep.design import assignment
+from simkv.search.knobs import assignment
 
 #: Colours of lines; beyond so many they are all grey, for nobody could tell them apart.
 COLOURS = (BLUE, RED, "#009E73", PURPLE, SKY, "#E69F00", "#117733", "#CC6677", YELLOW, DARK)

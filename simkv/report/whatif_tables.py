@@ -9,7 +9,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from simkv.search.whatif.bisect import Flip, Flips, Sample
+from simkv.search.whatif.bisect import Flip, Flips, Tried
 from simkv.search.whatif.changes import Change
 from simkv.search.whatif.condition import Condition, IsBound
 from simkv.search.whatif.evaluate import Figures
@@ -192,7 +192,7 @@ def flips_json(found: Flips) -> dict[str, Any]:
     }
 
 
-def _sample_json(sample: Sample) -> dict[str, Any]:
+def _sample_json(sample: Tried) -> dict[str, Any]:
     plain: dict[str, Any] = {"value": sample.value, "state": sample.state}
     if sample.figures is None:
         return {**plain, "refused": sample.refused}

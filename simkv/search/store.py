@@ -1,28 +1,61 @@
-"""What a sweep has done: a file of JSON lines that only ever grows, one line per finished point."""
+"""What has been run: a file of JSON lines that only ever grows, one line per finished job."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from simkv.core.files import disk_errors
+from simkv.search.jobs import Summary
 
-Summary = dict[str, Any]
 
+class Store:
+    """The summaries of the jobs that are ``done``, by digest, and the file that keeps them.
 
-def read_store(path: Path) -> dict[str, Summary]:
-    """The figures of every finished point, by digest.
-
-    A line that was torn by a crash, wherever it is, does not count. Raises InputError if the file
-    cannot be read.
+    The file is made when there is something to add; without a ``path`` there is none. A line that
+    was torn by a crash, wherever it is, does not count. Raises InputError if the file cannot be
+    read or written. Use it as a context manager, so that the file is closed.
     """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self._file = path, -1
+        self.done: dict[str, Summary] = {} if path is None else _read(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def add(self, digest: str, summary: Summary) -> None:
+        """Note what came of a job, in one write of one line, and as it will be read."""
+        line = json.dumps({"digest": digest, "summary": summary}, allow_nan=False).encode() + b"\n"
+        if self._path is not None:
+            with disk_errors(self._path, "written"):
+                self._append(self._path, line)
+        self.done[digest] = json.loads(line)["summary"]
+
+    def _append(self, path: Path, line: bytes) -> None:
+        if self._file < 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            # A line that was torn stays, but nothing is added to it.
+            if os.lseek(self._file, 0, os.SEEK_END):
+                os.lseek(self._file, -1, os.SEEK_END)
+                if os.read(self._file, 1) != b"\n":
+                    line = b"\n" + line
+        while line:  # as a rule in one go; a signal may split it, and then the rest follows
+            line = line[os.write(self._file, line) :]
+
+
+def _read(path: Path) -> dict[str, Summary]:
     with disk_errors(path, "read"):
         lines = path.read_bytes().split(b"\n") if path.exists() else []
-    done = {}
+    done: dict[str, Any] = {}
     for line in lines:
         try:
             entry = json.loads(line)
@@ -30,52 +63,3 @@ def read_store(path: Path) -> dict[str, Summary]:
         except (ValueError, KeyError, TypeError):
             continue
     return done
-
-
-@contextmanager
-def appending(path: Path | None) -> Iterator[Callable[[str, Summary], Summary]]:
-    """A function that adds a finished point: its digest and figures, in one write of one line.
-
-    It returns the figures as ``read_store`` will; without a file it does nothing else.
-    """
-    if path is None:
-        yield lambda _, summary: _through(summary)
-        return
-    with disk_errors(path, "written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        _end_line(file)
-
-        def append(digest: str, summary: Summary) -> Summary:
-            with disk_errors(path, "written"):
-                _write(file, _line({"digest": digest, "summary": summary}))
-            return _through(summary)
-
-        yield append
-    finally:
-        os.close(file)
-
-
-def _line(entry: Any) -> bytes:
-    return json.dumps(entry, allow_nan=False).encode() + b"\n"
-
-
-def _through(summary: Summary) -> Summary:
-    """The figures as they are after they have been written and read."""
-    found: Summary = json.loads(_line(summary))
-    return found
-
-
-def _end_line(file: int) -> None:
-    """A line that was torn stays, but nothing is added to it."""
-    if os.lseek(file, 0, os.SEEK_END):
-        os.lseek(file, -1, os.SEEK_END)
-        if os.read(file, 1) != b"\n":
-            _write(file, b"\n")
-
-
-def _write(file: int, line: bytes) -> None:
-    """As a rule in one go; a signal may split it, and then the rest follows."""
-    while line:
-        line = line[os.write(file, line) :]

@@ -344,7 +344,7 @@ def test_an_interrupt_of_a_search_says_where_what_is_done_is_kept(
         raise KeyboardInterrupt
 
     simkv.write(PLAIN)
-    monkeypatch.setattr("simkv.search.workers.opened", interrupted)
+    monkeypatch.setattr("simkv.search.bench.opened", interrupted)
     ran = simkv(command[0], "s.yaml", *command[1:], "engine.num_gpu_blocks=20,30", "--out", "o")
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.strip() == (

@@ -18,7 +18,7 @@ from simkv.search.plan.case import Case, Condition, ladder, variants_of
 from simkv.search.plan.price import price_of, read_prices
 from simkv.search.plan.search import NEIGHBOURS
 from simkv.search.plan.uncertain import Error, error_of
-from simkv.search.point import seed_of
+from simkv.search.seeds import nothing_drawn, seed_of
 
 #: So many repeats, where the workload is drawn by chance: the least for which the range of their
 #: answers holds the median with 95 % confidence.
@@ -180,8 +180,5 @@ def _overridden(ask: Ask) -> Document:
 def _repeats(asked: int | None, scenario: Scenario) -> int:
     by_chance = seed_of(scenario.workload) is not None
     if asked and asked > 1 and not by_chance:
-        raise InputError(
-            f"--repeats {asked}: nothing in this workload is drawn by chance, so that all repeats "
-            "would be the same; expected 1"
-        )
+        raise nothing_drawn(asked)
     return asked or (REPEATS if by_chance else 1)

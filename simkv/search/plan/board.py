@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simkv.scenario.objectives import figures
+from simkv.search.bench import Advance, Bench
+from simkv.search.jobs import RunsFailed, Summary
 from simkv.search.plan.case import Case, Condition
 from simkv.search.plan.search import next_probes
-from simkv.search.store import Summary
-from simkv.search.sweep.sweep import Bench
 
 Values = dict[str, float | None]
-Advance = Callable[[int, int], None]
-
-
-class RunsFailed(Exception):
-    """Some runs could not be made; what the others gave is kept."""
 
 
 class Board:
@@ -121,7 +116,7 @@ def run(
     for board, candidate, condition in wanted:
         calm = board.summaries.get((candidate, condition.calm))
         jobs[board, candidate, condition] = board.case.job(candidate, condition, calm)
-    failed = bench.run({job.digest: job for job in jobs.values()}, advance)
+    failed = bench.run(jobs.values(), advance)
     if failed:
         (board, candidate, _), job = next(one for one in jobs.items() if one[1].digest in failed)
         value = board.case.candidates[candidate]

@@ -15,9 +15,10 @@ from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import resolve
 from simkv.scenario.objectives import Objective
 from simkv.scenario.scenario import Scenario, StepScale
+from simkv.search.jobs import Job, job_of
+from simkv.search.knobs import VARIANTS, assignment, grid, parse_axis
 from simkv.search.plan.failure import with_failure
-from simkv.search.point import Job, job_of, repeated
-from simkv.search.sweep.design import VARIANTS, assignment, grid, parse_axis
+from simkv.search.seeds import repeated
 
 Number = int | float
 
@@ -85,7 +86,11 @@ class Case:
         if condition.failing:
             assert calm is not None
             scenario = with_failure(scenario, calm["peak"])
-        return job_of(scenario, self.folder, self.limits, self.survive)
+        return self.job_of(scenario)
+
+    def job_of(self, scenario: Scenario) -> Job:
+        """What has to be run to know the objectives' figures of a scenario."""
+        return job_of(scenario, self.folder, self.limits, peak=self.survive)
 
     def tried(self, scenario: Scenario, condition: Condition) -> Scenario:
         """The scenario with the seed of a condition, and its steps as dear."""

@@ -11,11 +11,10 @@ import numpy as np
 
 from simkv.scenario.objectives import figures
 from simkv.scenario.scenario import Scenario
-from simkv.search.plan.board import Advance, RunsFailed
+from simkv.search.bench import Advance, Bench
+from simkv.search.jobs import Job, RunsFailed, Summary
 from simkv.search.plan.case import Case, Condition
-from simkv.search.point import Job, job_of
-from simkv.search.store import Summary
-from simkv.search.sweep.sweep import Bench
+from simkv.search.seeds import with_form
 from simkv.workload.workload import Workload, clients
 
 #: The rates that are tried, as multiples of the scenario's own.
@@ -52,10 +51,7 @@ def _faster(workload: Workload, factor: float) -> dict[str, Any] | None:
         rates = {n: rate for n in names if (rate := getattr(form, n)) is not None}
         if not rates or math.inf in rates.values():
             return None
-        given = {name: getattr(form, name) for name in form.model_fields_set}
-        faster = {name: factor * rate for name, rate in rates.items()}
-        name = "sessions" if workload.sessions else "arrivals"
-        return {name: type(form)(**{**given, **faster})}
+        return with_form(workload, **{name: factor * rate for name, rate in rates.items()})
     if workload.trace is None or workload.request_rate == math.inf:
         return None
     if workload.request_rate is not None:
@@ -95,9 +91,8 @@ def cliff(
         scenario = base if factor == 1.0 else at_rate(base, factor)
         assert scenario is not None
         for condition in conditions:
-            job = job_of(case.tried(scenario, condition), case.folder, case.limits, case.survive)
-            jobs[factor, condition] = job
-    failed = bench.run({job.digest: job for job in jobs.values()}, advance)
+            jobs[factor, condition] = case.job_of(case.tried(scenario, condition))
+    failed = bench.run(jobs.values(), advance)
     if failed:
         raise RunsFailed(f"{len(failed)} runs at other rates failed: {next(iter(failed.values()))}")
     rate = rate_of(base)

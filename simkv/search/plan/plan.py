@@ -1,7 +1,7 @@
 """A plan from beginning to end: which candidate is the answer, how sure that is, what binds it.
 
 ask = Ask(Path("scenario.yaml"), smallest="fleet.replicas=1..20", objectives=(...,))
-with opened() as execute, working(execute) as bench:
+with bench_for(None) as bench:
     plan = make_plan(prepare(ask)[0], bench)
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from simkv.scenario.objectives import Objective
 from simkv.scenario.scenario import Scenario
+from simkv.search.bench import Advance, Bench
 from simkv.search.plan.ask import Prepared
-from simkv.search.plan.board import Advance, Board, Question, settle
+from simkv.search.plan.board import Board, Question, settle
 from simkv.search.plan.case import Condition, Number
 from simkv.search.plan.cliff import FACTORS, Point, cliff
 from simkv.search.plan.price import Cost, cost_of
 from simkv.search.plan.search import edge, surprises
 from simkv.search.plan.uncertain import Interval, spread
-from simkv.search.sweep.sweep import Bench
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from simkv.scenario.objectives import DERIVED
+from simkv.search.jobs import Summary
 from simkv.search.plan.board import Board
 from simkv.search.plan.case import Condition
 from simkv.search.plan.plan import Held, Plan
 from simkv.search.plan.uncertain import coverage_of_range, most_violated
-from simkv.search.store import Summary
 from simkv.search.sweep.table import figures_of, typed
 
 

@@ -1,13 +1,13 @@
 """A sweep from beginning to end: all points are checked, those not done are run, a table is made.
 
-sweep = plan(Path("scenario.yaml"), [parse_axis("engine.num_gpu_blocks=256,512")])
-frame = table(sweep, finish(sweep, local, Path("points.jsonl")))
+sweep = sweep_of(Path("scenario.yaml"), [parse_axis("engine.num_gpu_blocks=256,512")])
+with bench_for(Path("points.jsonl")) as bench:
+    frame = table(sweep, finish(sweep, bench))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,28 +17,14 @@ from simkv.measure.simulate import check_scenario
 from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import resolve
 from simkv.scenario.scenario import Scenario
-from simkv.search.point import Done, Job, job_of, repeated, seed_of, simulate
-from simkv.search.store import Summary, appending, read_store
-from simkv.search.sweep.design import (
-    MOST_POINTS,
-    VARIANTS,
-    Axis,
-    Knobs,
-    Sample,
-    assignment,
-    draw,
-    grid,
-)
+from simkv.search.bench import Advance, Bench
+from simkv.search.jobs import Job, RunsFailed, Summary, job_of
+from simkv.search.knobs import MOST_POINTS, VARIANTS, Axis, Knobs, assignment, grid
+from simkv.search.seeds import nothing_drawn, repeated, seed_of
+from simkv.search.sweep.sample import Sample, draw
 
 #: So many errors are shown; a mistake in one place may show at every point.
 MOST_ERRORS = 50
-
-#: Runs a function on jobs somewhere and yields what came of them as it comes.
-Execute = Callable[[Callable[[Job], Done], Sequence[Job]], Iterable[Done]]
-
-
-class SweepFailed(Exception):
-    """Some points could not be run; what the others gave is kept."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +52,6 @@ class Sweep:
     runs: tuple[Run, ...]
 
     @property
-    def jobs(self) -> dict[str, Job]:
-        """What has to be run, by digest; settings that come to the same are run once."""
-        return {run.job.digest: run.job for run in self.runs}
-
-    @property
     def idle_knobs(self) -> list[str]:
         """Knobs that change nothing, whatever the others are, as far as the sweep can tell."""
         return [knob for knob in self.knobs if self._is_idle(knob)]
@@ -85,7 +66,7 @@ class Sweep:
         return not alone and all(len(set(group)) == 1 for group in digests.values())
 
 
-def plan(
+def sweep_of(
     path: Path,
     axes: Sequence[Axis],
     overrides: Sequence[str] = (),
@@ -133,10 +114,7 @@ def plan(
                 errors.setdefault(line, []).append(point)
     _report(errors, len(points))
     if repeats > 1 and all(run.seed is None for run in runs):
-        raise InputError(
-            f"--repeats {repeats}: nothing in this workload is drawn by chance, so that all "
-            "repeats would be the same; expected 1"
-        )
+        raise nothing_drawn(repeats)
     return Sweep(runs[0].job.scenario.name, tuple(axis.path for axis in knobs), tuple(runs))
 
 
@@ -176,87 +154,26 @@ def _shown(knobs: Knobs) -> str:
     return ", ".join(assignment(*knob) for knob in knobs.items())
 
 
-def finish(
-    sweep: Sweep,
-    execute: Execute,
-    store: Path | None = None,
-    advance: Callable[[int, int], None] | None = None,
-) -> dict[str, Summary]:
-    """Run what has not been done yet; returns the figures of every job of the sweep by digest.
+def finish(sweep: Sweep, bench: Bench, advance: Advance | None = None) -> dict[str, Summary]:
+    """Run what has not been done yet; returns the summary of every job of the sweep by digest.
 
-    What is done is kept in the file ``store``, whatever happens to this process. ``advance`` is
-    told how many of how many jobs are done, at first and after each. Raises SweepFailed at the end
-    if some jobs could not be run.
+    Settings that come to the same are run once. Raises RunsFailed at the end if some could not be.
     """
-    with working(execute, store) as bench:
-        failed = bench.run(sweep.jobs, advance)
-        if failed:
-            raise SweepFailed(_failures(sweep, failed))
-        return {digest: bench.done[digest] for digest in sweep.jobs}
+    failed = bench.run([run.job for run in sweep.runs], advance)
+    if failed:
+        raise RunsFailed(_failures(sweep, failed))
+    return {run.job.digest: bench.done[run.job.digest] for run in sweep.runs}
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Where jobs are run: by ``execute``; the figures of those that are ``done``, by digest."""
-
-    execute: Execute
-    done: dict[str, Summary]
-    append: Callable[[str, Summary], Summary]
-
-    def run(
-        self, jobs: Mapping[str, Job], advance: Callable[[int, int], None] | None = None
-    ) -> dict[str, str]:
-        """Run those of the ``jobs`` (by digest) that are not done; returns the errors of the rest.
-
-        ``advance`` is told how many of them are done, at first and after each.
-        """
-        todo = [job for digest, job in jobs.items() if digest not in self.done]
-        failed: dict[str, str] = {}
-        finished = len(jobs) - len(todo)
-        if advance:
-            advance(finished, len(jobs))
-        for result in self.execute(simulate, todo) if todo else ():
-            if result.summary is None:
-                failed[result.digest] = result.error
-                continue
-            self.done[result.digest] = self.append(result.digest, result.summary)
-            finished += 1
-            if advance:
-                advance(finished, len(jobs))
-        return failed
-
-
-@contextmanager
-def working(execute: Execute, store: Path | None = None) -> Iterator[Bench]:
-    """A bench that keeps what is done in the file ``store``, whatever happens to this process."""
-    done = {} if store is None else read_store(store)
-    with _appending_late(store) as append:
-        yield Bench(execute, done, append)
-
-
-@contextmanager
-def _appending_late(store: Path | None) -> Iterator[Callable[[str, Summary], Summary]]:
-    """As ``appending``, which opens the file only when there is something to add."""
-    write: Callable[[str, Summary], Summary] | None = None
-    with ExitStack() as stack:
-
-        def append(digest: str, summary: Summary) -> Summary:
-            nonlocal write
-            write = write or stack.enter_context(appending(store))
-            return write(digest, summary)
-
-        yield append
-
-
-def _failures(sweep: Sweep, failed: Mapping[str, str]) -> str:
+def _failures(sweep: Sweep, failed: Mapping[str, Exception]) -> str:
     """The first point of every different error, and how many have it."""
     by_error: dict[str, list[Run]] = {}
     for run in sweep.runs:
         if run.job.digest in failed:
-            by_error.setdefault(failed[run.job.digest], []).append(run)
+            by_error.setdefault(str(failed[run.job.digest]), []).append(run)
     return "\n".join(
         f"{len(runs)} of {len(sweep.runs)} runs failed, the first with {runs[0].variant}"
-        f"{''.join(f', {assignment(*knob)}' for knob in runs[0].knobs.items())}, "
+        f"{', ' if runs[0].knobs else ''}{_shown(runs[0].knobs)}, "
         f"repeat {runs[0].repeat}: {error}"
         for error, runs in by_error.items()
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from simkv.core.files import write_bytes
-from simkv.search.store import Summary
+from simkv.search.jobs import Summary
 from simkv.search.sweep.sweep import Sweep
 
 

@@ -6,27 +6,20 @@ differ is halved until they are neighbours. What lies between two samples that a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import variants
+from simkv.search.fields import NoSuchField, with_field
+from simkv.search.jobs import Job
+from simkv.search.knobs import parse_axis
 from simkv.search.whatif.condition import Condition
-from simkv.search.whatif.evaluate import (
-    Case,
-    Evaluator,
-    Figures,
-    NoSuchField,
-    TooManyRuns,
-    with_field,
-)
+from simkv.search.whatif.evaluate import Evaluator, Figures, TooManyRuns
 
 REFUSED = "not allowed"
 #: From this ratio of the ends on, a grid is even in the logarithm.
@@ -67,7 +60,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Tried:
     """One value that was tried: its figures, or why the scenario refuses it.
 
     ``state`` is what may flip: the verdict, or whether a condition holds.
@@ -83,8 +76,8 @@ class Sample:
 class Flip:
     """Two neighbouring values that do not agree."""
 
-    low: Sample
-    high: Sample
+    low: Tried
+    high: Tried
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,7 @@ class Flips:
     """
 
     path: str
-    samples: tuple[Sample, ...]
+    samples: tuple[Tried, ...]
     flips: tuple[Flip, ...]
     values: int
     sampled: int
@@ -104,41 +97,23 @@ class Flips:
     runs: int
 
 
-def parse_over(text: str, step: float | None = None) -> tuple[str, Range | list[Any]]:
+def parse_over(text: str, step: float | None = None) -> tuple[str, Range | Sequence[Any]]:
     """``path=low..high`` or ``path=a,b,c``. Raises InputError if it is neither."""
-    path, equals, values = (part.strip() for part in text.partition("="))
-    if not equals or not path or not values:
-        raise InputError(
-            f"--over {text}: expected a field and its range, as in "
-            "engine.num_gpu_blocks=100..2000 or engine.policy=fcfs,priority"
-        )
-    low, dots, high = values.partition("..")
-    if dots:
-        return path, _range(text, low.strip(), high.strip(), step)
-    try:
-        listed = YAML(typ="safe", pure=True).load(f"[{values}]")
-    except Exception as error:  # the reader trips over odd input in many ways
-        raise InputError(f"--over {text}: the values are not YAML") from error
-    return path, listed
-
-
-def _range(text: str, first: str, last: str, step: float | None) -> Range:
-    try:
-        whole = all(re.fullmatch(r"[-+]?\d+", end) for end in (first, last))
-        low, high = (int(end) if whole else float(end) for end in (first, last))
-    except ValueError:
-        raise InputError(f"--over {text}: the ends of a range are numbers, as in 10..20") from None
-    if not float("-inf") < low < high < float("inf"):
-        raise InputError(f"--over {text}: the range has to rise; found {first} to {last}")
+    axis = parse_axis(text)
+    if axis.span is None:
+        return axis.path, axis.values
+    if axis.span.log:
+        raise InputError(f"--over {text}: expected LOW..HIGH, or values as in 16,32,64")
+    low, high = axis.span.ends
     if step is None:
-        step = 1 if whole else (high - low) / STEPS
-    elif whole and float(step).is_integer():
+        step = 1 if axis.span.whole else (high - low) / STEPS
+    elif axis.span.whole and float(step).is_integer():
         step = int(step)
     if not 0 < step <= high - low:
         raise InputError(f"--step {step:g}: expected more than 0 and at most {high - low:g}")
     if (high - low) / step > MOST_VALUES:
         raise InputError(f"--over {text}: more than {MOST_VALUES:,} values; use a larger --step")
-    return Range(low, high, step)
+    return axis.path, Range(low, high, step)
 
 
 def flips_over(
@@ -161,7 +136,7 @@ def flips_over(
         tried = try_(values)
         complete = len(tried) == len(values)
         return _report(path, tried, len(values), len(values), complete, evaluator.runs)
-    known: dict[int, Sample] = {}
+    known: dict[int, Tried] = {}
     grid = wanted = values.grid(samples)
     complete = True
     while wanted and complete:
@@ -192,25 +167,25 @@ def _try(
     evaluator: Evaluator,
     when: Condition | None,
     values: Sequence[Any],
-) -> list[Sample]:
+) -> list[Tried]:
     """Run the scenario with each value that it takes, until the limit on runs comes."""
-    cases: list[Case | InputError] = []
+    jobs: list[Job | InputError] = []
     for value in values:
         try:
-            cases.append(Case(with_field(scenario, path, value, evaluator.folder)))
+            jobs.append(evaluator.job(with_field(scenario, path, value, evaluator.folder)))
         except NoSuchField:
             raise
         except InputError as error:
-            cases.append(error)
-    found = evaluator.stream(case for case in cases if isinstance(case, Case))
+            jobs.append(error)
+    found = evaluator.stream(job for job in jobs if isinstance(job, Job))
     samples = []
     try:
-        for value, case in zip(values, cases, strict=True):
-            if isinstance(case, InputError):
-                samples.append(Sample(value, REFUSED, None, str(case)))
+        for value, job in zip(values, jobs, strict=True):
+            if isinstance(job, InputError):
+                samples.append(Tried(value, REFUSED, None, str(job)))
             else:
                 figures = next(found)
-                samples.append(Sample(value, _state(figures, when), figures))
+                samples.append(Tried(value, _state(figures, when), figures))
     except TooManyRuns:
         pass  # the caller sees that some are missing
     return samples
@@ -223,7 +198,7 @@ def _state(figures: Figures, when: Condition | None) -> str:
 
 
 def _report(
-    path: str, tried: list[Sample], values: int, sampled: int, complete: bool, runs: int
+    path: str, tried: list[Tried], values: int, sampled: int, complete: bool, runs: int
 ) -> Flips:
     if not tried:
         raise TooManyRuns(f"{runs} runs are not enough for this")

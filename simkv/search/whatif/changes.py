@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from simkv.core.engine import EngineConfig
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
-from simkv.search.whatif.evaluate import Case, with_knobs
+from simkv.search.fields import with_knobs
+from simkv.search.jobs import Job
+from simkv.search.whatif.evaluate import trial
 
 Kind = Literal["rule", "knob", "variant", "memory"]
 #: What is tried in place of a knob that is at 0, off or without a limit.
@@ -37,37 +40,37 @@ class Change:
         return f"{self.field}: {_word(self.before)} -> {_word(self.after)}{same}"
 
 
-def changes(scenario: Scenario) -> Iterator[tuple[Change, Case | InputError]]:
-    """Every change to try with its case, or with why the engine refuses it."""
-    yield from _rules(scenario)
-    yield from _variants(scenario)
-    memory = spec_of(scenario.engine).memory
-    for knob, values in _knobs(scenario.engine):
-        before = getattr(scenario.engine, knob)
+def changes(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Job | InputError]]:
+    """Every change to try with its job, or with why the engine refuses it.
+
+    Nothing but the engine is changed, for what it is given is no remedy. Files lie beside
+    ``folder``.
+    """
+    for change, rules in _rules(scenario.engine):
+        yield change, trial(scenario, folder, rules)
+    for change, values in _knob_changes(scenario.engine):
+        try:
+            yield change, trial(with_knobs(scenario, **values), folder)
+        except InputError as error:
+            yield change, error
+
+
+def _knob_changes(engine: EngineConfig) -> Iterator[tuple[Change, dict[str, Any]]]:
+    """Other variants, then other knobs, each with the values that it takes."""
+    spec = spec_of(engine)
+    for name in spec.variants:
+        if name != engine.variant:
+            yield Change("variant", "variant", engine.variant, name), {"variant": name}
+    for knob, values in _knobs(engine):
         for value in values:
-            kind: Kind = "memory" if knob == memory else "knob"
-            values_now = {knob: value} | _same_memory(scenario.engine, knob, value)
-            yield Change(kind, knob, before, value), _case(scenario, values_now)
+            kind: Kind = "memory" if knob == spec.memory else "knob"
+            change = Change(kind, knob, getattr(engine, knob), value)
+            yield change, {knob: value, **_same_memory(engine, knob, value)}
 
 
-def _case(scenario: Scenario, values: dict[str, Any]) -> Case | InputError:
-    try:
-        return Case(with_knobs(scenario, **values))
-    except InputError as error:
-        return error
-
-
-def _variants(scenario: Scenario) -> Iterator[tuple[Change, Case | InputError]]:
-    before = scenario.engine.variant
-    for name in spec_of(scenario.engine).variants:
-        if name != before:
-            change = Change("variant", "variant", before, name)
-            yield change, _case(scenario, {"variant": name})
-
-
-def _rules(scenario: Scenario) -> Iterator[tuple[Change, Case]]:
+def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
     """Single rules, as far as the variant goes by them."""
-    variant, spec = scenario.engine.variant, spec_of(scenario.engine)
+    variant, spec = engine.variant, spec_of(engine)
     if variant not in spec.rules:
         return
     rules = spec.rules[variant]
@@ -77,8 +80,7 @@ def _rules(scenario: Scenario) -> Iterator[tuple[Change, Case]]:
         options = (True, False) if hints[name] is bool else get_args(hints[name])
         for after in options:
             if after != before:
-                changed = replace(rules, **{name: after})
-                yield Change("rule", name, before, after), Case(scenario, changed)
+                yield Change("rule", name, before, after), replace(rules, **{name: after})
 
 
 def _knobs(engine: EngineConfig) -> Iterator[tuple[str, tuple[Any, ...]]]:

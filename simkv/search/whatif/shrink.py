@@ -23,8 +23,10 @@ from typing import Any
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
+from simkv.search.fields import with_knobs
+from simkv.search.jobs import Job
 from simkv.search.whatif.condition import Condition, IsVerdict
-from simkv.search.whatif.evaluate import Case, Evaluator, Figures, TooManyRuns, with_knobs
+from simkv.search.whatif.evaluate import Evaluator, Figures, TooManyRuns
 from simkv.search.whatif.rows import ALONE, changed, listed, renumbered
 from simkv.workload.workload import Listed, Workload
 
@@ -106,7 +108,7 @@ def shrink(
     """
     rows = listed(scenario, evaluator.folder)
     draft = Draft(scenario, tuple(rows), tuple(rows.values()))
-    before = evaluator.evaluate(Case(draft.small))
+    before = evaluator.evaluate(evaluator.job(draft.small))
     if not wanted.shows(before):
         raise InputError(
             f"{scenario.name} does not show {wanted.text!r}: it is {wanted.told(before)}"
@@ -173,17 +175,23 @@ class _Search:
 
     @property
     def figures(self) -> Figures:
-        return self.evaluator.evaluate(Case(self.draft.small))
+        return self.tried(self.draft)
+
+    def tried(self, draft: Draft) -> Figures:
+        return self.evaluator.evaluate(self.job(draft))
+
+    def job(self, draft: Draft) -> Job:
+        return self.evaluator.job(draft.small)
 
     def sound_alone(self, draft: Draft) -> bool:
         """Whether each request, if it came alone, would be served and not show what is wanted."""
         lone = {
             repr(row): row for row in (changed(row, arrival=0.0, **ALONE) for row in draft.rows)
         }
-        cases = (Case(Draft(draft.scenario, (0,), (row,)).small) for row in lone.values())
+        jobs = (self.job(Draft(draft.scenario, (0,), (row,))) for row in lone.values())
         return all(
             found.verdict == "served" and not self.wanted.shows(found)
-            for found in self.evaluator.stream(cases)
+            for found in self.evaluator.stream(jobs)
         )
 
     def fewest_requests(self) -> None:
@@ -230,7 +238,7 @@ class _Search:
         With ``same_victims`` it has to befall a request that it befell before.
         """
         here, ahead = tee(drafts)
-        runs = self.evaluator.stream(Case(draft.small) for draft in ahead)
+        runs = self.evaluator.stream(map(self.job, ahead))
         for index, (draft, figures) in enumerate(zip(here, runs, strict=True)):
             if self.wanted.shows(figures) and (
                 not same_victims or self._same_victims(draft, figures)
@@ -262,7 +270,7 @@ class _Search:
         if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
             return
         for draft in self._one_less():
-            figures = self.evaluator.evaluate(Case(draft.small))
+            figures = self.tried(draft)
             if self.wanted.shows(figures) and not self._same_victims(draft, figures):
                 self.draft = before
                 return
@@ -279,7 +287,7 @@ class _Search:
         if draft == self.draft:
             return False
         self.tell(f"{len(self.draft.rows)} requests, making them plainer")
-        figures = self.evaluator.evaluate(Case(draft.small))
+        figures = self.tried(draft)
         if not self.wanted.shows(figures) or not self._same_victims(draft, figures):
             return False
         if self.guarded and not self.sound_alone(draft):

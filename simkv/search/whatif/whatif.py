@@ -1,7 +1,7 @@
 """Which single change would have helped, whom, and whom would it have hurt?
 
-    answer = whatif(scenario, Evaluator(folder))
-    print(answer.best.sentence)
+answer = whatif(scenario, Evaluator(folder))
+print(answer.best.sentence)
 
 Every rule, knob and variant is changed by itself; the changes are ranked by how many requests they
 let finish, then by how long those wait that finish either way.
@@ -16,8 +16,9 @@ from typing import Literal
 
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
+from simkv.search.jobs import Job
 from simkv.search.whatif.changes import Change, changes
-from simkv.search.whatif.evaluate import Case, Ending, Evaluator, Figures
+from simkv.search.whatif.evaluate import Ending, Evaluator, Figures
 
 Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurts"]
 #: A latency that is at least this share shorter or longer makes a difference.
@@ -94,16 +95,16 @@ def whatif(
 ) -> WhatIf:
     """Try every single change and rank them; ``by`` a figure of ``summary.json``, or by requests
     finished and E2E."""
-    base = evaluator.evaluate(Case(scenario))
-    tried: list[tuple[Change, Case]] = []
+    base = evaluator.evaluate(evaluator.job(scenario))
+    tried: list[tuple[Change, Job]] = []
     refused: list[tuple[Change, str]] = []
-    for change, case in changes(scenario):
-        if isinstance(case, InputError):
-            refused.append((change, str(case)))
+    for change, job in changes(scenario, evaluator.folder):
+        if isinstance(job, InputError):
+            refused.append((change, str(job)))
         else:
-            tried.append((change, case))
+            tried.append((change, job))
     tell(f"{len(tried)} changes")
-    found = evaluator.evaluate_all(case for _, case in tried)
+    found = evaluator.evaluate_all(job for _, job in tried)
     effects = [
         _effect(change, base, figures, by)
         for (change, _), figures in zip(tried, found, strict=True)

@@ -15,10 +15,11 @@ from ruamel.yaml.comments import CommentedMap
 
 from simkv.core.files import writing
 from simkv.core.version import __version__
+from simkv.scenario.fields import run_fields
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
 from simkv.search.whatif.condition import Condition
-from simkv.search.whatif.evaluate import Case, evaluate, run_fields
+from simkv.search.whatif.evaluate import evaluate, trial
 from simkv.search.whatif.shrink import Shrunk
 from simkv.workload.workload import clients
 
@@ -41,7 +42,7 @@ def write_shrunk(
     text = comment + _yaml(_tree(shrunk, wanted, Path(profile).as_posix()))
     with tempfile.TemporaryDirectory() as scratch, writing(out or Path(scratch) / "x.yaml") as new:
         new.write_text(text, encoding="utf-8", newline="\n")
-        found = evaluate(Case(load(new)["run"]), new.parent)
+        found = evaluate(trial(load(new)["run"], new.parent))
         if found != shrunk.after:
             raise AssertionError(f"the new file gives {found.shown}, not {shrunk.after.shown}")
     return text
@@ -103,18 +104,15 @@ def _word(value: Any) -> str:
 def _tree(shrunk: Shrunk, wanted: Condition, profile: str) -> dict[str, Any]:
     """The file as plain data, without what is at its default."""
     scenario = shrunk.scenario
-    run = run_fields(scenario)
+    run = run_fields(scenario, defaults=False)
+    rows = run.pop("workload")["requests"]
     return {
         "name": f"{scenario.name[:93]}-shrunk",
         **({"report": scenario.report} if scenario.report else {}),
-        "workload": {"requests": [_in_one_line(row) for row in run.pop("workload")["requests"]]},
+        "workload": {"requests": [_in_one_line(row) for row in rows]},
+        **run,
         "engine": _engine(scenario),
         "profile": profile,
-        **{
-            name: value
-            for name, value in run.items()
-            if name not in ("engine", "profile") and value != Scenario.model_fields[name].default
-        },
         "expect": {"run": wanted.expectation(shrunk.after)},
     }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simkv.search import point
+from simkv.search.digest import code
 
 SMALL = """\
 name: small
@@ -26,7 +26,7 @@ timeout: 40
 @pytest.fixture(autouse=True)
 def _code_of_now() -> None:
     """Hash the code anew, which somebody may have edited since the tests began."""
-    point._code.cache_clear()
+    code.cache_clear()
 
 
 @pytest.fixture

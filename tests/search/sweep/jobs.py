@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from simkv.search.point import Done, Job, simulate
+from simkv.search.jobs import Done, Job, simulate
 
 
 def square(number: int) -> int:

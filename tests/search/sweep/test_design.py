@@ -6,15 +6,13 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.scenario.document import Document
-from simkv.search.sweep.design import (
-    Sample,
+from simkv.search.knobs import (
     assignment,
     axis_of,
-    draw,
     grid,
     parse_axis,
-    parse_sample,
 )
+from simkv.search.sweep.sample import Sample, draw, parse_sample
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,15 @@ import pytest
 
 import simkv
 from simkv.core.errors import InputError
+from simkv.search.bench import working
+from simkv.search.jobs import Done, Job
+from simkv.search.knobs import parse_axis
 from simkv.search.plan.ask import Ask, prepare
 from simkv.search.plan.plan import make_plan
 from simkv.search.plan.tables import cliff_table, evaluations, to_json
-from simkv.search.point import Done, Job
-from simkv.search.sweep.design import parse_axis
-from simkv.search.sweep.sweep import finish, plan, working
+from simkv.search.pool import _connect, on_ray
+from simkv.search.sweep.sweep import finish, sweep_of
 from simkv.search.sweep.table import table
-from simkv.search.workers import _connect, on_ray
 from tests.search.sweep.jobs import kill_noted, simulate_once_killed, square, square_once_killed
 
 
@@ -82,8 +83,9 @@ def killing(tmp_path: Path) -> Iterator[Callable[..., Iterator[Done]]]:
 def test_a_sweep_whose_worker_is_killed_is_the_same_bit_for_bit(
     small: Path, killing: Callable[..., Iterator[Done]]
 ) -> None:
-    whole = plan(small, [parse_axis("engine.num_gpu_blocks=96..256:32")], repeats=2)
-    found = table(whole, finish(whole, killing))
+    whole = sweep_of(small, [parse_axis("engine.num_gpu_blocks=96..256:32")], repeats=2)
+    with working(killing) as bench:
+        found = table(whole, finish(whole, bench))
     here = simkv.sweep(small, {"engine.num_gpu_blocks": "96..256:32"}, repeats=2, jobs=1)
     assert found.to_csv() == here.to_csv()
 

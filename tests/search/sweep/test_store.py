@@ -9,23 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
-from simkv.search.store import appending, read_store
+from simkv.search.store import Store
 
 FIRST, SECOND = {"steps": 3, "e2e_ms": {"mean": 0.1 + 0.2}}, {"steps": 4, "verdict": "served"}
 
 
 def filled(path: Path) -> bytes:
-    with appending(path) as append:
-        assert append("a", FIRST) == FIRST
-        append("b", SECOND)
+    with Store(path) as store:
+        store.add("a", FIRST)
+        store.add("b", SECOND)
+        assert store.done["a"] == FIRST
     return path.read_bytes()
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "points.jsonl"
-    assert read_store(path) == {}
+    assert Store(path).done == {}
     filled(path)
-    assert read_store(path) == {"a": FIRST, "b": SECOND}
+    assert Store(path).done == {"a": FIRST, "b": SECOND}
 
 
 @given(data=st.data())
@@ -40,10 +41,10 @@ def test_a_torn_end_is_ignored_and_nothing_is_added_to_it(
     kept = whole[: cut + 1].count(b"\n") if whole[cut : cut + 1] == b"\n" else 0
     kept = max(kept, whole[:cut].count(b"\n"))
     expected = dict(list({"a": FIRST, "b": SECOND}.items())[:kept])
-    assert read_store(path) == expected
-    with appending(path) as append:
-        append("c", SECOND)
-    assert read_store(path) == {**expected, "c": SECOND}
+    assert Store(path).done == expected
+    with Store(path) as store:
+        store.add("c", SECOND)
+    assert Store(path).done == {**expected, "c": SECOND}
 
 
 @pytest.mark.parametrize(
@@ -52,11 +53,12 @@ def test_a_torn_end_is_ignored_and_nothing_is_added_to_it(
 def test_lines_that_are_none_are_ignored(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "points.jsonl"
     path.write_bytes(junk + filled(tmp_path / "other") + junk)
-    assert read_store(path) == {"a": FIRST, "b": SECOND}
+    assert Store(path).done == {"a": FIRST, "b": SECOND}
 
 
 def test_a_store_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
-        read_store(tmp_path)
-    with pytest.raises(InputError, match="cannot be written"), appending(tmp_path):
-        pass
+        Store(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        Store(tmp_path / "file" / "points.jsonl").add("a", FIRST)

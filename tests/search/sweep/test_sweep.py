@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ import pytest
 import simkv
 from simkv.core.errors import InputError
 from simkv.scenario.load import load
-from simkv.search.point import Done, Job, digest_of, repeated, simulate
-from simkv.search.sweep.design import parse_axis, parse_sample
-from simkv.search.sweep.sweep import Sweep, SweepFailed, finish, plan
+from simkv.search.bench import Execute, working
+from simkv.search.digest import digest_of
+from simkv.search.jobs import Done, Job, RunsFailed, simulate
+from simkv.search.knobs import parse_axis
+from simkv.search.seeds import repeated
+from simkv.search.sweep.sample import parse_sample
+from simkv.search.sweep.sweep import Sweep, finish, sweep_of
 from simkv.search.sweep.table import figures_of, table
 
 BLOCKS = "engine.num_gpu_blocks"
@@ -26,12 +31,19 @@ def here(function: Any, jobs: Sequence[Job]) -> Iterator[Done]:
     return map(function, reversed(jobs))
 
 
+def run_all(
+    sweep: Sweep, execute: Execute, store: Path | None = None, advance: Any = None
+) -> dict[str, Any]:
+    with working(execute, store) as bench:
+        return finish(sweep, bench, advance)
+
+
 def swept(sweep: Sweep, store: Path | None = None) -> pd.DataFrame:
-    return table(sweep, finish(sweep, here, store))
+    return table(sweep, run_all(sweep, here, store))
 
 
 def test_a_row_per_point_variant_and_repeat(small: Path) -> None:
-    frame = swept(plan(small, [parse_axis(f"{BLOCKS}=128,256")], repeats=2))
+    frame = swept(sweep_of(small, [parse_axis(f"{BLOCKS}=128,256")], repeats=2))
     keys = frame[["point", BLOCKS, "variant", "repeat"]].to_numpy().tolist()
     assert keys == [
         [point, blocks, variant, repeat]
@@ -45,7 +57,7 @@ def test_a_row_per_point_variant_and_repeat(small: Path) -> None:
 
 
 def test_a_row_holds_what_the_run_gives(small: Path) -> None:
-    frame = swept(plan(small, [parse_axis(f"{BLOCKS}=96,128"), parse_axis("variants=cold")]))
+    frame = swept(sweep_of(small, [parse_axis(f"{BLOCKS}=96,128"), parse_axis("variants=cold")]))
     assert list(frame["variant"]) == ["cold", "cold"]
     for _, row in frame.iterrows():
         alone = simkv.run(small, **{BLOCKS: int(row[BLOCKS])}).results["cold"].summary
@@ -58,7 +70,7 @@ def test_repeats_differ_and_repeat_zero_is_the_scenario(small: Path) -> None:
     assert repeated(scenario, 0) is scenario
     seeds = [repeated(scenario, n).workload.arrivals.seed for n in range(4)]  # type: ignore[union-attr]
     assert len(set(seeds)) == 4
-    frame = swept(plan(small, [parse_axis("variants=plain")], repeats=4))
+    frame = swept(sweep_of(small, [parse_axis("variants=plain")], repeats=4))
     assert frame["e2e_ms.mean"].nunique() == 4
 
 
@@ -110,9 +122,9 @@ def test_the_digest_covers_the_contents_of_a_trace(small: Path) -> None:
 
 
 def test_a_worker_with_other_files_says_so(small: Path) -> None:
-    job = plan(small, []).runs[0].job
+    job = sweep_of(small, []).runs[0].job
     assert simulate(job).summary
-    assert "another simkv" in simulate(Job("0" * 32, job.scenario, job.folder)).error
+    assert "another simkv" in str(simulate(replace(job, digest="0" * 32)).error)
 
 
 def test_what_is_done_is_not_done_again(small: Path, tmp_path: Path) -> None:
@@ -123,38 +135,40 @@ def test_what_is_done_is_not_done_again(small: Path, tmp_path: Path) -> None:
         asked.append(len(jobs))
         return map(function, jobs)
 
-    first = plan(small, [parse_axis(f"{BLOCKS}=96,128")])
-    whole = plan(small, [parse_axis(f"{BLOCKS}=256,128,96")])
-    finish(first, counting, store)
-    finish(whole, counting, store)
-    finish(whole, counting, store)
+    first = sweep_of(small, [parse_axis(f"{BLOCKS}=96,128")])
+    whole = sweep_of(small, [parse_axis(f"{BLOCKS}=256,128,96")])
+    run_all(first, counting, store)
+    run_all(whole, counting, store)
+    run_all(whole, counting, store)
     assert asked == [4, 2]
     assert swept(whole, store).to_csv() == swept(whole).to_csv()
     # A setting that comes to the same scenario is the same point.
-    finish(plan(small, [parse_axis("engine.block_size=16")], [f"{BLOCKS}=96"]), counting, store)
+    run_all(
+        sweep_of(small, [parse_axis("engine.block_size=16")], [f"{BLOCKS}=96"]), counting, store
+    )
     assert asked == [4, 2]
 
 
 def test_an_interrupted_sweep_keeps_what_it_did(small: Path, tmp_path: Path) -> None:
     store = tmp_path / "points.jsonl"
-    whole = plan(small, [parse_axis(f"{BLOCKS}=96..256:32")])
+    whole = sweep_of(small, [parse_axis(f"{BLOCKS}=96..256:32")])
 
     def interrupted(function: Any, jobs: Sequence[Job]) -> Iterator[Done]:
         yield from map(function, jobs[:5])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finish(whole, interrupted, store)
+        run_all(whole, interrupted, store)
     assert len(store.read_text().splitlines()) == 5
     seen: list[tuple[int, int]] = []
-    finish(whole, here, store, lambda done, total: seen.append((done, total)))
+    run_all(whole, here, store, lambda done, total: seen.append((done, total)))
     assert seen == [(done, 12) for done in range(5, 13)]
 
 
 def test_all_mistakes_at_once_before_anything_runs(small: Path) -> None:
     axes = [parse_axis(f"{BLOCKS}=-1,128,256"), parse_axis("engine.max_num_seqs=0,4,x")]
     with pytest.raises(InputError) as caught:
-        plan(small, axes)
+        sweep_of(small, axes)
     lines = str(caught.value).splitlines()
     assert len(lines) == 3, lines
     for wrong, count in ((f"{BLOCKS}=-1", 3), ("max_num_seqs=0", 3), ("max_num_seqs=x", 3)):
@@ -164,7 +178,7 @@ def test_all_mistakes_at_once_before_anything_runs(small: Path) -> None:
 def test_a_trace_that_cannot_be_read_is_found_before_anything_runs(small: Path) -> None:
     (small.parent / "trace.csv").write_text("arrived_at,num_prefill_tokens\n1,2\n")
     with pytest.raises(InputError, match=r"trace\.csv"):
-        plan(small, [parse_axis("workload.trace=trace.csv")])
+        sweep_of(small, [parse_axis("workload.trace=trace.csv")])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +192,7 @@ def test_a_trace_that_cannot_be_read_is_found_before_anything_runs(small: Path) 
 )
 def test_mistakes(small: Path, axes: list[str], repeats: int, what: str) -> None:
     with pytest.raises(InputError, match=what):
-        plan(small, [parse_axis(axis) for axis in axes], repeats=repeats)
+        sweep_of(small, [parse_axis(axis) for axis in axes], repeats=repeats)
 
 
 def test_repeats_of_what_is_not_drawn(small: Path) -> None:
@@ -186,21 +200,21 @@ def test_repeats_of_what_is_not_drawn(small: Path) -> None:
         "name: b\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 3}}\n"
         "engine: {name: vllm, num_gpu_blocks: 128, max_model_len: 100}\nprofile: unit-step\n"
     )
-    assert len(plan(small, []).runs) == 1
+    assert len(sweep_of(small, []).runs) == 1
     with pytest.raises(InputError, match="drawn by chance"):
-        plan(small, [], repeats=2)
+        sweep_of(small, [], repeats=2)
 
 
 def test_a_knob_that_changes_nothing_is_told(small: Path) -> None:
     axes = [parse_axis(f"{BLOCKS}=128,256"), parse_axis("engine.enable_prefix_caching=true,false")]
-    assert plan(small, axes).idle_knobs == []
+    assert sweep_of(small, axes).idle_knobs == []
     cold = parse_axis("variants=cold")
-    assert plan(small, [*axes, cold]).idle_knobs == ["engine.enable_prefix_caching"]
+    assert sweep_of(small, [*axes, cold]).idle_knobs == ["engine.enable_prefix_caching"]
 
 
 def test_samples(small: Path) -> None:
     axes = [parse_axis(f"{BLOCKS}=100..299"), parse_axis("engine.max_num_seqs=2,16")]
-    sweep = plan(small, axes, sample=parse_sample("lhs:4"), seed=5)
+    sweep = sweep_of(small, axes, sample=parse_sample("lhs:4"), seed=5)
     assert [run.point for run in sweep.runs] == [0, 0, 1, 1, 2, 2, 3, 3]
     drawn = [run.knobs for run in sweep.runs[::2]]
     assert sorted((int(str(knobs[BLOCKS])) - 100) // 50 for knobs in drawn) == [0, 1, 2, 3]
@@ -209,14 +223,14 @@ def test_samples(small: Path) -> None:
 
 def test_runs_that_fail_stop_no_others(small: Path, tmp_path: Path) -> None:
     store = tmp_path / "points.jsonl"
-    whole = plan(small, [parse_axis(f"{BLOCKS}=96,128")])
+    whole = sweep_of(small, [parse_axis(f"{BLOCKS}=96,128")])
 
     def failing(function: Any, jobs: Sequence[Job]) -> Iterator[Done]:
-        yield Done(jobs[0].digest, None, "out of luck")
+        yield Done(jobs[0].digest, None, InputError("out of luck"))
         yield from map(function, jobs[1:])
 
-    with pytest.raises(SweepFailed, match=rf"1 of 4 runs failed.*plain, {BLOCKS}=96.*out of luck"):
-        finish(whole, failing, store)
+    with pytest.raises(RunsFailed, match=rf"1 of 4 runs failed.*plain, {BLOCKS}=96.*out of luck"):
+        run_all(whole, failing, store)
     assert len(store.read_text().splitlines()) == 3
 
 

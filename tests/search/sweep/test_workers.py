@@ -7,25 +7,28 @@ from threading import Thread
 
 import pytest
 
-from simkv.search.workers import WorkersDied, local
+from simkv.search.jobs import RunsFailed
+from simkv.search.pool import Pool
 from tests.search.sweep.jobs import kill_itself, kill_noted, square, square_once_killed
 
 
 def test_every_item_once() -> None:
-    assert sorted(local(square, range(20), jobs=2)) == [n * n for n in range(20)]
-    assert list(local(square, [], jobs=2)) == []
-    assert list(local(square, [3], jobs=2)) == [9]
+    with Pool(2) as pool:
+        assert sorted(pool.run(square, range(20))) == [n * n for n in range(20)]
+        assert list(pool.run(square, [])) == []
+        assert list(pool.run(square, [3])) == [9]
 
 
 def test_what_a_killed_worker_did_is_done_again(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     killer = Thread(target=kill_noted, args=(note,))
     killer.start()
-    found = sorted(local(square_once_killed, [(note, n) for n in range(8)], jobs=2))
+    with Pool(2) as pool:
+        found = sorted(pool.run(square_once_killed, [(note, n) for n in range(8)]))
     killer.join()
     assert found == [n * n for n in range(8)]
 
 
 def test_workers_that_always_die() -> None:
-    with pytest.raises(WorkersDied, match="2 runs left"):
-        list(local(kill_itself, [1, 2], jobs=2))
+    with pytest.raises(RunsFailed, match="2 runs left"), Pool(2) as pool:
+        list(pool.run(kill_itself, [1, 2]))

@@ -8,7 +8,7 @@ from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.scenario.expect import Expectations
 from simkv.search.whatif.condition import STALLED, VERDICTS, IsVerdict, condition
-from simkv.search.whatif.evaluate import Case, evaluate
+from simkv.search.whatif.evaluate import evaluate, trial
 from tests.search.whatif.cases import overload, queue_loop
 
 
@@ -26,8 +26,8 @@ def test_stalled_is_any_standstill() -> None:
     assert isinstance(wanted, IsVerdict)
     assert wanted.words == STALLED
     assert wanted.outcome == "stalled"
-    assert wanted.shows(evaluate(Case(queue_loop()), Path()))
-    assert not wanted.shows(evaluate(Case(overload()), Path()))
+    assert wanted.shows(evaluate(trial(queue_loop(), Path())))
+    assert not wanted.shows(evaluate(trial(overload(), Path())))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_stalled_is_any_standstill() -> None:
     ],
 )
 def test_a_bound_on_a_figure(text: str, shown: bool) -> None:
-    figures = evaluate(Case(overload()), Path())
+    figures = evaluate(trial(overload(), Path()))
     assert figures["starved"] == 4
     wanted = condition(text)
     assert wanted.shows(figures) is shown

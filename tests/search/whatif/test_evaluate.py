@@ -9,14 +9,13 @@ from simkv.core.errors import InputError
 from simkv.core.figures import FIGURES, figure
 from simkv.measure.simulate import run_scenario
 from simkv.schedulers.mistralrs.scheduler import RULES
+from simkv.search.fields import NoSuchField, with_field, with_knobs
+from simkv.search.whatif import evaluate as module
 from simkv.search.whatif.evaluate import (
-    Case,
     Evaluator,
-    NoSuchField,
     TooManyRuns,
     evaluate,
-    with_field,
-    with_knobs,
+    trial,
 )
 from tests.search.whatif.cases import overload, queue_loop, six
 
@@ -25,7 +24,7 @@ HERE = Path()
 
 def test_figures_are_those_of_a_run() -> None:
     result = run_scenario(overload(), HERE)
-    figures = evaluate(Case(overload()), HERE)
+    figures = evaluate(trial(overload(), HERE))
     assert figures.verdict == result.summary["verdict"] == "starved"
     assert figures.values == {name: figure(result.summary, name) for name in FIGURES}
     assert [e.outcome for e in figures.endings] == ["finished"] * 6 + ["starved"] * 4
@@ -35,13 +34,13 @@ def test_figures_are_those_of_a_run() -> None:
 def test_a_case_runs_once() -> None:
     ticks: list[int] = []
     evaluator = Evaluator(HERE, tick=lambda: ticks.append(1))
-    first = evaluator.evaluate(Case(overload()))
+    first = evaluator.evaluate(evaluator.job(overload()))
     renamed = overload().model_copy(update={"name": "other", "summary": "said otherwise"})
-    assert evaluator.evaluate(Case(renamed)) is first
+    assert evaluator.evaluate(evaluator.job(renamed)) is first
     assert (evaluator.runs, len(ticks)) == (1, 1)
 
 
-def test_what_decides_a_run_is_in_its_key() -> None:
+def test_what_decides_a_run_is_in_its_digest() -> None:
     base = overload()
     others = [
         overload(timeout=29),
@@ -50,47 +49,48 @@ def test_what_decides_a_run_is_in_its_key() -> None:
         with_field(base, "engine_ready", 1.0, HERE),
         base.model_copy(update={"profile": "l4-mistralrs-pr2034"}),
     ]
-    keys = {Case(base).key, Case(base, RULES["merged2250"]).key, *(Case(s).key for s in others)}
-    assert len(keys) == 2 + len(others)
+    jobs = [trial(base, HERE), trial(base, HERE, RULES["merged2250"])]
+    digests = {job.digest for job in (*jobs, *(trial(other, HERE) for other in others))}
+    assert len(digests) == 2 + len(others)
 
 
 def test_rules_take_the_place_of_the_variants_own() -> None:
     """Two variants differ from ``bucketed`` in a single rule: with it they are the same."""
     for variant in ("pr2031", "merged2250"):
-        by_rule = evaluate(Case(six(), RULES[variant]), HERE)
-        assert by_rule == evaluate(Case(six(variant)), HERE)
-    assert evaluate(Case(six(), RULES["pr2031"]), HERE) != evaluate(Case(six()), HERE)
+        by_rule = evaluate(trial(six(), HERE, RULES[variant]))
+        assert by_rule == evaluate(trial(six(variant), HERE))
+    assert evaluate(trial(six(), HERE, RULES["pr2031"])) != evaluate(trial(six(), HERE))
 
 
 def test_the_answers_do_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
     monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
-    cases = [Case(overload(timeout=float(t))) for t in (12, 17, 22, 12, 27, 32)]
+    cases = [trial(overload(timeout=float(t)), HERE) for t in (12, 17, 22, 12, 27, 32)]
     alone = Evaluator(HERE)
     with Evaluator(HERE, workers=2) as beside:
         assert beside.evaluate_all(cases) == alone.evaluate_all(cases)
         assert list(beside.stream(cases)) == [alone.evaluate(case) for case in cases]
         assert beside.runs == alone.runs == 5
         with pytest.raises(InputError, match="not known"):
-            list(beside.stream([Case(overload().model_copy(update={"profile": "none"}))] * 2))
+            beside.job(overload().model_copy(update={"profile": "none"}))
 
 
 def test_the_limit_counts_cases_that_were_asked_for() -> None:
     evaluator = Evaluator(HERE, most_runs=2)
-    evaluator.evaluate(Case(overload()))
-    evaluator.evaluate(Case(overload()))
-    evaluator.evaluate(Case(six()))
+    evaluator.evaluate(evaluator.job(overload()))
+    evaluator.evaluate(evaluator.job(overload()))
+    evaluator.evaluate(evaluator.job(six()))
     with pytest.raises(TooManyRuns, match="2 runs"):
-        evaluator.evaluate(Case(queue_loop()))
+        evaluator.evaluate(evaluator.job(queue_loop()))
     assert evaluator.runs == 2
 
 
 def test_old_figures_are_forgotten_and_come_back_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Evaluator, "MOST_KEPT", 12)
+    monkeypatch.setattr(module._Memory, "MOST", 12)
     evaluator = Evaluator(HERE)
-    first = evaluator.evaluate(Case(overload()))
-    evaluator.evaluate(Case(six()))
-    again = evaluator.evaluate(Case(overload()))
+    first = evaluator.evaluate(evaluator.job(overload()))
+    evaluator.evaluate(evaluator.job(six()))
+    again = evaluator.evaluate(evaluator.job(overload()))
     assert again == first
     assert again is not first
 
@@ -132,7 +132,7 @@ def test_no_process_is_left_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Evaluator, "POOL_PAYS", -1.0)
     monkeypatch.setattr(Evaluator, "POOL_LEAST", -1.0)
     before = set(active_children())
-    cases = [Case(overload(timeout=float(t))) for t in (12, 17, 22, 27)]
+    cases = [trial(overload(timeout=float(t)), HERE) for t in (12, 17, 22, 27)]
 
     def interrupted() -> None:
         with Evaluator(HERE, workers=2) as evaluator:

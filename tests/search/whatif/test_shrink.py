@@ -17,7 +17,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.vllm.scheduler import VllmConfig
 from simkv.search.whatif import write
 from simkv.search.whatif.condition import Condition, condition
-from simkv.search.whatif.evaluate import Case, Evaluator, Figures, evaluate
+from simkv.search.whatif.evaluate import Evaluator, Figures, evaluate, trial
 from simkv.search.whatif.rows import listed
 from simkv.search.whatif.shrink import Shrunk, shrink
 from simkv.workload.workload import Workload
@@ -44,12 +44,12 @@ def one_less(scenario: Scenario) -> Iterator[Figures]:
     rows = scenario.workload.requests
     assert rows is not None
     for index in range(len(rows) if len(rows) > 1 else 0):
-        yield evaluate(Case(with_requests(scenario, rows[:index] + rows[index + 1 :])), HERE)
+        yield evaluate(trial(with_requests(scenario, rows[:index] + rows[index + 1 :]), HERE))
 
 
 def check(found: Shrunk, wanted: Condition) -> None:
     """What holds of everything that was shrunk."""
-    assert evaluate(Case(found.scenario), HERE) == found.after
+    assert evaluate(trial(found.scenario, HERE)) == found.after
     assert wanted.shows(found.before)
     assert wanted.shows(found.after)
     assert found.minimal
@@ -63,7 +63,7 @@ def check(found: Shrunk, wanted: Condition) -> None:
             alone = row.model_copy(
                 update={"arrival": 0.0, "segments": None, "hash_ids": None}
             ).model_copy(update={"prefix_group": None, "prefix_tokens": 0})
-            figures = evaluate(Case(with_requests(found.scenario, [alone])), HERE)
+            figures = evaluate(trial(with_requests(found.scenario, [alone]), HERE))
             assert figures.verdict == "served"
             assert not wanted.shows(figures)
 
@@ -175,7 +175,7 @@ def test_a_limit_on_runs_leaves_something_that_shows_it(root: Path) -> None:
     found = smallest(lpm_cold(root), "starved", with_={"most_runs": 6})
     assert not found.minimal
     assert found.runs == 6
-    assert evaluate(Case(found.scenario), HERE) == found.after
+    assert evaluate(trial(found.scenario, HERE)) == found.after
     assert condition("starved").shows(found.after)
 
 
@@ -190,7 +190,7 @@ def test_what_is_not_shown_cannot_be_kept() -> None:
 @given(data=st.data())
 def test_any_verdict_of_any_engine_shrinks(data: st.DataObject) -> None:
     chosen = data.draw(scenarios(*data.draw(st.sampled_from(ENGINES))))
-    before = evaluate(Case(chosen), HERE)
+    before = evaluate(trial(chosen, HERE))
     assume(before.verdict != "served")
     check(smallest(chosen, before.verdict), condition(before.verdict))
 
@@ -207,7 +207,7 @@ def test_the_file_runs_and_shows_the_verdict(tmp_path: Path) -> None:
     again = load(out)
     assert list(again) == ["run"]
     assert again["run"].engine == found.scenario.engine
-    assert evaluate(Case(again["run"]), tmp_path) == found.after
+    assert evaluate(trial(again["run"], tmp_path)) == found.after
     assert again["run"].expect["run"].verdict == "engine died"
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert comments[0] == "# simkv run small.yaml"
@@ -247,7 +247,7 @@ def test_a_profile_that_is_a_file_is_found_from_the_new_place(root: Path, tmp_pa
     found = shrink(chosen, wanted, Evaluator(folder, most_runs=8))
     out = tmp_path / "small.yaml"
     write.write_shrunk(found, wanted, "simkv shrink x", folder, out)
-    assert evaluate(Case(load(out)["run"]), tmp_path) == found.after
+    assert evaluate(trial(load(out)["run"], tmp_path)) == found.after
     assert "send that along" in out.read_text()
 
 

@@ -15,8 +15,10 @@ from simkv.scenario.load import load
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.mistralrs.scheduler import JULY_RULES, RULES, build
+from simkv.search.fields import with_knobs
+from simkv.search.jobs import Job
 from simkv.search.whatif.changes import Change, changes
-from simkv.search.whatif.evaluate import Case, Evaluator, evaluate, with_knobs
+from simkv.search.whatif.evaluate import Evaluator, evaluate, trial
 from simkv.search.whatif.whatif import Effect, WhatIf, whatif
 from tests.laws.scenarios import ENGINES, scenarios
 from tests.search.whatif.cases import overload, queue_loop, scenario, six
@@ -84,7 +86,7 @@ def test_the_numbers_are_those_of_two_runs() -> None:
     found = ask(base)
     assert found.best is not None
     assert str(found.best.change) == "max_num_seqs: 1 -> 2"
-    after = evaluate(Case(with_knobs(base, max_num_seqs=2)), HERE)
+    after = evaluate(trial(with_knobs(base, max_num_seqs=2), HERE))
     best = found.best
     assert best.figures == after
     starved = [e.id for e in found.base.endings if e.outcome == "starved"]
@@ -165,25 +167,27 @@ def test_every_change_is_a_single_one(engine: str, variant: str) -> None:
     base = scenario(
         {"name": engine, "variant": variant}, [{"prompt_tokens": 9, "output_tokens": 2}]
     )
-    tried = list(changes(base))
+    tried = list(changes(base, HERE))
     assert len({(change.kind, change.field, change.after) for change, _ in tried}) == len(tried)
-    for change, case in tried:
+    for change, job in tried:
         assert change.before != change.after
-        if not isinstance(case, Case):
-            assert str(case)
+        if not isinstance(job, Job):
+            assert str(job)
             continue
+        other = job.scenario
+        assert other.model_copy(update={"engine": base.engine}) == base
         if change.kind == "rule":
-            assert case.rules is not None
-            assert case.scenario.engine == base.engine
-            assert differences(RULES[variant], case.rules) == {change.field: change.after}
+            assert job.rules is not None
+            assert other.engine == base.engine
+            assert differences(RULES[variant], job.rules) == {change.field: change.after}
             continue
-        assert case.rules is None
-        found = differences(base.engine, case.scenario.engine)
+        assert job.rules is None
+        found = differences(base.engine, other.engine)
         assert found.pop(change.field) == change.after
         if change.field == "block_size":  # the same memory in other pieces
             (name,) = found
             assert name in ("num_gpu_blocks", "num_blocks")
-            before, after = asdict(base.engine), asdict(case.scenario.engine)
+            before, after = asdict(base.engine), asdict(other.engine)
             former = before[name] * before["block_size"]
             assert former - after["block_size"] < after[name] * after["block_size"] <= former
         else:
@@ -192,17 +196,21 @@ def test_every_change_is_a_single_one(engine: str, variant: str) -> None:
 
 def test_every_knob_and_variant_is_tried() -> None:
     base = scenario({"name": "sglang"}, [{"prompt_tokens": 9, "output_tokens": 2}])
-    tried = {change.field for change, _ in changes(base)}
+    tried = {change.field for change, _ in changes(base, HERE)}
     assert tried == {knob.name for knob in fields(base.engine)} - {"name"}
-    values = {change.after for change, _ in changes(base) if change.field == "schedule_policy"}
+    values = {
+        change.after for change, _ in changes(base, HERE) if change.field == "schedule_policy"
+    }
     assert values == {"lpm", "hrrn"}
     assert Change("knob", "x", True, None).__str__() == "x: yes -> none"
 
 
 def test_rules_that_a_variant_does_not_go_by_are_not_tried() -> None:
-    tried = {change.field for change, _ in changes(six("pr2034july")) if change.kind == "rule"}
+    tried = {
+        change.field for change, _ in changes(six("pr2034july"), HERE) if change.kind == "rule"
+    }
     assert tried == set(JULY_RULES)
-    assert not [change for change, _ in changes(six("seed")) if change.kind == "rule"]
+    assert not [change for change, _ in changes(six("seed"), HERE) if change.kind == "rule"]
 
 
 @settings(max_examples=80)
@@ -210,7 +218,7 @@ def test_rules_that_a_variant_does_not_go_by_are_not_tried() -> None:
 def test_a_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
     variant = data.draw(st.sampled_from(sorted(RULES)))
     chosen = data.draw(scenarios("mistralrs", variant))
-    rules = [case.rules for change, case in changes(chosen) if isinstance(case, Case)]
+    rules = [case.rules for change, case in changes(chosen, HERE) if isinstance(case, Job)]
     changed = data.draw(st.sampled_from([r for r in rules if r is not None]))
 
     def run(leaping: bool) -> tuple[Any, list[tuple[Any, ...]]]:

@@ -1,8 +1,7 @@
-"""Which points a sweep runs: a grid over the values of some knobs, or a sample of them.
+"""Knobs: which values a field of a scenario is to take, as ``--over`` says it.
 
 axes = [parse_axis("engine.num_gpu_blocks=256..1024:256"), parse_axis("workload.arrivals.seed=1,2")]
-grid(axes)                              # 4 * 2 points
-draw(axes, Sample("lhs", 100), seed=0)  # 100 points that are spread evenly over each knob
+grid(axes)  # 4 * 2 points
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
 
-#: A sweep of more points than this is refused: a typo, or a job for several sweeps.
+#: More points than this are refused: a typo, or a job for several sweeps.
 MOST_POINTS = 100_000
 #: The axis that picks variants of the scenario instead of setting a field.
 VARIANTS = "variants"
@@ -37,7 +35,7 @@ _FORMS = "LOW..HIGH:STEP, LOW..HIGH:n=COUNT or LOW..HIGH:log=COUNT"
 
 @dataclass(frozen=True)
 class Span:
-    """All values from ``low`` to ``high``, to draw samples from.
+    """All values from ``low`` to ``high``, to draw samples from or to search in.
 
     If ``whole``, whole numbers only; if ``log``, evenly by their logarithm.
     """
@@ -46,6 +44,11 @@ class Span:
     high: float
     whole: bool
     log: bool
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Both ends, as whole numbers if they are."""
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
     def at(self, share: float) -> float:
         """The value that ``share`` (from 0, below 1) of all values are below."""
@@ -58,7 +61,7 @@ class Span:
 class Axis:
     """A knob, by its path as in ``--set``, and the ``values`` it takes.
 
-    A ``span`` instead of values is for samples only.
+    A ``span`` instead of values is for samples and searches only.
     """
 
     path: str
@@ -68,24 +71,6 @@ class Axis:
     def at(self, share: float) -> Value:
         """The value for a sample: ``share`` (from 0, below 1) along the axis."""
         return self.span.at(share) if self.span else self.values[int(share * len(self.values))]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """How many points are drawn, at random or as a Latin hypercube (``lhs``)."""
-
-    kind: Literal["random", "lhs"]
-    size: int
-
-
-def parse_sample(text: str) -> Sample:
-    """``random:N`` or ``lhs:N``. Raises InputError if it is neither."""
-    kind, _, size = text.partition(":")
-    if kind not in ("random", "lhs") or not size.isdecimal() or not 0 < int(size) <= MOST_POINTS:
-        raise InputError(
-            f"--sample {text}: expected random:N or lhs:N, N from 1 to {MOST_POINTS:,}"
-        )
-    return Sample("lhs" if kind == "lhs" else "random", int(size))
 
 
 def parse_axis(text: str) -> Axis:
@@ -230,27 +215,5 @@ def _one_by_one(axis: Axis) -> Axis:
             f"--over {axis.path}: a grid needs {_FORMS}; {span.low:g}..{span.high:g} as it stands "
             "is for --sample"
         )
-    return Axis(axis.path, tuple(range(int(span.low), int(span.high) + 1)))
-
-
-def draw(axes: Sequence[Axis], sample: Sample, seed: int) -> list[Knobs]:
-    """Points drawn from the axes, independent of each other or as a Latin hypercube.
-
-    From n points of a Latin hypercube exactly one lies in each n-th part of every axis.
-    """
-    shares = _shares(len(axes), sample, seed)
-    return [
-        {axis.path: axis.at(share) for axis, share in zip(axes, row, strict=True)}
-        for row in shares.tolist()
-    ]
-
-
-def _shares(dimensions: int, sample: Sample, seed: int) -> npt.NDArray[np.float64]:
-    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-    if sample.kind == "random" or not dimensions:
-        return random.random((sample.size, dimensions))
-    from scipy.stats.qmc import LatinHypercube
-
-    # In floating point the upper end of a cell may round to 1.
-    drawn: npt.NDArray[np.float64] = LatinHypercube(dimensions, rng=random).random(sample.size)
-    return np.minimum(drawn, np.nextafter(1.0, 0.0))
+    low, high = span.ends
+    return Axis(axis.path, tuple(range(int(low), int(high) + 1)))

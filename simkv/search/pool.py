@@ -18,19 +18,16 @@ from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from simkv.core.errors import InputError
+from simkv.search.jobs import RunsFailed
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Product = TypeVar("Product")
 
 #: So many times in a row workers may die before anything gets done.
 PATIENCE = 3
-
-
-class WorkersDied(Exception):
-    """Workers died again and again at the same work."""
 
 
 def cores() -> int:
@@ -46,7 +43,7 @@ def opened(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A function as ``local`` or ``on_ray``, whose workers stay from one call to the next.
+    """A function as ``Pool.run`` or ``on_ray``, whose workers stay from one call to the next.
 
     Raises InputError if there is no Ray, or no cluster at ``address``.
     """
@@ -56,36 +53,37 @@ def opened(
         with _session(address, jobs):
             yield partial(on_ray, address=address, jobs=jobs)
         return
-    pool = _Pool(jobs or cores())
-    try:
+    with Pool(jobs or cores()) as pool:
         yield pool.run
-    finally:
-        pool.close()
 
 
-def local(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int | None = None
-) -> Iterator[Result]:
-    """Run in ``jobs`` processes of this machine, by default one per core.
+class Pool:
+    """Processes of this machine, started when they are first needed; one job at a time needs none.
 
-    Raises WorkersDied if workers die (for want of memory, as a rule) and nothing gets done.
+    Use it as a context manager, so that its processes end with it.
     """
-    pool = _Pool(min(jobs or cores(), len(items)))
-    try:
-        yield from pool.run(function, items)
-    finally:
-        pool.close()
-
-
-class _Pool:
-    """Processes of this machine, started when they are first needed; one works in this process."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
         self._others: set[BaseProcess] = set()
 
-    def run(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(kill=kind is not None)
+
+    @property
+    def started(self) -> bool:
+        """Whether there are processes already."""
+        return self._pool is not None
+
+    def run(self, function: Callable[[Item], Product], items: Sequence[Item]) -> Iterator[Product]:
+        """What the function makes of the items, as it comes.
+
+        Raises RunsFailed if workers die (for want of memory, as a rule) and nothing gets done.
+        """
         if self._jobs <= 1:
             yield from map(function, items)
             return
@@ -100,14 +98,14 @@ class _Pool:
             except BrokenProcessPool as error:
                 deaths = 1 if len(left) < before else deaths + 1
                 if deaths == PATIENCE:
-                    raise WorkersDied(
+                    raise RunsFailed(
                         f"worker processes died {PATIENCE} times in a row, with {len(left)} runs "
                         "left; fewer at a time (--jobs) need less memory"
                     ) from error
 
     def _pooled(
-        self, function: Callable[[Item], Result], items: dict[int, Item]
-    ) -> Iterator[tuple[int, Result]]:
+        self, function: Callable[[Item], Product], items: dict[int, Item]
+    ) -> Iterator[tuple[int, Product]]:
         if self._pool is None:
             self._others = set(active_children())
             spawn = get_context("spawn")
@@ -119,16 +117,17 @@ class _Pool:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
-            # An interrupt does not wait for runs that take minutes.
-            for child in set(active_children()) - self._others:
-                child.kill()
-            self.close()
+            self._close(kill=True)
             raise
 
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+    def _close(self, kill: bool) -> None:
+        if self._pool is None:
+            return
+        if kill:  # an interrupt does not wait for runs that take minutes
+            for child in set(active_children()) - self._others:
+                child.kill()
+        self._pool.shutdown(cancel_futures=True)
+        self._pool = None
 
 
 def _end_with_parent() -> None:
@@ -145,15 +144,15 @@ def _end_with_parent() -> None:
 
 
 def on_ray(
-    function: Callable[[Item], Result],
+    function: Callable[[Item], Product],
     items: Sequence[Item],
     address: str | None = None,
     jobs: int | None = None,
-) -> Iterator[Result]:
+) -> Iterator[Product]:
     """Run on the Ray cluster at ``address`` (or RAY_ADDRESS), else on one of this machine.
 
     The latter has ``jobs`` workers. Every node needs the same simkv, and scenarios' traces and
-    profiles at the same place. Raises InputError if there is no Ray or no such cluster, WorkersDied
+    profiles at the same place. Raises InputError if there is no Ray or no such cluster, RunsFailed
     if workers die again and again at the same work.
     """
     with _session(address, jobs) as ray:
@@ -169,7 +168,7 @@ def on_ray(
                     running.append(remote.remote(waiting.pop()))
                 yield ray.get(first)
         except ray.exceptions.RayError as error:
-            raise WorkersDied(f"Ray gave up, after {PATIENCE} tries at one run: {error}") from error
+            raise RunsFailed(f"Ray gave up, after {PATIENCE} tries at one run: {error}") from error
 
 
 @contextmanager

@@ -1,0 +1,106 @@
+"""A name for all that decides how a run comes out, and for nothing else.
+
+That is the scenario's fields that take part in it, the contents of its profiles and its trace, and
+the sources of simkv that a run goes through. Rooms below those (reports, the command line) may
+change without an effect on any run.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simkv.costs.profile import PACKAGED, profile_path
+from simkv.scenario.fields import run_fields
+from simkv.scenario.scenario import Scenario
+from simkv.workload.workload import Workload
+
+PACKAGE = Path(__file__).parent.parent
+#: The rooms that a run goes through. They import none of the others.
+ROOMS = ("core", "schedulers", "costs", "workload", "scenario", "loop", "why", "measure")
+#: What of this room a run goes through, with all that it imports.
+ENTRY = "simkv.search.jobs"
+PROFILES = PACKAGED.relative_to(PACKAGE)
+
+
+def digest_of(scenario: Scenario, folder: Path, **more: Any) -> str:
+    """A name for a run of ``scenario``, whose files lie beside ``folder``, and what ``more`` of it.
+
+    Defaults are filled in. Raises InputError if a profile or the trace cannot be used.
+    """
+    groups = scenario.fleet.groups if scenario.fleet else []
+    profiles = [scenario.profile, *(group.profile for group in groups if group.profile)]
+    whole = {
+        "code": code(),
+        "scenario": run_fields(scenario),
+        "profiles": [_contents(profile_path(name, folder)) for name in profiles],
+        "trace": _trace(scenario.workload),
+        **more,
+    }
+    text = json.dumps(whole, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=1)
+def code() -> str:
+    """A hash of the sources of all that takes part in a run."""
+    digest = hashlib.sha256()
+    for path in sources(PACKAGE):
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def sources(package: Path) -> list[Path]:
+    """The modules and data of ``package`` that a run goes through.
+
+    Profiles are not among them: a run depends on those alone that its scenario names.
+    """
+    in_rooms = {
+        path
+        for room in ROOMS
+        for path in (package / room).rglob("[!.]*.*")
+        if path.suffix != ".pyc" and path.parent != package / PROFILES and path.is_file()
+    }
+    return sorted(in_rooms | _used(package, ENTRY))
+
+
+def _used(package: Path, module: str) -> set[Path]:
+    """The file of a module of this room, and those of the room's modules that it needs."""
+    found, left = set[Path](), [module]
+    while left:
+        path = package.parent.joinpath(*left.pop().split(".")).with_suffix(".py")
+        if path not in found and path.is_file():
+            found.add(path)
+            left += [name for name in _imports(path) if name.startswith("simkv.search.")]
+    return found
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """What a file imports, wherever in it; of ``from a import b`` both ``a`` and ``a.b``."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _trace(workload: Workload) -> str | None:
+    """A hash of the trace file, if the workload takes one."""
+    return None if workload.trace is None else _contents(workload.loaded.path)
+
+
+def _contents(path: Path) -> str:
+    status = path.stat()
+    return _hash(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=256)
+def _hash(path: Path, _changed: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,88 @@
+"""The digest covers the sources and data that a run depends on, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from simkv.search import digest
+from simkv.search.digest import PACKAGE, ROOMS, sources
+from tests.imports import graph
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the package, of which the digest is taken."""
+    package = tmp_path / "simkv"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(digest, "PACKAGE", package)
+    return package
+
+
+def code() -> str:
+    """The hash of the copy as it is now."""
+    digest.code.cache_clear()
+    return digest.code()
+
+
+def changes(path: Path) -> bool:
+    """Whether the hash changes with a file, which is put back."""
+    content, before = path.read_bytes(), code()
+    path.write_bytes(content + b"\n")
+    changed = code() != before
+    path.write_bytes(content)
+    assert code() == before
+    return changed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cli/run.py", "cli/common.py", "report/html.py", "lab/__init__.py", "proof/__init__.py"),
+        *("api.py", "search/pool.py", "search/store.py", "search/seeds.py", "search/plan/plan.py"),
+        *("costs/profiles/unit-step.json", "__init__.py"),
+    ],
+)
+def test_what_no_run_goes_through_keeps_the_store(copy: Path, name: str) -> None:
+    assert not changes(copy / name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{room}/__init__.py" for room in ROOMS),
+        *("workload/clients.py", "core/version.py", "schedulers/vllm/scheduler.py"),
+        *("costs/hardware/gpus.json", "search/jobs.py", "search/digest.py"),
+    ],
+)
+def test_what_a_run_goes_through_is_covered(copy: Path, name: str) -> None:
+    assert changes(copy / name)
+
+
+def test_every_module_of_those_rooms_and_none_of_others() -> None:
+    covered = {path.relative_to(PACKAGE).as_posix() for path in sources(PACKAGE)}
+    there = {
+        path.relative_to(PACKAGE).as_posix()
+        for room in ROOMS
+        for path in (PACKAGE / room).rglob("*.py")
+    }
+    modules = {name for name in covered if name.endswith(".py")}
+    assert modules == there | {"search/jobs.py", "search/digest.py"}
+    assert "costs/hardware/models.json" in covered
+
+
+def test_a_run_goes_through_no_other_module() -> None:
+    """By the import graph: all that a job imports, however far, is covered."""
+    imports, left = graph(PACKAGE), [digest.ENTRY]
+    reached: set[str] = set()
+    while left:
+        module = left.pop()
+        if module not in reached:
+            reached.add(module)
+            left += imports[module]
+    covered = {path.relative_to(PACKAGE.parent).with_suffix("") for path in sources(PACKAGE)}
+    names = {".".join(path.parts).removesuffix(".__init__") for path in covered}
+    assert reached - {"simkv"} <= names
+    assert "simkv.schedulers.vllm.scheduler" in names
