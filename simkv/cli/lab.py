@@ -182,8 +182,6 @@ def calibrate(
 ) -> None:
     """Measure what steps cost on this device, fit a cost profile, and tell how wrong it is."""
     setup = device_setup(device, model, layout, True, warm_up, threads, 0)
-    if find_spec("scipy") is None:
-        raise InputError("scipy is not installed; install simkv with the extra: simkv[gpu]")
     budget_s = seconds_of(budget)
     from simkv.lab import calibrate as campaign
     from simkv.lab.probes import SMALL, Limits

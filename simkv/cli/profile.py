@@ -40,9 +40,8 @@ def llmservingsim(
 ) -> None:
     """From a bundle of LLMServingSim's kernel tables."""
     from simkv.costs.graphs import graph_sizes
-    from simkv.costs.hardware.catalog import find_model
-    from simkv.costs.sources.llmservingsim import Spread, bundle_profile
-    from simkv.proof.validation.cases.calibration import bundle_model, known_model
+    from simkv.costs.hardware.catalog import find_model, known_model
+    from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
 
     check_file("--out", out)
     found, measured = find_model(model), known_model(bundle_model(bundle))
@@ -99,9 +98,8 @@ def sync(
     block_size: Annotated[int, typer.Option(min=1, help="Of the engine, in tokens.")] = 16,
 ) -> None:
     """From requests that were alone on the engine, the first of the file left out."""
-    from simkv.costs.hardware.catalog import find_model
+    from simkv.costs.hardware.catalog import find_model, known_gpu
     from simkv.costs.sources.sync import Traits, read_alone, sync_profile
-    from simkv.proof.validation.cases.calibration import known_gpu
 
     check_file("--out", out)
     found = find_model(model)

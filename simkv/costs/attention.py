@@ -19,19 +19,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from simkv.costs.data import Data
 from simkv.costs.lines import at, between, bracket
 from simkv.costs.load import Load
 
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class AttentionRow(_Model):
+class AttentionRow(Data):
     """Times (s) by the KV that each decode reads, for prefills on top of ``prefill_context``."""
 
     prefill_context: Count
@@ -47,7 +44,7 @@ class AttentionRow(_Model):
         return self
 
 
-class AttentionSlice(_Model):
+class AttentionSlice(Data):
     """All measured batches of so many prefill tokens and so many decodes."""
 
     prefill_tokens: Count
@@ -62,7 +59,7 @@ class AttentionSlice(_Model):
         return self
 
 
-class Skew(_Model):
+class Skew(Data):
     """What decodes of unequal length cost more than equal ones, as LLMServingSim corrects it.
 
     The time moves from that at the mean KV towards that at the longest by a share: the one of the
@@ -80,7 +77,7 @@ class Skew(_Model):
     shares: list[tuple[int, int, int, int, int, float]]
 
 
-class AttentionTable(_Model):
+class AttentionTable(Data):
     """Measured attention times (s) of a step over all layers, and the correction for skew."""
 
     slices: list[AttentionSlice] = Field(min_length=1)

@@ -10,9 +10,17 @@ from simkv.costs.attention import AttentionTable
 from simkv.costs.erring import kind_of
 from simkv.costs.lines import between
 from simkv.costs.load import Load, pairs
-from simkv.costs.profile import StepError
+from simkv.costs.profile import Profile, StepCost, StepError
 
 Point = tuple[int, int, int, int]
+
+
+def with_errors(profile: Profile) -> Profile:
+    """The profile with the errors of its attention table on points left out of it."""
+    assert profile.attention is not None
+    rest = StepCost(profile.model_copy(update={"attention": None}))
+    fit = profile.fit.model_copy(update={"held_out": left_out(profile.attention, rest)})
+    return profile.model_copy(update={"fit": fit})
 
 
 def left_out(table: AttentionTable, rest: Callable[[Load], float]) -> dict[str, StepError]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 
@@ -28,3 +28,13 @@ def at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """The value at ``x`` of the lines through the points; flat below the first."""
     left, right, share = bracket(xs, x)
     return between(ys[left], ys[right], share)
+
+
+def beyond(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """The same, but at both ends the nearest line goes on; a single point counts everywhere."""
+    if len(xs) == 1:
+        return ys[0]
+    right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+    left = right - 1
+    slope = (ys[right] - ys[left]) / (xs[right] - xs[left])
+    return ys[left] + slope * (x - xs[left])

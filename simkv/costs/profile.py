@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from simkv.core.errors import InputError, nearest
 from simkv.costs.attention import AttentionCost, AttentionTable
+from simkv.costs.data import Data
+from simkv.costs.lines import beyond
 from simkv.costs.load import Load
 
 Feature = Literal[
@@ -30,14 +32,11 @@ Feature = Literal[
     "swap_out_blocks",
     "swap_in_blocks",
 ]
+When = Literal["prefill", "decode", "mixed", "pure decode", "any"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Piece(_Model):
+class Piece(Data):
     """``base + slope * feature`` seconds for values of the feature up to ``up_to`` (inclusive)."""
 
     up_to: int | None = None
@@ -45,7 +44,7 @@ class Piece(_Model):
     slope: float = 0.0
 
 
-class Term(_Model):
+class Term(Data):
     """One summand of a step's cost, in seconds.
 
     It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
@@ -60,10 +59,10 @@ class Term(_Model):
 
     name: str
     feature: Feature
-    when: Literal["prefill", "decode", "mixed", "pure decode", "any"] = "any"
+    when: When = "any"
     seconds: Seconds | None = None
-    pieces: list[Piece] | None = Field(None, min_length=1)
-    table: list[tuple[float, float]] | None = Field(None, min_length=1)
+    pieces: list[Piece] | None = Field(default=None, min_length=1)
+    table: list[tuple[float, float]] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _one_form(self) -> Term:
@@ -80,7 +79,7 @@ class Term(_Model):
         return self
 
 
-class StepError(_Model):
+class StepError(Data):
     """Relative errors over ``points`` steps that were not fitted to: 0.01 is one per cent.
 
     ``median`` and ``p95`` are of the absolute error, ``bias`` is the mean with its sign.
@@ -92,7 +91,7 @@ class StepError(_Model):
     bias: float
 
 
-class Fit(_Model):
+class Fit(Data):
     """How good the terms are where they were fitted: ``rms_s`` over ``points`` figures.
 
     ``held_out`` are the errors on steps that were not fitted to, by kind of step.
@@ -101,10 +100,10 @@ class Fit(_Model):
     points: int
     rms_s: float | None = None
     note: str = ""
-    held_out: dict[str, StepError] = {}
+    held_out: dict[str, StepError] = Field(default={})
 
 
-class Profile(_Model):
+class Profile(Data):
     """What a step costs, on what, how that is known, and where it holds.
 
     The time is the sum of the ``terms`` and, where there is one, of the ``attention`` table.
@@ -124,7 +123,7 @@ class Profile(_Model):
     basis: Literal["measured", "fitted to published figures", "assumed"]
     terms: list[Term] = Field(min_length=1)
     attention: AttentionTable | None = None
-    graph_sizes: list[int] = []
+    graph_sizes: list[int] = Field(default=[])
     idle_pass_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     front_s: Seconds = 0.0
     range: dict[Feature, tuple[float, float]]
@@ -238,17 +237,7 @@ def _form(term: Term) -> Callable[[float], float]:
         return by_pieces
     assert term.table is not None
     xs, ys = zip(*term.table, strict=True)
-
-    def by_table(x: float) -> float:
-        """Straight lines between points; beyond the ends the nearest line goes on."""
-        if len(xs) == 1:
-            return float(ys[0])
-        right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
-        left = right - 1
-        slope = (ys[right] - ys[left]) / (xs[right] - xs[left])
-        return max(float(ys[left] + slope * (x - xs[left])), 0.0)
-
-    return by_table
+    return lambda x: max(beyond(xs, ys, x), 0.0)
 
 
 PACKAGED = Path(__file__).parent / "profiles"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from scipy.optimize import nnls
 from simkv.costs.erring import kind_of
 from simkv.costs.error import by_kind
 from simkv.costs.load import Load
-from simkv.costs.profile import Feature, Fit, Piece, Profile, StepCost, StepError, Term
+from simkv.costs.profile import Feature, Fit, Piece, Profile, StepCost, StepError, Term, When
 from simkv.lab.campaign import Measurement
 
 Floats = npt.NDArray[np.float64]
@@ -116,8 +116,18 @@ def fit_profile(
     if not decoding or not prefilling:
         raise ValueError("the step without attention was not measured for decodes and prefills")
     terms = [
-        _term("all but attention, decodes", "decode_seqs", "pure decode", pieces=_stairs(decoding)),
-        _term("all but attention, prefills", "tokens", "prefill", pieces=_stairs(prefilling)),
+        Term(
+            name="all but attention, decodes",
+            feature="decode_seqs",
+            when="pure decode",
+            pieces=_stairs(decoding),
+        ),
+        Term(
+            name="all but attention, prefills",
+            feature="tokens",
+            when="prefill",
+            pieces=_stairs(prefilling),
+        ),
         *_lines("decode attention", "decode", parts["decode"], ["decode_context", "decode_seqs"]),
         *_lines(
             "prefill attention",
@@ -127,10 +137,22 @@ def fit_profile(
         ),
         *_copies("swap out", "swap_out_blocks", parts.get("swap out", [])),
         *_copies("swap in", "swap_in_blocks", parts.get("swap in", [])),
-        _term("more rows to sample", "steps", "mixed", seconds=_mixed_extra(both, prefilling)),
-        _term("host, per step", "steps", "any", seconds=host.step_s),
-        _term("host, per sequence that decodes", "decode_seqs", "any", seconds=host.sequence_s),
-        _term("host, per step with prefills", "steps", "prefill", seconds=host.prefill_s),
+        Term(
+            name="more rows to sample",
+            feature="steps",
+            when="mixed",
+            seconds=_mixed_extra(both, prefilling),
+        ),
+        Term(name="host, per step", feature="steps", seconds=host.step_s),
+        Term(
+            name="host, per sequence that decodes", feature="decode_seqs", seconds=host.sequence_s
+        ),
+        Term(
+            name="host, per step with prefills",
+            feature="steps",
+            when="prefill",
+            seconds=host.prefill_s,
+        ),
     ]
     fitted = [p for part in ("rest", "decode", "prefill") for p in parts[part]]
     profile = Profile(
@@ -167,7 +189,8 @@ def fit_profile(
 def _in_service(cost: Callable[[Load], float], real: Sequence[RealStep]) -> list[Term]:
     """What steps of a real run take on the device beyond those measured alone, by kind."""
     terms = []
-    for when, prefills in (("pure decode", False), ("prefill", True)):
+    kinds: tuple[tuple[When, bool], ...] = (("pure decode", False), ("prefill", True))
+    for when, prefills in kinds:
         beyond = [
             step.device_s - cost(step.load)
             for step in real
@@ -175,7 +198,7 @@ def _in_service(cost: Callable[[Load], float], real: Sequence[RealStep]) -> list
         ]
         if beyond:
             seconds = max(median(beyond), 0.0)
-            terms.append(_term(f"service, {when}", "steps", when, seconds=seconds))
+            terms.append(Term(name=f"service, {when}", feature="steps", when=when, seconds=seconds))
     return terms
 
 
@@ -191,7 +214,7 @@ def _residual(profile: Profile, steps: Sequence[Measured]) -> list[Term]:
         return []
     cost = StepCost(_on_device(profile))
     beyond = median(step.seconds - cost(step.load) for step in steps)
-    return [_term("whole steps beyond their parts", "steps", "any", seconds=max(beyond, 0.0))]
+    return [Term(name="whole steps beyond their parts", feature="steps", seconds=max(beyond, 0.0))]
 
 
 def errors(
@@ -223,7 +246,7 @@ def _copies(name: str, feature: Feature, points: Sequence[Measured]) -> list[Ter
     rows = [[1.0, float(p.sample.size.split()[0])] for p in points]
     base, slope = nonnegative(rows, points)
     pieces = [Piece(up_to=0, base=0.0), Piece(base=float(base), slope=float(slope))]
-    return [_term(name, feature, "any", pieces=pieces)]
+    return [Term(name=name, feature=feature, pieces=pieces)]
 
 
 def _stairs(points: Sequence[Measured]) -> list[Piece]:
@@ -235,19 +258,15 @@ def _stairs(points: Sequence[Measured]) -> list[Piece]:
 
 
 def _lines(
-    name: str, when: str, points: Sequence[Measured], features: Sequence[Feature]
+    name: str, when: When, points: Sequence[Measured], features: Sequence[Feature]
 ) -> list[Term]:
     """A constant and a slope for each feature, none negative, by least relative squares."""
     columns: list[Feature] = ["steps", *features]
     found = nonnegative([[_value(p.load, f) for f in columns] for p in points], points)
     return [
-        _term(f"{name}, {feature}", feature, when, seconds=float(seconds))
+        Term(name=f"{name}, {feature}", feature=feature, when=when, seconds=float(seconds))
         for feature, seconds in zip(columns, found, strict=True)
     ]
-
-
-def _term(name: str, feature: Feature, when: str, **form: Any) -> Term:
-    return Term.model_validate({"name": name, "feature": feature, "when": when, **form})
 
 
 def nonnegative(rows: Sequence[Sequence[float]], points: Sequence[Measured]) -> Floats:

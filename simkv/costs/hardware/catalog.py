@@ -12,22 +12,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from simkv.core.errors import InputError, nearest
+from simkv.costs.data import Data
 
 Positive = Annotated[int, Field(gt=0)]
 _HERE = Path(__file__).parent
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Named(Data):
     name: str
-    also: list[str] = []
+    also: list[str] = Field(default=[])
 
 
-class Model(_Data):
+class Model(_Named):
     """A decoder: ``heads`` query heads share ``kv_heads`` of ``head_dim``; a gated MLP.
 
     With ``experts`` every layer has so many MLPs of ``intermediate``, of which a token takes
@@ -80,7 +79,7 @@ class Model(_Data):
         return 4 * self.layers * self.heads * self.head_dim
 
 
-class Gpu(_Data):
+class Gpu(_Named):
     """A card: ``memory_bytes`` as CUDA reports them, ``bandwidth`` (bytes/s), 16-bit ``flops``.
 
     ``collectives`` have, by name and number of cards, measured ``[bytes, seconds]``: bytes that
@@ -90,7 +89,7 @@ class Gpu(_Data):
     memory_bytes: Positive
     bandwidth: Annotated[float, Field(gt=0)]
     flops: Annotated[float, Field(gt=0)]
-    collectives: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    collectives: dict[str, dict[int, list[tuple[int, float]]]] = Field(default={})
     source: str
 
 
@@ -135,6 +134,22 @@ def find_gpu(name: str) -> Gpu:
     if best is None:
         raise _unknown("GPU", name, gpus())
     return best[1]
+
+
+def known_model(name: str) -> Model | None:
+    """The model of that name, if there are data on it."""
+    try:
+        return find_model(name)
+    except InputError:
+        return None
+
+
+def known_gpu(name: str) -> Gpu | None:
+    """The GPU of that name, if there are data on it."""
+    try:
+        return find_gpu(name)
+    except InputError:
+        return None
 
 
 def _short(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simkv.costs.hardware.catalog import find_model
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -51,14 +53,20 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
 
 
-#: Published configurations: meta-llama/Meta-Llama-3-8B and Qwen/Qwen2.5-0.5B on the model hub.
+def _published(
+    name: str, hub: str, rope_theta: float, norm_eps: float, *, qkv_bias: bool = False
+) -> ModelShape:
+    """The shape of a model of the catalog, with what that leaves open."""
+    m = find_model(hub)
+    sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocab)
+    return ModelShape(name, *sizes, rope_theta, norm_eps, qkv_bias, m.tied)
+
+
 MODELS = {
     shape.name: shape
     for shape in (
-        ModelShape("llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 500000.0, 1e-5),
-        ModelShape(
-            "qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1e6, 1e-6, qkv_bias=True, tied=True
-        ),
+        _published("llama-3-8b", "meta-llama/Meta-Llama-3-8B", 500000.0, 1e-5),
+        _published("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B", 1e6, 1e-6, qkv_bias=True),
         ModelShape("tiny", 2, 64, 4, 2, 16, 128, 512, 10000.0, 1e-5),
     )
 }

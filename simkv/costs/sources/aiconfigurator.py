@@ -14,59 +14,37 @@ from pathlib import Path
 import pandas as pd
 
 from simkv.core.errors import InputError
-from simkv.costs.attention import AttentionTable
-from simkv.costs.error import left_out
 from simkv.costs.hardware.catalog import Model
 from simkv.costs.lines import at
-from simkv.costs.profile import Feature, Fit, Profile, StepCost, Term
+from simkv.costs.profile import Feature, Profile, Term
 from simkv.costs.sources.files import read_table
-from simkv.costs.sources.points import table_of
+from simkv.costs.sources.points import check_dense, operators_profile
 
 DTYPE = "bfloat16"
 
 
 def aiconfigurator_profile(folder: Path, model: Model, tp: int = 1) -> Profile:
     """The profile of ``model`` on ``tp`` GPUs. Raises InputError if the tables do not fit it."""
-    if model.experts:
-        raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
+    check_dense(model)
     prefills = _prefills(folder, model, tp)
     decodes, most = _decodes(folder, model, tp)
     terms, sizes = _products(folder, model, tp)
-    table: AttentionTable = table_of(prefills, decodes)
-    ranges: dict[Feature, tuple[float, float]] = {
-        "tokens": (min(sizes), max(sizes)),
-        "prefill_tokens": (float(prefills["tokens"].min()), float(prefills["tokens"].max())),
-        "prefill_context": (0.0, 0.0),
-        "decode_seqs": (float(decodes["seqs"].min()), float(decodes["seqs"].max())),
-        "decode_mean": (float(decodes["context"].min()), float(decodes["context"].max())),
-        "mixed_decode_seqs": (0.0, 0.0),
-    }
     device = _device(folder)
-    draft = Profile(
-        name=f"aiconfigurator {model.name} on {device}, tp{tp}",
-        engine="operators alone",
-        model=model.name,
-        gpu=device,
-        basis="measured",
-        terms=terms,
-        attention=table,
-        idle_pass_s=1e-4,
-        range=ranges,
-        fit=Fit(points=0),
-        source=[
+    return operators_profile(
+        f"aiconfigurator {model.name} on {device}, tp{tp}",
+        model,
+        device,
+        terms,
+        sizes,
+        prefills,
+        decodes,
+        [
             "operator tables of aiconfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0)",
             f"{folder.name}: attention and matrix products in {DTYPE} only; no norms, activations, "
             "collectives or host time; decodes beside a prefill cost what they cost alone",
             *([f"decodes of {most} KV heads read as much more KV"] if most else []),
-            "idle_pass_s is assumed",
         ],
     )
-    fit = Fit(
-        points=len(prefills) + len(decodes) + len(sizes),
-        note="errors of points of the attention table left out, as shares of the whole step",
-        held_out=left_out(table, StepCost(draft.model_copy(update={"attention": None}))),
-    )
-    return draft.model_copy(update={"fit": fit})
 
 
 def _device(folder: Path) -> str:
@@ -145,10 +123,9 @@ def _products(folder: Path, model: Model, tp: int) -> tuple[list[Term], list[flo
     parts = dict(iter(frame.groupby("m")))
     terms = []
     for name, n, k, count, feature in products:
-        points = [[m, round(1e-3 * count * _product(parts[m], n, k), 12)] for m in map(int, sizes)]
-        terms.append(
-            Term.model_validate({"name": f"{name} x{count}", "feature": feature, "table": points})
-        )
+        seconds = (1e-3 * count * _product(parts[int(m)], n, k) for m in sizes)
+        points = [(m, round(s, 12)) for m, s in zip(sizes, seconds, strict=True)]
+        terms.append(Term(name=f"{name} x{count}", feature=feature, table=points))
     return terms, sizes
 
 

@@ -27,10 +27,10 @@ import pandas as pd
 
 from simkv.core.errors import InputError
 from simkv.costs.attention import AttentionRow, AttentionSlice, AttentionTable, Skew
-from simkv.costs.error import left_out
-from simkv.costs.hardware.catalog import find_gpu
+from simkv.costs.error import with_errors
+from simkv.costs.hardware.catalog import known_gpu
 from simkv.costs.lines import at
-from simkv.costs.profile import Feature, Fit, Profile, StepCost, Term
+from simkv.costs.profile import Feature, Fit, Profile, Term
 from simkv.costs.sources.files import check_kinds, find_table, read_settings, read_table
 
 #: Kernels that run once in a step, and how often in a layer the others do.
@@ -83,7 +83,8 @@ def bundle_profile(folder: Path, layout: Spread, graph_sizes: list[int] | None =
     terms = [*_dense(tables, layers), *_experts(tables, layout), *_sampling(tables), *moved]
     table = AttentionTable(slices=_slices(tables, layers), skew=_skew(folder, meta, tp))
     name = f"{meta.get('model', folder.name)} on {meta.get('gpu', 'unknown GPU')}"
-    draft = Profile(
+    points = sum(len(row.seconds) for part in table.slices for row in part.rows)
+    profile = Profile(
         name=f"llmservingsim {name}, tp{tp}",
         engine=f"vLLM {meta.get('vllm_version', '(version unknown)')}",
         model=str(meta.get("model", "unknown")),
@@ -94,7 +95,11 @@ def bundle_profile(folder: Path, layout: Spread, graph_sizes: list[int] | None =
         graph_sizes=graph_sizes or [],
         idle_pass_s=1e-4,
         range=_range(table),
-        fit=Fit(points=0),
+        fit=Fit(
+            points=points,
+            note="errors of points of the attention table left out and read off the line between "
+            "their neighbours, as shares of the whole step; they say nothing about host time",
+        ),
         source=[
             "kernel tables of LLMServingSim's profiler (github.com/casys-kaist/LLMServingSim, MIT)",
             f"bundle {folder.name}, measured {meta.get('profiled_at', 'at an unknown time')}",
@@ -102,14 +107,12 @@ def bundle_profile(folder: Path, layout: Spread, graph_sizes: list[int] | None =
             "idle_pass_s is assumed",
         ],
     )
-    points = sum(len(row.seconds) for part in table.slices for row in part.rows)
-    fit = Fit(
-        points=points,
-        note="errors of points of the attention table left out and read off the line between "
-        "their neighbours, as shares of the whole step; they say nothing about host time",
-        held_out=left_out(table, StepCost(draft.model_copy(update={"attention": None}))),
-    )
-    return draft.model_copy(update={"fit": fit})
+    return with_errors(profile)
+
+
+def bundle_model(folder: Path) -> str:
+    """The model that a bundle of LLMServingSim was measured with; empty if it does not say."""
+    return str(read_settings(folder / "meta.yaml").get("model", ""))
 
 
 def _dense(tables: Path, layers: int) -> list[Term]:
@@ -129,10 +132,8 @@ def _collectives(gpu: str, layout: Spread) -> tuple[list[Term], str]:
             ("all_gather", layout.expert_ranks, 1),
             ("reduce_scatter", layout.expert_ranks, 1),
         ]
-    try:
-        measured = find_gpu(gpu).collectives
-    except InputError:
-        measured = {}
+    known = known_gpu(gpu)
+    measured = known.collectives if known else {}
     terms, missing = [], []
     for name, ranks, per_layer in wanted:
         points = measured.get(name, {}).get(ranks)
@@ -141,9 +142,7 @@ def _collectives(gpu: str, layout: Spread) -> tuple[list[Term], str]:
             continue
         count = per_layer * layout.layers
         table = [(size / (2 * layout.hidden), count * seconds) for size, seconds in points]
-        terms.append(
-            Term.model_validate({"name": f"{name} x{count}", "feature": "slots", "table": table})
-        )
+        terms.append(Term(name=f"{name} x{count}", feature="slots", table=table))
     found = "; collectives from models/gpus.json" if terms else ""
     return terms, "".join(missing) + found
 
@@ -173,13 +172,10 @@ def _experts(tables: Path, layout: Spread) -> list[Term]:
         times = [
             at(rows[n]["tokens"].tolist(), rows[n]["time_us"].tolist(), tokens) for n in counts
         ]
-        table.append((pooled, round(layout.layers * 1e-6 * at(counts, times, activated), 12)))
-    name = f"experts x{layout.layers}"
-    return [Term.model_validate({"name": name, "feature": "group_tokens", "table": table})]
-
-
-def _curve(rows: pd.DataFrame) -> tuple[list[float], list[float]]:
-    return rows["tokens"].tolist(), rows["time_us"].tolist()
+        table.append(
+            (float(pooled), round(layout.layers * 1e-6 * at(counts, times, activated), 12))
+        )
+    return [Term(name=f"experts x{layout.layers}", feature="group_tokens", table=table)]
 
 
 def _sampling(tables: Path) -> list[Term]:
@@ -202,9 +198,7 @@ def _terms(
         seconds = rows["time_us"] * 1e-6 * counts[str(layer)]
         points = list(zip(rows[column].astype(float), seconds.round(12), strict=True))
         count = counts[str(layer)]
-        terms.append(
-            Term.model_validate({"name": f"{layer} x{count}", "feature": feature, "table": points})
-        )
+        terms.append(Term(name=f"{layer} x{count}", feature=feature, table=points))
     return terms
 
 

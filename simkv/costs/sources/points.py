@@ -1,10 +1,16 @@
-"""Attention tables from measurements of prefills and of decodes by themselves."""
+"""Profiles from times of operators by themselves: of attention, and of the rest of a step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
+from simkv.core.errors import InputError
 from simkv.costs.attention import AttentionRow, AttentionSlice, AttentionTable
+from simkv.costs.error import with_errors
+from simkv.costs.hardware.catalog import Model
+from simkv.costs.profile import Feature, Fit, Profile, Term
 
 
 def table_of(prefills: pd.DataFrame, decodes: pd.DataFrame) -> AttentionTable:
@@ -26,3 +32,55 @@ def table_of(prefills: pd.DataFrame, decodes: pd.DataFrame) -> AttentionTable:
         seqs = int(part["seqs"].iloc[0])
         slices.append(AttentionSlice(prefill_tokens=0, decode_seqs=seqs, rows=[row]))
     return AttentionTable(slices=slices)
+
+
+def check_dense(model: Model) -> None:
+    """Raise InputError for a mixture of experts, of which such tables know nothing."""
+    if model.experts:
+        raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
+
+
+def operators_profile(
+    name: str,
+    model: Model,
+    gpu: str,
+    terms: list[Term],
+    sizes: Sequence[float],
+    prefills: pd.DataFrame,
+    decodes: pd.DataFrame,
+    source: list[str],
+) -> Profile:
+    """The profile of what runs by itself: ``terms`` measured at ``sizes`` tokens, and attention as
+    in ``table_of``. What was not measured the ``source`` should say.
+    """
+    ranges: dict[Feature, tuple[float, float]] = {
+        "tokens": (min(sizes), max(sizes)),
+        "prefill_tokens": _ends(prefills["tokens"]),
+        "prefill_context": (0.0, float(prefills["before"].max())),
+        "decode_seqs": _ends(decodes["seqs"]),
+        "decode_mean": _ends(decodes["context"]),
+        "mixed_decode_seqs": (0.0, 0.0),
+    }
+    return with_errors(
+        Profile(
+            name=name,
+            engine="operators alone",
+            model=model.name,
+            gpu=gpu,
+            basis="measured",
+            terms=terms,
+            attention=table_of(prefills, decodes),
+            idle_pass_s=1e-4,
+            range=ranges,
+            fit=Fit(
+                points=len(prefills) + len(decodes) + len(sizes),
+                note="errors of points of the attention table left out, as shares of the whole "
+                "step",
+            ),
+            source=[*source, "idle_pass_s is assumed"],
+        )
+    )
+
+
+def _ends(values: pd.Series[float]) -> tuple[float, float]:
+    return float(values.min()), float(values.max())

@@ -175,11 +175,11 @@ def sync_profile(
     decodes, _ = _decodes(alone)
     computed = alone.prompt - alone.hits
     terms = [
-        {"name": "prefill step", "feature": "steps", "when": "prefill", "s": prices.prefill_step},
-        {"name": "decode step", "feature": "steps", "when": "pure decode", "s": prices.decode_step},
-        {"name": "token", "feature": "tokens", "when": "any", "s": prices.token},
-        {"name": "pair", "feature": "prefill_pairs", "when": "any", "s": prices.pair},
-        {"name": "KV read", "feature": "decode_context", "when": "decode", "s": prices.context},
+        Term(name="prefill step", feature="steps", when="prefill", seconds=prices.prefill_step),
+        Term(name="decode step", feature="steps", when="pure decode", seconds=prices.decode_step),
+        Term(name="token", feature="tokens", seconds=prices.token),
+        Term(name="pair", feature="prefill_pairs", seconds=prices.pair),
+        Term(name="KV read", feature="decode_context", when="decode", seconds=prices.context),
     ]
     told = f"KV and attention as likely on {gpu.name}" if gpu else "GPU not known: rows alone"
     return Profile(
@@ -188,10 +188,7 @@ def sync_profile(
         model=model,
         gpu=on,
         basis="measured",
-        terms=[
-            Term.model_validate({**{k: v for k, v in t.items() if k != "s"}, "seconds": t["s"]})
-            for t in terms
-        ],
+        terms=terms,
         idle_pass_s=1e-5,
         front_s=max(float(np.median(alone.front)), 0.0),
         range={

@@ -13,11 +13,10 @@ from pathlib import Path
 import pandas as pd
 
 from simkv.core.errors import InputError
-from simkv.costs.error import left_out
 from simkv.costs.hardware.catalog import Model
-from simkv.costs.profile import Feature, Fit, Profile, StepCost, Term
+from simkv.costs.profile import Profile, Term
 from simkv.costs.sources.files import Kind, check_kinds, read_table
-from simkv.costs.sources.points import table_of
+from simkv.costs.sources.points import check_dense, operators_profile
 
 #: Operators and how often they run in a layer; ``emb`` runs once in a step.
 PER_LAYER = {
@@ -36,48 +35,28 @@ _DEGREE = "num_tensor_parallel_workers"
 
 def vidur_profile(mlp: Path, attention: Path, model: Model, gpu: str, tp: int = 1) -> Profile:
     """The profile of ``model`` on ``tp`` GPUs. Raises InputError if the tables do not fit it."""
-    if model.experts:
-        raise InputError(f"{model.name}: a mixture of experts; these tables are of dense models")
-    terms, tokens = _terms(mlp, model, tp)
+    check_dense(model)
+    terms, sizes = _terms(mlp, model, tp)
     prefills, decodes = _attention(attention, model, tp)
     check_kinds(attention, len(prefills), len(decodes))
-    table = table_of(prefills, decodes)
-    ranges: dict[Feature, tuple[float, float]] = {
-        "tokens": (float(tokens.min()), float(tokens.max())),
-        "prefill_tokens": (float(prefills["tokens"].min()), float(prefills["tokens"].max())),
-        "prefill_context": (0.0, float(prefills["before"].max())),
-        "decode_seqs": (float(decodes["seqs"].min()), float(decodes["seqs"].max())),
-        "decode_mean": (float(decodes["context"].min()), float(decodes["context"].max())),
-        "mixed_decode_seqs": (0.0, 0.0),
-    }
-    draft = Profile(
-        name=f"vidur {model.name} on {gpu}, tp{tp}",
-        engine="operators alone",
-        model=model.name,
-        gpu=gpu,
-        basis="measured",
-        terms=terms,
-        attention=table,
-        idle_pass_s=1e-4,
-        range=ranges,
-        fit=Fit(points=0),
-        source=[
+    return operators_profile(
+        f"vidur {model.name} on {gpu}, tp{tp}",
+        model,
+        gpu,
+        terms,
+        sizes,
+        prefills,
+        decodes,
+        [
             "operator tables of Vidur's profiler (github.com/microsoft/vidur, MIT)",
             f"{mlp.name}, {attention.name}",
             "no output head, no collectives, no host time; decodes beside a prefill cost what they "
             "cost alone",
-            "idle_pass_s is assumed",
         ],
     )
-    fit = Fit(
-        points=len(prefills) + len(decodes) + len(tokens),
-        note="errors of points of the attention table left out, as shares of the whole step",
-        held_out=left_out(table, StepCost(draft.model_copy(update={"attention": None}))),
-    )
-    return draft.model_copy(update={"fit": fit})
 
 
-def _terms(path: Path, model: Model, tp: int) -> tuple[list[Term], pd.Series[float]]:
+def _terms(path: Path, model: Model, tp: int) -> tuple[list[Term], list[float]]:
     times = {f"time_stats.{name}.median": name for name in ("emb", *PER_LAYER)}
     columns: dict[str, Kind] = {"num_tokens": "whole", _DEGREE: "whole", "n_embd": "whole"}
     frame = read_table(path, {**columns, **dict.fromkeys(times, "number")})
@@ -93,10 +72,8 @@ def _terms(path: Path, model: Model, tp: int) -> tuple[list[Term], pd.Series[flo
         count = PER_LAYER[name] * model.layers if name in PER_LAYER else 1
         seconds = (medians[column] * 1e-3 * count).round(12)
         points = list(zip(medians.index.tolist(), seconds.tolist(), strict=True))
-        terms.append(
-            Term.model_validate({"name": f"{name} x{count}", "feature": "tokens", "table": points})
-        )
-    return terms, medians.index.to_series().astype(float)
+        terms.append(Term(name=f"{name} x{count}", feature="tokens", table=points))
+    return terms, [float(tokens) for tokens in medians.index]
 
 
 def _attention(path: Path, model: Model, tp: int) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from simkv.core.errors import InputError
 from simkv.costs.graphs import graph_sizes
-from simkv.costs.hardware.catalog import Gpu, Model, find_gpu, find_model
+from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.sources.files import read_settings
-from simkv.costs.sources.llmservingsim import Spread, bundle_profile
+from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
 from simkv.costs.sources.sync import Traits, read_alone, sync_profile
 from simkv.proof.validation.cases.case import Case
 
@@ -68,22 +68,6 @@ def calibrate(case: Case, given: Path | None = None, tables: Path | None = None)
     )
 
 
-def known_gpu(name: str) -> Gpu | None:
-    """The GPU of that name, if there are data on it."""
-    try:
-        return find_gpu(name)
-    except InputError:
-        return None
-
-
-def known_model(name: str) -> Model | None:
-    """The model of that name, if there are data on it."""
-    try:
-        return find_model(name)
-    except InputError:
-        return None
-
-
 def find_bundle(case: Case, tables: Path | None = None) -> Path | None:
     """The folder of LLMServingSim's tables for a case's model and GPU, if there is one."""
     return next((folder for folder in _bundles(case, tables) if _belongs(folder, case)), None)
@@ -104,11 +88,6 @@ def _belongs(folder: Path, case: Case) -> bool:
     model = same_model(bundle_model(folder), case.facts.model)
     tables = (folder / f"tp{case.facts.engine.tensor_parallel}").is_dir()
     return model and tables and _same_gpu(str(meta.get("gpu", "")), case.facts.engine.gpu)
-
-
-def bundle_model(folder: Path) -> str:
-    """The model that a bundle of LLMServingSim was measured with; empty if it does not say."""
-    return str(read_settings(folder / "meta.yaml").get("model", ""))
 
 
 def same_model(one: str, other: str) -> bool:

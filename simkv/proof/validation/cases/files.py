@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from simkv.core.errors import InputError
 from simkv.core.files import writing
-from simkv.costs.hardware.catalog import find_gpu
+from simkv.costs.hardware.catalog import known_gpu
 from simkv.proof.validation.cases.case import METRICS
 from simkv.proof.validation.cases.score import Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
@@ -126,7 +125,7 @@ def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
         facts, setup = s.case.facts, s.case.facts.engine
         about = {
             "exp_id": facts.name,
-            "hardware": _hardware(setup.gpu),
+            "hardware": known.name if (known := known_gpu(setup.gpu)) else setup.gpu,
             "dp": setup.data_parallel,
             "cpu_offload": False,
             "gpu_mem_util": setup.gpu_memory_utilization,
@@ -154,13 +153,6 @@ def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
                         }
                     )
     return pd.DataFrame(rows, columns=list(SHOWDOWN))
-
-
-def _hardware(gpu: str) -> str:
-    try:
-        return find_gpu(gpu).name
-    except InputError:
-        return gpu
 
 
 def sensitivity_rows(sensitivity: dict[str, list[Otherwise]]) -> pd.DataFrame:

@@ -44,7 +44,7 @@ def _changes(case: Case, profile: Profile) -> list[tuple[str, dict[str, Any], Pr
         other = not RULES[base.variant].async_scheduling
         changes.append((f"async_scheduling {other}", {"async_scheduling": other}, profile))
     for seconds in HOST_S:
-        term = Term(name="host", feature="steps", seconds=seconds, pieces=None, table=None)
+        term = Term(name="host", feature="steps", seconds=seconds)
         costs = profile.model_copy(update={"terms": [*profile.terms, term]})
         changes.append((f"{1e3 * seconds:g} ms of host time per step", {}, costs))
     if profile.attention is not None and profile.attention.skew is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from simkv.costs.hardware.shapes import ModelShape
 from simkv.costs.load import Load
-from simkv.costs.profile import Feature, Fit, Piece, Profile, Term
+from simkv.costs.profile import Fit, Piece, Profile, Term
 
 
 def baselines(steps: Sequence[tuple[Load, float]], profile: Profile) -> dict[str, Profile]:
@@ -28,10 +28,10 @@ def baselines(steps: Sequence[tuple[Load, float]], profile: Profile) -> dict[str
     (base, slope), *_ = np.linalg.lstsq(rows, ones, rcond=None)
     fit = Fit(points=len(seconds), note="a baseline, fitted to the run that it is judged by")
     forms = {
-        "constant step": [_line("constant", "steps", constant)],
+        "constant step": [Term(name="constant", feature="steps", seconds=constant)],
         "tokens only": [
-            _line("constant", "steps", max(float(base), 1e-9)),
-            _line("tokens", "tokens", max(float(slope), 0.0)),
+            Term(name="constant", feature="steps", seconds=max(float(base), 1e-9)),
+            Term(name="tokens", feature="tokens", seconds=max(float(slope), 0.0)),
         ],
     }
     plain: dict[str, Any] = {"fit": fit, "range": {}, "attention": None, "graph_sizes": []}
@@ -68,22 +68,14 @@ def roofline(
         gpu=f"{bytes_per_s / 1e9:.4g} GB/s, {flops_per_s / 1e12:.4g} TFLOP/s",
         basis="assumed",
         terms=[
-            _term("weights or their FLOPs", "tokens", pieces=pieces),
-            _term("KV of the decodes", "decode_context", seconds=context),
-            _term("attention of the prefills", "prefill_pairs", seconds=pair),
-            _term("blocks to the host", "swap_out_blocks", seconds=swap_block_s),
-            _term("blocks from the host", "swap_in_blocks", seconds=swap_block_s),
+            Term(name="weights or their FLOPs", feature="tokens", pieces=pieces),
+            Term(name="KV of the decodes", feature="decode_context", seconds=context),
+            Term(name="attention of the prefills", feature="prefill_pairs", seconds=pair),
+            Term(name="blocks to the host", feature="swap_out_blocks", seconds=swap_block_s),
+            Term(name="blocks from the host", feature="swap_in_blocks", seconds=swap_block_s),
         ],
         idle_pass_s=1e-5,
         range={},
         fit=Fit(points=0, note="fitted to nothing: the two ceilings of the device"),
         source=["the larger of bytes and FLOPs of each part, over the ceilings of the device"],
     )
-
-
-def _line(name: str, feature: Feature, seconds: float) -> Term:
-    return _term(name, feature, seconds=seconds)
-
-
-def _term(name: str, feature: Feature, **form: Any) -> Term:
-    return Term.model_validate({"name": name, "feature": feature, **form})
