@@ -9,7 +9,7 @@ or ``result.diagnosis``, which is the same, worked out when first asked for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,10 +83,6 @@ class Diagnosis:
     def blockers_of(self, request: int) -> list[Blocker]:
         """Who held what ``request`` waited for, first the worst."""
         return self.pressure.on(request)
-
-    def blockers_among(self, requests: Iterable[int]) -> list[Blocker]:
-        """Who held what these requests together waited for, first the worst."""
-        return self.pressure.on_all(requests)
 
 
 def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:

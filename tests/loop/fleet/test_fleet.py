@@ -99,6 +99,25 @@ def test_one_that_drains_ends_what_it_has() -> None:
     assert result.summary["fleet"]["retries"] == 0
 
 
+@pytest.mark.parametrize(
+    ("drain", "left"),
+    [
+        pytest.param({"at": 1.5}, 5.0, id="with its last request"),
+        pytest.param({"at": 5.5}, 5.5, id="at once where it has none"),
+        pytest.param({"at": 1.5, "back_at": 6.0}, None, id="not if it comes back"),
+    ],
+)
+def test_one_that_drains_for_good_leaves(drain: dict[str, float], left: float | None) -> None:
+    section = {"replicas": 2, "drains": [{"replica": 0, **drain}]}
+    result = fleet(section, at(0.0, 6.5, 7.0))
+    assert [(s.replica, s.end) for s in result.served.stints] == [(0, left), (1, None)]
+    until = result.record.end if left is None else left
+    assert [row["there_s"] for row in result.summary["fleet"]["by_replica"]] == [
+        until,
+        result.record.end,
+    ]
+
+
 def test_a_cold_start_delays_all_and_comes_with_an_empty_cache() -> None:
     result = fleet({"replicas": 2, "start_cold": True, "cold_start": 7.0}, at(0.0, 1.0, 8.0))
     assert ends(result) == [12.0, 12.0, 13.0]
