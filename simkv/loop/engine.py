@@ -17,7 +17,7 @@ from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
 from simkv.costs.load import Executor, Load
 from simkv.loop.clock import Moment, Process, passed
 from simkv.loop.cycles import CycleWatch
-from simkv.loop.record import Life, Queues, Standstill
+from simkv.loop.record import Backlog, Life, Standstill
 from simkv.loop.replica import Replica
 
 #: How an iteration goes on: with the next at once, after an idle pass, or when something comes.
@@ -186,7 +186,7 @@ class Engine(Replica):
             return self.env.now
         end = start + (self.executor.run(load) if seconds is None else seconds)
         scheduler = self.scheduler
-        queues = Queues(scheduler.num_waiting, scheduler.num_running, scheduler.free_blocks)
+        queues = Backlog(scheduler.num_waiting, scheduler.num_running, scheduler.free_blocks)
         row = self.record.step(batch, load, start, end, queues, self.env.now)
         if batch.decodes:
             self._group_row = row

@@ -23,7 +23,7 @@ from simkv.core.scheduler import Batch
 from simkv.costs.load import Executor
 from simkv.loop.clock import Process
 from simkv.loop.cycles import CycleWatch
-from simkv.loop.record import Queues, Record, Standstill
+from simkv.loop.record import Backlog, Record, Standstill
 from simkv.loop.replica import Replica
 from simkv.scenario.pacing import Pacing
 from simkv.schedulers.fastdeploy.memory import Heard, Planned, Seq
@@ -222,7 +222,7 @@ class Pipeline(Replica):
         load = self.load(batch)
         seconds = self.executor.run(load)
         actors = self.scheduler
-        queues = Queues(actors.num_waiting, actors.num_running, actors.free_blocks)
+        queues = Backlog(actors.num_waiting, actors.num_running, actors.free_blocks)
         now = self.env.now
         self.record.step(batch, load, now, now + seconds, queues, self._decided)
         return seconds

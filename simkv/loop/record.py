@@ -87,7 +87,7 @@ class Life:
 class StepLog:
     """Columns of the step log, a row per step: times in seconds, the rest counts.
 
-    Queues and free blocks are those that the schedule call of the step left behind; ``decided`` is
+    Backlog and free blocks are those that the schedule call of the step left behind; ``decided`` is
     when that was.
     """
 
@@ -107,7 +107,7 @@ class StepLog:
         return len(self.end)
 
 
-class Queues(NamedTuple):
+class Backlog(NamedTuple):
     """What a schedule call left behind: requests waiting and running, and blocks free."""
 
     waiting: int
@@ -197,7 +197,7 @@ class Record:
         load: Load,
         start: float,
         end: float,
-        queues: Queues,
+        queues: Backlog,
         decided: float | None = None,
     ) -> int:
         """Append the row of a step and what it changes for its requests; returns its index.

@@ -50,7 +50,7 @@ class ReplicaSpec:
 
 
 @dataclass(frozen=True)
-class Served:
+class ScenarioRun:
     """A scenario that was run: one ``record`` for all, and the ``stints`` of its replicas.
 
     Without a ``fleet`` there is one stint, and the record is its engine's.
@@ -88,7 +88,7 @@ def serve_scenario(
     leaping: bool = True,
     scheduler: Scheduler | None = None,
     changed: Change | None = None,
-) -> Served:
+) -> ScenarioRun:
     """Send the scenario's workload to its replicas, in a world of its own.
 
     ``resolved`` is called whenever a request ends. A ``scheduler`` decides in place of the one that
@@ -114,9 +114,9 @@ def serve_scenario(
     if scenario.fleet is None:
         engine = makers[0](env, 0)
         engine.resolved = resolved
-        return Served(serve(engine, sent, scenario.horizon), [Stint(0, engine, 0)])
+        return ScenarioRun(serve(engine, sent, scenario.horizon), [Stint(0, engine, 0)])
     fleet = _fleet(env, makers, [spec.role for spec in replicas], scenario.fleet, sent, resolved)
-    return Served(serve(fleet, sent, scenario.horizon), fleet.stints, fleet)
+    return ScenarioRun(serve(fleet, sent, scenario.horizon), fleet.stints, fleet)
 
 
 def _factors(scale: StepScale) -> dict[StepKind, float]:

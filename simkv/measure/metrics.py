@@ -146,11 +146,11 @@ def summary(record: Record) -> dict[str, Any]:
     finished = [life for life in lives if life.outcome is Outcome.FINISHED]
     latencies = [seconds for life in finished if (seconds := e2e(life)) is not None]
     seconds = makespan(lives)
-    verdict, detail = verdict_of(record)
+    ending, detail = ending_of(record)
     return {
         "requests": len(lives),
         **{outcome.value: count[outcome] for outcome in Outcome},
-        "verdict": verdict,
+        "verdict": ending,
         "verdict_detail": detail,
         "makespan_s": seconds,
         "request_throughput": _rate(len(finished), seconds),
@@ -189,7 +189,7 @@ def makespan(lives: list[Life]) -> float:
     return max(last - first, 0.0)
 
 
-def verdict_of(record: Record) -> tuple[str, str]:
+def ending_of(record: Record) -> tuple[str, str]:
     """One word for how the run ended, and one sentence why; the gravest applies."""
     stop = record.standstill
     by_outcome = {

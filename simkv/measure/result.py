@@ -10,7 +10,7 @@ from typing import Any
 from simkv.costs.profile import Profile
 from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.record import Record
-from simkv.loop.world import ReplicaSpec, Served
+from simkv.loop.world import ReplicaSpec, ScenarioRun
 from simkv.measure.fidelity import Fidelity
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.scenario.scenario import Scenario
@@ -24,12 +24,12 @@ class Result:
 
     ``notes`` say where the result leaves the range of the cost profile, which requests can never
     fit into the cache, and what went wrong in a pipeline. ``fidelity`` is how far the seconds can
-    be trusted. ``served`` is the run itself, ``specs`` are what its replicas are made of; without a
+    be trusted. ``run`` is the run itself, ``specs`` are what its replicas are made of; without a
     fleet there is one.
     """
 
     scenario: Scenario
-    served: Served
+    run: ScenarioRun
     summary: dict[str, Any]
     notes: list[str]
     fidelity: Fidelity
@@ -38,12 +38,12 @@ class Result:
     @property
     def record(self) -> Record:
         """One for all replicas (see ``simkv.loop.fleet.merge``)."""
-        return self.served.record
+        return self.run.record
 
     @property
     def fleet(self) -> Fleet | None:
         """The fleet, where there is one."""
-        return self.served.fleet
+        return self.run.fleet
 
     @property
     def profile(self) -> Profile:
@@ -67,14 +67,14 @@ class Result:
         if self.fleet is None:
             return {"": self}
         found = {}
-        for stint in self.served.stints:
+        for stint in self.run.stints:
             spec, record = self.specs[stint.replica], stint.engine.record
             record.alone_s = self.record.alone_s
             scenario = self.scenario.model_copy(update={"engine": spec.engine, "fleet": None})
             figures = {"notes": self.notes, "fidelity": self.fidelity.to_json()}
             found[stint.name] = Result(
                 scenario,
-                Served(record, [stint]),
+                ScenarioRun(record, [stint]),
                 {**summary(record), **figures},
                 self.notes,
                 self.fidelity,
@@ -91,7 +91,7 @@ class Result:
         """The rows of ``steps.csv``; in a fleet they come replica by replica and say whose."""
         return [
             row if self.fleet is None else {**row, "replica": stint.replica}
-            for stint in self.served.stints
+            for stint in self.run.stints
             for row in step_rows(variant, stint.engine.record)
         ]
 

@@ -54,15 +54,15 @@ def run_scenario(
     Raises InputError if the profile cannot be used.
     """
     replicas = specs(scenario, folder)
-    served = serve_scenario(scenario, replicas, resolved, leaping=leaping, scheduler=scheduler)
-    record, fleet = served.record, served.fleet
+    run = serve_scenario(scenario, replicas, resolved, leaping=leaping, scheduler=scheduler)
+    record, fleet = run.record, run.fleet
     requests = [life.request for life in record.lives.values()]
     alone = SimulatedExecutor(replicas[0].profile)
     record.alone_s = {r.id: alone.alone(r.prompt_tokens, r.output_tokens) for r in requests}
-    executors = [_measured(stint.engine.executor) for stint in served.stints]
+    executors = [_measured(stint.engine.executor) for stint in run.stints]
     notes = [
         *scenario.workload.notes,
-        *notes_on_replicas(served.stints, replicas, requests),
+        *notes_on_replicas(run.stints, replicas, requests),
         *notes_on_profiles(executors),
     ]
     figures = summary(record)
@@ -79,7 +79,7 @@ def run_scenario(
     if fleet is not None:
         figures["fleet"] = fleet_figures(fleet, record.end)
     figures |= {"notes": notes, "fidelity": found.to_json()}
-    return Result(scenario, served, figures, notes, found, replicas)
+    return Result(scenario, run, figures, notes, found, replicas)
 
 
 def _measured(executor: Executor) -> SimulatedExecutor:

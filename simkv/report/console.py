@@ -24,7 +24,7 @@ _LATENCIES = (
     ("End-to-end Latency", "E2EL", "e2e_ms"),
 )
 _SIDE_BY_SIDE = (
-    ("verdict", "Verdict"),
+    ("verdict", "Ending"),
     ("finished", "Finished"),
     ("starved", "Starved"),
     ("stalled", "Stalled"),
@@ -128,7 +128,7 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     if fleet := figures.get("fleet"):
         yield from _fleet(fleet)
     yield "=" * WIDTH
-    yield f"Verdict: {figures['verdict']}: {figures['verdict_detail']}"
+    yield f"Ending: {figures['verdict']}: {figures['verdict_detail']}"
     for verdict in result.diagnosis.verdicts:
         yield f"  {verdict.name}: {verdict.text}"
     for note in result.notes:

@@ -22,7 +22,7 @@ from simkv.report.story import longest_waiting
 from simkv.report.style import by_arrival
 from simkv.why.blame import holdings
 from simkv.why.diagnosis import Diagnosis
-from simkv.why.ledger import Interval, Kind, pauses, wasted
+from simkv.why.ledger import Kind, Tile, pauses, wasted
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,7 +79,7 @@ def requests(record: Record, ticks: Ticks) -> dict[str, Any]:
 
 
 def stretches(
-    record: Record, ledger: Mapping[int, Sequence[Interval]]
+    record: Record, ledger: Mapping[int, Sequence[Tile]]
 ) -> dict[int, list[tuple[int, float]]]:
     """By request what its lane shows: places in CODES and ends (s), from its arrival on.
 

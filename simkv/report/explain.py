@@ -13,7 +13,7 @@ from simkv.loop.record import Life, Record
 from simkv.measure.result import Result
 from simkv.report.story import behind, requests, seconds, served
 from simkv.why.blame import Preemption
-from simkv.why.ledger import WORDS, Interval, Kind, runs, totals
+from simkv.why.ledger import WORDS, Kind, Tile, runs, totals
 
 WIDTH = 100
 #: Lines that the timeline of one request may take.
@@ -180,7 +180,7 @@ def _text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:
         yield (indent if index else lead) + line
 
 
-def _elide(tiles: Sequence[Interval]) -> Iterator[Interval | str]:
+def _elide(tiles: Sequence[Tile]) -> Iterator[Tile | str]:
     """The intervals, but of many only the first and the last, and what lies between in one line."""
     if len(tiles) <= MOST:
         yield from tiles
@@ -190,7 +190,7 @@ def _elide(tiles: Sequence[Interval]) -> Iterator[Interval | str]:
     yield from tiles[-8:]
 
 
-def _skipped(tiles: Sequence[Interval]) -> str:
+def _skipped(tiles: Sequence[Tile]) -> str:
     sums = sorted(totals(tiles).items(), key=lambda item: -item[1])
     said = ", ".join(f"{WORDS[kind]} {seconds(spent)}" for kind, spent in sums[:3])
     lasted = tiles[-1].end - tiles[0].start
@@ -209,7 +209,7 @@ class _Teller:
                 if run.kind is not Kind.DECODE:
                     self._prefilled[run.first].append(i)
 
-    def why(self, life: Life, tile: Interval) -> str:
+    def why(self, life: Life, tile: Tile) -> str:
         """Who or what this interval is due to, as far as that is known."""
         match tile.kind:
             case Kind.BLOCKS | Kind.RESERVED | Kind.SLOT:
@@ -224,7 +224,7 @@ class _Teller:
                 return self._tokens(life, tile)
         return ""
 
-    def _holders(self, life: Life, tile: Interval) -> str:
+    def _holders(self, life: Life, tile: Tile) -> str:
         middle = (tile.start + tile.end) / 2
         held = self.found.pressure.holders(middle)
         held.pop(life.request.id, None)
@@ -237,7 +237,7 @@ class _Teller:
         more = f" and {len(worst) - 4} more" if len(worst) > 4 else ""
         return f"held half-way by request{'s' if len(worst) > 1 else ''} {named}{more}"
 
-    def _heads(self, tile: Interval) -> str:
+    def _heads(self, tile: Tile) -> str:
         heads = self.record.heads
         first = max(bisect_right(heads, tile.start, key=lambda head: head[0]) - 1, 0)
         spent: dict[tuple[int, str], float] = defaultdict(float)
@@ -253,7 +253,7 @@ class _Teller:
         named = "; ".join(f"request {i}, {why}, {seconds(spent[i, why])}" for i, why in longest[:2])
         return named + (f"; {len(longest) - 2} more" if len(longest) > 2 else "")
 
-    def _preempted(self, life: Life, tile: Interval) -> str:
+    def _preempted(self, life: Life, tile: Tile) -> str:
         taken = [
             p
             for p in self.found.preemptions
@@ -267,13 +267,13 @@ class _Teller:
             whose = "its own next tokens, there were too few blocks"
         return f"lost {last.tokens} tokens of KV to {whose}"
 
-    def _prefills(self, life: Life, tile: Interval) -> str:
+    def _prefills(self, life: Life, tile: Tile) -> str:
         log = self.record.steps
         first, last = bisect_right(log.end, tile.start), bisect_left(log.start, tile.end)
         ids = {i for row in range(first, last) for i in self._prefilled.get(row, ())}
         return requests(ids - {life.request.id}, 6) if ids else ""
 
-    def _tokens(self, life: Life, tile: Interval) -> str:
+    def _tokens(self, life: Life, tile: Tile) -> str:
         starts = self.record.steps.start
         here = [
             run

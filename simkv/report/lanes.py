@@ -32,7 +32,7 @@ from simkv.report.style import (
     span,
     title_and_legend,
 )
-from simkv.why.ledger import Interval, Kind, ledger, pauses, wasted
+from simkv.why.ledger import Kind, Tile, ledger, pauses, wasted
 
 Floats = npt.NDArray[np.float64]
 
@@ -70,7 +70,7 @@ STATES = {
 }
 
 
-def states(intervals: Iterable[Interval]) -> list[Bar]:
+def states(intervals: Iterable[Tile]) -> list[Bar]:
     """The life of a request, from the ledger, in the few states that a lane shows."""
     lane: list[Bar] = []
     for kind, start, end in intervals:
@@ -85,7 +85,7 @@ def states(intervals: Iterable[Interval]) -> list[Bar]:
 def bars(
     record: Record,
     life: Life,
-    intervals: Iterable[Interval],
+    intervals: Iterable[Tile],
     paused: Sequence[int] | None = None,
 ) -> list[Bar]:
     """The lane of one request, with what the engine went on to do for it after its end.

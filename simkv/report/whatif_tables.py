@@ -48,7 +48,7 @@ def flips_parts(found: Flips, when: Condition | None = None) -> Iterator[Rendera
     table = Table(box=box.SIMPLE)
     columns = ((figure,) if figure else ()) + _COLUMNS
     table.add_column(found.path)
-    table.add_column("Shown" if when else "Verdict")
+    table.add_column("Shown" if when else "Ending")
     for name in columns:
         table.add_column(name, justify="right")
     new_states = {id(flip.high) for flip in found.flips}
@@ -109,7 +109,7 @@ def whatif_parts(
     table = Table(box=box.SIMPLE)
     table.add_column("")
     table.add_column("Change", no_wrap=wide)
-    table.add_column("Verdict")
+    table.add_column("Ending")
     columns = ((found.by,) if found.by else ()) + _COLUMNS
     for name in (*columns, "Helped", "Hurt"):
         table.add_column(name, justify="right")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler import blocks_for
 from simkv.loop.record import Life, Record
-from simkv.why.ledger import NEGLIGIBLE, Interval, Kind, lost, runs
+from simkv.why.ledger import NEGLIGIBLE, Kind, Tile, lost, runs
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -139,7 +139,7 @@ class Pressure:
     """
 
     def __init__(
-        self, record: Record, ledger: Mapping[int, Sequence[Interval]], block_size: int
+        self, record: Record, ledger: Mapping[int, Sequence[Tile]], block_size: int
     ) -> None:
         self._ledger = ledger
         log = record.steps
@@ -178,7 +178,7 @@ class Pressure:
         """Blocks by request just before a time (s)."""
         return self._blocks.at(int(np.searchsorted(self._times, at)))
 
-    def _share(self, tiles: Sequence[Interval], own: int | None) -> list[Blocker]:
+    def _share(self, tiles: Sequence[Tile], own: int | None) -> list[Blocker]:
         """Share out the waiting of these intervals among all but ``own``."""
         behind, preempted = self._count(tiles, _HEAD), self._count(tiles, _PREEMPTED)
         wants_blocks, wants_slot = self._head_wants_blocks, self._head_wants_slot
@@ -203,7 +203,7 @@ class Pressure:
         ]
         return sorted(blockers, key=lambda blocker: (-round(blocker.seconds, 9), blocker.id))
 
-    def _count(self, tiles: Sequence[Interval], kinds: frozenset[Kind]) -> Floats:
+    def _count(self, tiles: Sequence[Tile], kinds: frozenset[Kind]) -> Floats:
         """How many of the intervals of these kinds there are, over time."""
         chosen = [(tile.start, tile.end) for tile in tiles if tile.kind in kinds]
         if not chosen:

@@ -26,7 +26,7 @@ from simkv.why.blame import (
     preemptions,
     waste,
 )
-from simkv.why.ledger import Interval, Kind, ledger, totals
+from simkv.why.ledger import Kind, Tile, ledger, totals
 from simkv.why.verdicts import Verdict, verdicts
 
 __all__ = [
@@ -58,7 +58,7 @@ class Diagnosis:
     overtaken request, first the one that looked on for longest. ``verdicts`` come gravest first.
     """
 
-    ledger: dict[int, list[Interval]]
+    ledger: dict[int, list[Tile]]
     totals: dict[Kind, float]
     blockers: list[Blocker]
     preemptions: list[Preemption]

@@ -11,7 +11,7 @@ from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.record import Life, Record
 from simkv.why.blame import Blocker, Pressure, Waste
 from simkv.why.diagnosis import Diagnosis, diagnose
-from simkv.why.ledger import Interval, Kind, totals
+from simkv.why.ledger import Kind, Tile, totals
 from simkv.why.verdicts import Verdict
 
 
@@ -92,9 +92,9 @@ def diagnose_fleet(fleet: Fleet, record: Record, block_sizes: Sequence[int]) -> 
     )
 
 
-def _one(ledgers: Sequence[Sequence[Interval]], life: Life) -> list[Interval]:
+def _one(ledgers: Sequence[Sequence[Tile]], life: Life) -> list[Tile]:
     """A request's intervals on one replica after the other; each ledger begins at its arrival."""
-    tiles: list[Interval] = []
+    tiles: list[Tile] = []
     since = life.request.arrival
     for ledger in ledgers:
         for tile in ledger:

@@ -83,7 +83,7 @@ WAITS = frozenset(
 SERVED = frozenset({Kind.PREFILL, Kind.RECOMPUTE, Kind.DECODE})
 
 
-class Interval(NamedTuple):
+class Tile(NamedTuple):
     """A request is in ``kind`` from ``start`` to ``end``, in seconds from the start of the run."""
 
     kind: Kind
@@ -96,7 +96,7 @@ class Interval(NamedTuple):
         return self.end - self.start
 
 
-class Run(NamedTuple):
+class Stretch(NamedTuple):
     """Rows ``first`` to ``last`` of the step log in which a request computed, in one go.
 
     In each of them it computed ``tokens`` tokens, in the first on top of ``context`` ones with KV.
@@ -111,7 +111,7 @@ class Run(NamedTuple):
     again: int
 
 
-def runs(life: Life) -> Iterator[Run]:
+def runs(life: Life) -> Iterator[Stretch]:
     """All that was computed for a request, in order; decodes of consecutive rows are one run."""
     chunks = {chunk.row: chunk for chunk in life.chunks}
     context = known = 0
@@ -128,7 +128,7 @@ def runs(life: Life) -> Iterator[Run]:
             kind = Kind.DECODE
             if segment.kind == "prefill":
                 kind = Kind.RECOMPUTE if 2 * again > tokens else Kind.PREFILL
-            yield Run(kind, first, last, tokens, context, again)
+            yield Stretch(kind, first, last, tokens, context, again)
             context, known = reached, max(known, reached)
 
 
@@ -146,7 +146,7 @@ def lost(life: Life, before: int, after: int | None) -> float:
     return life.preempted_at[index]
 
 
-def ledger(record: Record, among: Iterable[int] | None = None) -> dict[int, list[Interval]]:
+def ledger(record: Record, among: Iterable[int] | None = None) -> dict[int, list[Tile]]:
     """Every request's life in intervals, by id; or only those of some requests.
 
     They tile it: the first starts at the arrival, each next one where the one before ends, the last
@@ -160,12 +160,12 @@ def ledger(record: Record, among: Iterable[int] | None = None) -> dict[int, list
     return {i: _tile(lives[i], _spans(lives[i], engine)) for i in ids}
 
 
-def wasted(record: Record, life: Life, paused: Sequence[int] | None = None) -> list[Interval]:
+def wasted(record: Record, life: Life, paused: Sequence[int] | None = None) -> list[Tile]:
     """What the engine went on to compute for a request after its end, when nobody waited for it.
 
     Whoever asks for many requests gives ``pauses(record)`` with each.
     """
-    log, found = record.steps, list[Interval]()
+    log, found = record.steps, list[Tile]()
     finish = record.end if life.ended_at is None else life.ended_at
     for run in _cut(runs(life), pauses(record) if paused is None else paused):
         start, end = max(log.start[run.first], finish), min(log.end[run.last], record.end)
@@ -174,7 +174,7 @@ def wasted(record: Record, life: Life, paused: Sequence[int] | None = None) -> l
         if found and found[-1].kind is run.kind and start - found[-1].end <= NEGLIGIBLE:
             found[-1] = found[-1]._replace(end=end)
         else:
-            found.append(Interval(run.kind, start, end))
+            found.append(Tile(run.kind, start, end))
     return found
 
 
@@ -184,7 +184,7 @@ def pauses(record: Record) -> list[int]:
     return [row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE]
 
 
-def _cut(computed: Iterable[Run], paused: Sequence[int]) -> Iterator[Run]:
+def _cut(computed: Iterable[Stretch], paused: Sequence[int]) -> Iterator[Stretch]:
     """The runs, cut wherever the engine paused inside one."""
     for run in computed:
         first = run.first
@@ -194,7 +194,7 @@ def _cut(computed: Iterable[Run], paused: Sequence[int]) -> Iterator[Run]:
         yield run._replace(first=first)
 
 
-def totals(intervals: Iterable[Interval]) -> dict[Kind, float]:
+def totals(intervals: Iterable[Tile]) -> dict[Kind, float]:
     """Seconds in each kind, in the order of ``Kind``, without those that did not occur."""
     seconds: dict[Kind, list[float]] = {}
     for interval in intervals:
@@ -202,10 +202,10 @@ def totals(intervals: Iterable[Interval]) -> dict[Kind, float]:
     return {kind: fsum(seconds[kind]) for kind in Kind if kind in seconds}
 
 
-def _tile(life: Life, spans: Iterable[Interval]) -> list[Interval]:
+def _tile(life: Life, spans: Iterable[Tile]) -> list[Tile]:
     """The spans without slivers, cut at the end of the request, neighbours of one kind as one."""
     finish = inf if life.ended_at is None else life.ended_at
-    tiles: list[Interval] = []
+    tiles: list[Tile] = []
     reached = life.request.arrival
     for kind, _, until in spans:
         until = finish if until > finish - NEGLIGIBLE else until
@@ -216,17 +216,17 @@ def _tile(life: Life, spans: Iterable[Interval]) -> list[Interval]:
         if tiles and tiles[-1].kind is kind:
             tiles[-1] = tiles[-1]._replace(end=until)
         else:
-            tiles.append(Interval(kind, reached, until))
+            tiles.append(Tile(kind, reached, until))
         reached = until
         if reached == finish:
             break
     return tiles
 
 
-def _spans(life: Life, engine: _Engine) -> Iterator[Interval]:
+def _spans(life: Life, engine: _Engine) -> Iterator[Tile]:
     """What the request did or waited for, from its arrival and without an end."""
     log = engine.log
-    before: Run | None = None
+    before: Stretch | None = None
     reached = life.request.arrival
     for after in chain(_cut(runs(life), engine.pauses), (None,)):
         begins = log.start[after.first] if after else inf
@@ -234,15 +234,17 @@ def _spans(life: Life, engine: _Engine) -> Iterator[Interval]:
             yield from _paint(reached, begins, _layers(life, engine, before, after))
         if after:
             reached = log.end[after.last]
-            yield Interval(after.kind, begins, reached)
+            yield Tile(after.kind, begins, reached)
         before = after
 
 
 #: What may lie in a gap: the intervals of a life between two times.
-Layer = Callable[[float, float], Iterable[Interval]]
+Layer = Callable[[float, float], Iterable[Tile]]
 
 
-def _layers(life: Life, engine: _Engine, before: Run | None, after: Run | None) -> list[Layer]:
+def _layers(
+    life: Life, engine: _Engine, before: Stretch | None, after: Stretch | None
+) -> list[Layer]:
     """All that a gap between two runs is made of; what comes first covers the rest."""
     decided = engine.log.decided[after.first] if after else inf
     layers = [_stretch(Kind.STALLED, engine.stopped, inf)]
@@ -258,27 +260,27 @@ def _layers(life: Life, engine: _Engine, before: Run | None, after: Run | None) 
     return [*layers, aside, engine.prefills, _stretch(Kind.IN_FLIGHT, -inf, inf)]
 
 
-def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[Interval]:
+def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[Tile]:
     """The topmost layer from ``start`` to ``end``, and between its intervals those below it."""
     for piece in layers[0](start, end):
         left, right = max(piece.start, start), min(piece.end, end)
         if left > start:
             yield from _paint(start, left, layers[1:])
         if right > start:
-            yield Interval(piece.kind, left, right)
+            yield Tile(piece.kind, left, right)
             start = right
     if start < end:
         yield from _paint(start, end, layers[1:])
 
 
 def _stretch(kind: Kind, start: float, end: float) -> Layer:
-    return lambda left, right: [Interval(kind, start, end)] if start < right and left < end else []
+    return lambda left, right: [Tile(kind, start, end)] if start < right and left < end else []
 
 
-def _among(intervals: Sequence[Interval]) -> Layer:
+def _among(intervals: Sequence[Tile]) -> Layer:
     """A layer of intervals that are in order and do not overlap."""
 
-    def within(start: float, end: float) -> Iterator[Interval]:
+    def within(start: float, end: float) -> Iterator[Tile]:
         first = bisect_right(intervals, start, key=lambda interval: interval.end)
         for interval in intervals[first:]:
             if interval.start >= end:
@@ -288,11 +290,11 @@ def _among(intervals: Sequence[Interval]) -> Layer:
     return within
 
 
-def _aside(life: Life) -> list[Interval]:
+def _aside(life: Life) -> list[Tile]:
     """When the request sat aside, by the scheduler's own word."""
     ends = [at for at, _ in life.aside[1:]] + [inf]
     return [
-        Interval(Kind(why), start, end)
+        Tile(Kind(why), start, end)
         for (start, why), end in zip(life.aside, ends, strict=False)
         if why and end > start
     ]
@@ -309,24 +311,24 @@ class _Engine:
     def __init__(self, record: Record) -> None:
         log = self.log = record.steps
         self.stopped = record.standstill.since if record.standstill else inf
-        self.at_head: dict[int, list[Interval]] = {}
-        self.queue: list[Interval] = []
+        self.at_head: dict[int, list[Tile]] = {}
+        self.queue: list[Tile] = []
         ends = [at for at, _ in record.heads[1:]] + [inf]
         for (start, held), end in zip(record.heads, ends, strict=False):
             if held is None or end <= start:
                 continue
-            head = Interval(Kind(held.why), start, end)
+            head = Tile(Kind(held.why), start, end)
             self.at_head.setdefault(held.id, []).append(head)
             if self.queue and self.queue[-1].end == start:
                 self.queue[-1] = self.queue[-1]._replace(end=end)
             else:
-                self.queue.append(Interval(Kind.BEHIND, start, end))
+                self.queue.append(Tile(Kind.BEHIND, start, end))
         self.pauses = pauses(record)
         # Rows after which steps with a prefill begin or end.
         turns = zip(log.prefill_seqs, log.prefill_seqs[1:], strict=False)
         self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
 
-    def prefills(self, start: float, end: float) -> Iterator[Interval]:
+    def prefills(self, start: float, end: float) -> Iterator[Tile]:
         """When steps with a prefill ran between ``start`` and ``end``."""
         log, turns = self.log, self._turns
         row = bisect_right(log.end, start)
@@ -334,5 +336,5 @@ class _Engine:
         for turn in [*turns[bisect_left(turns, row) : bisect_left(turns, stop)], stop]:
             last = min(turn, stop - 1)
             if row <= last and log.prefill_seqs[row]:
-                yield Interval(Kind.HELD_UP, log.start[row], log.end[last])
+                yield Tile(Kind.HELD_UP, log.start[row], log.end[last])
             row = turn + 1

@@ -14,12 +14,12 @@ from simkv.core.outcome import Outcome
 from simkv.core.scheduler import blocks_for
 from simkv.loop.record import Life, Record, Standstill, emitting_rows
 from simkv.why.blame import Blocker, Overtake, Preemption, Pressure
-from simkv.why.ledger import SERVED, WAITS, WORDS, Interval, Kind, runs, totals
+from simkv.why.ledger import SERVED, WAITS, WORDS, Kind, Tile, runs, totals
 
-Ledger = Mapping[int, Sequence[Interval]]
+Ledger = Mapping[int, Sequence[Tile]]
 
 #: Decisions of a livelock that are kept as its proof.
-MOMENTS = 32
+DECISIONS = 32
 #: Thrash: this much work was repeated, over the work that was kept, and somebody's twice.
 THRASH = 0.1
 #: Head-of-line blocking: for this share of the run the head kept back one with enough blocks.
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class Moment(NamedTuple):
+class Decision(NamedTuple):
     """One decision of a cycle, at ``at`` (s): who prefills, who decodes and who is preempted."""
 
     at: float
@@ -69,7 +69,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Livelock(Verdict):
+class Circling(Verdict):
     """The engine works for ever and nobody gets a token: its state of ``since`` comes again.
 
     One round is ``decisions`` long and takes ``seconds``; ``cycle`` are the first of them. There
@@ -81,7 +81,7 @@ class Livelock(Verdict):
     why: str
     seconds: float
     decisions: int
-    cycle: tuple[Moment, ...]
+    cycle: tuple[Decision, ...]
 
     @property
     def text(self) -> str:
@@ -341,7 +341,7 @@ def _standstill(record: Record, block_size: int) -> Verdict | None:
     return EngineDied(requests, stop.since, stop.why)
 
 
-def _livelock(record: Record, stop: Standstill) -> Livelock:
+def _livelock(record: Record, stop: Standstill) -> Circling:
     """The decisions since the state that came again, and whom they were about."""
     log = record.steps
     begin = stop.since if stop.cycle_start is None else stop.cycle_start
@@ -355,11 +355,11 @@ def _livelock(record: Record, stop: Standstill) -> Livelock:
             for row in range(max(run.first, first), min(run.last, last) + 1):
                 at = log.decided[row]
                 acts.setdefault(at, ([], [], []))[run.kind is Kind.DECODE].append(i)
-    cycle = tuple(Moment(at, *map(tuple, acts[at])) for at in sorted(acts))
-    taking_part = {i for moment in cycle for ids in moment[1:] for i in ids}
+    cycle = tuple(Decision(at, *map(tuple, acts[at])) for at in sorted(acts))
+    taking_part = {i for decision in cycle for ids in decision[1:] for i in ids}
     requests = tuple(sorted(taking_part) or stop.requests)
     seconds = stop.since - begin
-    return Livelock(requests, stop.since, stop.why, seconds, len(cycle), cycle[:MOMENTS])
+    return Circling(requests, stop.since, stop.why, seconds, len(cycle), cycle[:DECISIONS])
 
 
 def _deadlock(

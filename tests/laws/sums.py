@@ -10,7 +10,7 @@ from math import inf, isclose
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e
-from simkv.why.ledger import NEGLIGIBLE, SERVED, Interval, Kind, ledger, runs
+from simkv.why.ledger import NEGLIGIBLE, SERVED, Kind, Tile, ledger, runs
 
 
 def assert_ledger(record: Record) -> None:
@@ -29,7 +29,7 @@ def assert_ledger(record: Record) -> None:
         assert_preempted_until_it_runs_again(record, life, tiles)
 
 
-def assert_sums(life: Life, tiles: list[Interval]) -> None:
+def assert_sums(life: Life, tiles: list[Tile]) -> None:
     """The intervals tile the life of a request, so that their exact sum is its length."""
     arrival, end = life.request.arrival, life.ended_at
     assert end is not None
@@ -48,7 +48,7 @@ def assert_sums(life: Life, tiles: list[Interval]) -> None:
         assert isclose(sum(tile.seconds for tile in tiles), e2e(life) or 0.0, rel_tol=1e-9)
 
 
-def assert_steps_agree(record: Record, life: Life, tiles: list[Interval]) -> None:
+def assert_steps_agree(record: Record, life: Life, tiles: list[Tile]) -> None:
     """In a step that computes for a request it is served, and at no other time."""
     end, log = life.ended_at, record.steps
     assert end is not None
@@ -63,9 +63,7 @@ def assert_steps_agree(record: Record, life: Life, tiles: list[Interval]) -> Non
     assert sum(computed.again for computed in runs(life)) == life.recomputed_tokens
 
 
-def assert_preempted_until_it_runs_again(
-    record: Record, life: Life, tiles: Sequence[Interval]
-) -> None:
+def assert_preempted_until_it_runs_again(record: Record, life: Life, tiles: Sequence[Tile]) -> None:
     """From the loss of its KV a request is preempted, save for a step that was under way."""
     log, computed = record.steps, list(runs(life))
     for at, row in zip(life.preempted_at, life.preempted_rows, strict=True):

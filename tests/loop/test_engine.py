@@ -10,7 +10,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch
 from simkv.loop.record import Life, Record
-from simkv.measure.metrics import verdict_of
+from simkv.measure.metrics import ending_of
 from simkv.schedulers.mistralrs.scheduler import MistralrsConfig, build
 from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
 from tests.fakes import Fifo, Seconds, die, hang, simulate
@@ -153,7 +153,7 @@ def test_the_horizon_cuts_off_what_comes_at_or_after_it(horizon: float, tokens: 
     record = simulate(Fifo(), [ask(0, out=10)], horizon=horizon)
     life = record.lives[0]
     assert (life.outcome, life.tokens, life.ended_at) == (Outcome.CUT_OFF, tokens, horizon)
-    assert verdict_of(record)[0] == "cut_off"
+    assert ending_of(record)[0] == "cut_off"
 
 
 def test_a_horizon_after_the_end_changes_nothing() -> None:
@@ -209,7 +209,7 @@ def test_a_request_that_is_in_no_queue_any_more_is_lost() -> None:
 
     record = simulate(Fifo(decide), [ask(0), ask(1)])
     assert outcomes(record) == {0: Outcome.FINISHED, 1: Outcome.LOST}
-    assert verdict_of(record)[0] == "lost"
+    assert ending_of(record)[0] == "lost"
 
 
 def test_so_is_one_that_vanishes_without_a_word() -> None:
@@ -232,7 +232,7 @@ def test_an_engine_that_dies_leaves_everybody_stalled() -> None:
     assert [prompt.id for prompt in scheduler.told] == [0, 1]  # the third came to a dead engine
     assert times(record.lives[0]) == (1.0, 2.0, 2)  # the deadly batch gave no token
     assert len(record.steps) == 2
-    assert verdict_of(record) == ("engine died", "at 2.000 s: panic: of the test")
+    assert ending_of(record) == ("engine died", "at 2.000 s: panic: of the test")
 
 
 def test_a_schedule_call_that_never_returns_is_a_livelock() -> None:
@@ -240,7 +240,7 @@ def test_a_schedule_call_that_never_returns_is_a_livelock() -> None:
     assert outcomes(record) == {0: Outcome.STALLED}
     assert record.standstill is not None
     assert record.standstill.requests == [0]
-    assert verdict_of(record)[0] == "livelock"
+    assert ending_of(record)[0] == "livelock"
 
 
 @pytest.mark.parametrize("end", [die, hang])
@@ -256,7 +256,7 @@ def test_waiting_requests_that_nothing_can_move_are_a_deadlock() -> None:
     scheduler = build(MistralrsConfig(variant="seed", max_num_seqs=1))  # never admits anybody
     record = simulate(scheduler, [ask(0), ask(1, at=30.0)])
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.STALLED}
-    assert verdict_of(record)[0] == "deadlock"
+    assert ending_of(record)[0] == "deadlock"
     assert len(record.steps) == 0
     assert record.idle_passes < 10
 
@@ -267,7 +267,7 @@ def test_clients_that_give_up_during_a_deadlock_are_stalled_not_starved() -> Non
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.STALLED}
     assert record.standstill is not None
     assert record.standstill.since < 20.0
-    assert verdict_of(record)[0] == "deadlock"
+    assert ending_of(record)[0] == "deadlock"
 
 
 def test_a_deadlock_that_an_arrival_resolves_is_none() -> None:
@@ -288,7 +288,7 @@ def test_work_that_repeats_without_a_token_is_a_livelock(period: int) -> None:
 
     scheduler = Fifo(decide)
     record = simulate(scheduler, [ask(0)])
-    assert verdict_of(record)[0] == "livelock"
+    assert ending_of(record)[0] == "livelock"
     assert scheduler.calls < 300
 
 
@@ -324,4 +324,4 @@ def test_the_executor_is_told_what_a_step_does() -> None:
 def test_no_requests_at_all() -> None:
     record = simulate(Fifo(), [])
     assert record.lives == {}
-    assert verdict_of(record) == ("served", "every request finished")
+    assert ending_of(record) == ("served", "every request finished")

@@ -22,6 +22,7 @@ from simkv.loop.engine import Engine
 from simkv.loop.serve import serve
 from simkv.measure.metrics import (
     Samples,
+    ending_of,
     gaps,
     jain,
     longest_stall,
@@ -29,7 +30,6 @@ from simkv.measure.metrics import (
     step_rows,
     summary,
     token_rows,
-    verdict_of,
 )
 from simkv.schedulers.registry import build
 from simkv.workload.workload import generate
@@ -176,17 +176,17 @@ def test_the_verdict_says_how_it_ended(
     scheduler: Fifo, timeout: float | None, horizon: float | None, verdict: str
 ) -> None:
     record = simulate(scheduler, [ask(0, timeout=timeout)], horizon=horizon)
-    assert verdict_of(record)[0] == summary(record)["verdict"] == verdict
+    assert ending_of(record)[0] == summary(record)["verdict"] == verdict
 
 
 def test_a_verdict_names_the_requests_but_not_all_of_many() -> None:
     record = simulate(Fifo(), [ask(i, timeout=1.5) for i in range(10)])
-    assert verdict_of(record) == (
+    assert ending_of(record) == (
         "starved",
         "10 of 10: requests 0, 1, 2, 3, 4, 5, 6, 7 and 2 more",
     )
     record = simulate(Fifo(), [ask(0, timeout=1.5)])
-    assert verdict_of(record) == ("starved", "1 of 1: request 0")
+    assert ending_of(record) == ("starved", "1 of 1: request 0")
 
 
 # Statistics

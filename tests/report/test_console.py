@@ -121,7 +121,7 @@ def test_notes_and_the_verdict_follow_the_block(tmp_path: Path) -> None:
     tight = TEXT.replace("variant: pr2034", "variant: pr2034, num_gpu_blocks: 2")
     lines = printed(tmp_path, tight).splitlines()
     end = lines.index("=" * 50)
-    assert lines[end + 1].startswith("Verdict: ")
+    assert lines[end + 1].startswith("Ending: ")
     notes = [line for line in lines[end + 2 :] if line.startswith("Note: ")]
     assert any("can never fit" in note for note in notes)
 

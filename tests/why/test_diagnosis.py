@@ -15,10 +15,10 @@ from simkv.why.blame import Blocker, Overtake, Preemption, holdings
 from simkv.why.diagnosis import Diagnosis, block_size, diagnose
 from simkv.why.ledger import Kind
 from simkv.why.verdicts import (
+    Circling,
     Deadlock,
     EngineDied,
     HeadOfLine,
-    Livelock,
     PriorityInversion,
     Rejected,
     Starvation,
@@ -203,7 +203,7 @@ def test_a_livelock_shows_its_cycle() -> None:
         "max_num_seqs": 8,
     }
     done = unit_steps([ask(0.0, 20, 4)], engine)
-    verdict = only(diagnosis(done), Livelock)
+    verdict = only(diagnosis(done), Circling)
     assert verdict.requests == (0,)
     assert (verdict.seconds, verdict.decisions) == (3.0, 3)
     assert [(m.prefill, m.decode, m.preempted) for m in verdict.cycle] in (
@@ -218,7 +218,7 @@ def test_a_livelock_shows_its_cycle() -> None:
 def test_a_livelock_inside_one_call() -> None:
     """The queue loop of mistral.rs #2043: who goes round comes from the engine."""
     engine = {"name": "mistralrs", "variant": "seed", "block_size": 8, "num_gpu_blocks": 24}
-    verdict = only(diagnosis(unit_steps([ask(0.0, 64, 100), ask(1.0, 136, 10)], engine)), Livelock)
+    verdict = only(diagnosis(unit_steps([ask(0.0, 64, 100), ask(1.0, 136, 10)], engine)), Circling)
     assert verdict.requests == (0, 1)
     assert verdict.cycle == ()
 

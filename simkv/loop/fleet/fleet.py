@@ -16,7 +16,7 @@ from simkv.loop.fleet.autoscale import Scaler
 from simkv.loop.fleet.lockstep import LockStep
 from simkv.loop.fleet.merge import whole
 from simkv.loop.fleet.routers import Router, Signal
-from simkv.loop.fleet.signals import Board
+from simkv.loop.fleet.signals import LoadBoard
 from simkv.loop.fleet.ticks import Ticks
 from simkv.loop.outcomes import cut_off, give_outcomes
 from simkv.loop.record import Life, Record, Standstill
@@ -95,7 +95,7 @@ class Fleet:
         self._in_system: set[int] = set()
         self._counted_to = 0.0
         self._ticks = Ticks(env)
-        self._board = Board(self._engines, router, self.rules.refresh_interval)
+        self._board = LoadBoard(self._engines, router, self.rules.refresh_interval)
         if self.rules.autoscale:
             self._scaler = Scaler(self.rules.autoscale)
         for replica in range(0 if self.rules.start_cold else self._initial):
@@ -258,7 +258,7 @@ class Fleet:
         self._choose(self._serving, self.router, self._board, request).engine.submit(request)
 
     def _choose(
-        self, stints: Sequence[Stint], router: Router, board: Board, request: Request
+        self, stints: Sequence[Stint], router: Router, board: LoadBoard, request: Request
     ) -> Stint:
         """The replica that a request is sent to now; all but the sending is done."""
         signals = [board.signal(s.replica, s.engine, s.in_flight) for s in stints]

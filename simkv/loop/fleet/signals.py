@@ -10,7 +10,7 @@ from simkv.loop.replica import Replica
 
 
 @dataclass(slots=True)
-class Load:
+class Occupancy:
     """How many wait and run on a replica, and the share of its blocks that is in use."""
 
     waiting: int = 0
@@ -23,7 +23,7 @@ def kv_usage(engine: Replica) -> float:
     return 1.0 - engine.free_blocks / engine.scheduler.num_blocks
 
 
-class Board:
+class LoadBoard:
     """The loads that the router reads: as they are, or as they were at the last ``refresh``.
 
     ``engines`` gives the engines that are there, by replica. If ``interval`` (s) is not 0, somebody
@@ -41,12 +41,12 @@ class Board:
         self._reads_kv = router.reads_kv
         self._reads = router.reads_load or router.reads_kv
         self._engines = engines
-        self._loads: dict[int, Load] = {}
+        self._loads: dict[int, Occupancy] = {}
 
     def signal(self, replica: int, engine: Replica, in_flight: int) -> Signal:
         """What the router knows of a replica."""
         if self.interval:
-            load = self._loads.get(replica) or Load()
+            load = self._loads.get(replica) or Occupancy()
             return Signal(replica, in_flight, load.waiting, load.running, load.kv_usage)
         if not self._reads:
             return Signal(replica, in_flight)
@@ -56,12 +56,12 @@ class Board:
     def sent(self, replica: int) -> None:
         """The router has sent a request to ``replica``."""
         if self.interval and self.router.counts_own_sends:
-            self._loads.setdefault(replica, Load()).waiting += 1
+            self._loads.setdefault(replica, Occupancy()).waiting += 1
 
     def refresh(self) -> bool:
         """Look at all replicas; returns whether they are idle and will stay so."""
         self._loads = {
-            i: Load(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
+            i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
             for i, e in self._engines()
         }
         return not any(x.waiting or x.running or x.kv_usage for x in self._loads.values())

@@ -15,7 +15,7 @@ from simkv.loop.clock import Moment, Process
 from simkv.loop.fleet.fleet import Fleet, Maker, Stint, Ways
 from simkv.loop.fleet.merge import whole
 from simkv.loop.fleet.routers import Router
-from simkv.loop.fleet.signals import Board
+from simkv.loop.fleet.signals import LoadBoard
 from simkv.loop.fleet.transfers import Halves, Handover, Links, halves
 from simkv.loop.record import Life, Record
 from simkv.loop.replica import Replica
@@ -48,7 +48,7 @@ class SplitFleet(Fleet):
         self._roles = roles
         self._links = Links(rules.kv_transfer)
         self._decode_router = decode_router
-        self._decode_board = Board(self._decoders, decode_router, rules.refresh_interval)
+        self._decode_board = LoadBoard(self._decoders, decode_router, rules.refresh_interval)
         super().__init__(env, makers, router, rules, resolved)
 
     def _decoders(self) -> list[tuple[int, Replica]]:

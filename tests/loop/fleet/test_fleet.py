@@ -110,7 +110,7 @@ def test_one_that_drains_ends_what_it_has() -> None:
 def test_one_that_drains_for_good_leaves(drain: dict[str, float], left: float | None) -> None:
     section = {"replicas": 2, "drains": [{"replica": 0, **drain}]}
     result = fleet(section, at(0.0, 6.5, 7.0))
-    assert [(s.replica, s.end) for s in result.served.stints] == [(0, left), (1, None)]
+    assert [(s.replica, s.end) for s in result.run.stints] == [(0, left), (1, None)]
     until = result.record.end if left is None else left
     assert [row["there_s"] for row in result.summary["fleet"]["by_replica"]] == [
         until,
