@@ -77,7 +77,8 @@ def sweep(
 
     An interrupted sweep goes on where it was when the same command is given again.
     """
-    from simkv.report.sweep_pictures import OF_FLEETS, parse_pareto, parse_plot
+    from simkv.core.figures import OF_FLEETS
+    from simkv.report.sweep_pictures import parse_pareto, parse_plot
     from simkv.scenario.packaged import find
     from simkv.search.bench import bench_for
     from simkv.search.jobs import RunsFailed

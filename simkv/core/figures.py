@@ -1,40 +1,130 @@
-"""The figures of a run: what they are called."""
+"""The registry of figures: what the numbers of ``summary.json`` are called and how they are said.
+
+REGISTRY["ttft_ms.p99"].heading      # 'P99 TTFT (ms)'
+REGISTRY["ttft_ms.p99"].said(420.0)  # '0.42 s'
+figure(summary, "ttft_ms.p99")
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from simkv.core.outcome import Outcome
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
+#: Latencies, each a group of STATISTICS in milliseconds: short, and as a title.
+LATENCIES = {
+    "ttft_ms": ("TTFT", "Time to First Token"),
+    "tpot_ms": ("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl_ms": ("ITL", "Inter-token Latency"),
+    "e2e_ms": ("E2E", "End-to-end Latency"),
+}
 
 
-#: Names of the figures of a variant that are numbers, as a scenario may refer to them.
-FIGURES = (
-    "requests",
-    *(outcome.value for outcome in Outcome),
-    "makespan_s",
-    "request_throughput",
-    "output_throughput",
-    "total_token_throughput",
-    "total_input_tokens",
-    "total_output_tokens",
-    "preemptions",
-    "bounces",
-    "recomputed_tokens",
-    "longest_stall_s",
-    "jain_index",
-    "fastest_e2e_s",
-    "slowest_e2e_s",
-    *(f"{name}.{s}" for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms") for s in STATISTICS),
-    "steps",
-    "idle_passes",
-)
+@dataclass(frozen=True)
+class Metric:
+    """A figure: its name in ``summary.json``, how it is called in a sentence, and its unit there.
+
+    The unit of a count is "". Of those that are neither good nor bad less is better, too.
+    """
+
+    key: str
+    label: str
+    unit: str = ""
+    more_is_better: bool = False
+
+    @property
+    def heading(self) -> str:
+        """At the head of a column or a line: ``Mean TTFT (ms)``."""
+        return _heading(self.label, self.unit)
+
+    @property
+    def heading_s(self) -> str:
+        """The same for values in seconds where it is a time: ``Mean TTFT (s)``."""
+        return _heading(self.label, "s" if self.per_second else self.unit)
+
+    @property
+    def per_second(self) -> float | None:
+        """How many of its units are a second; None if it is no time."""
+        return {"s": 1.0, "ms": 1000.0}.get(self.unit)
+
+    def in_s(self, value: float) -> float:
+        """The value, in seconds if it is a time."""
+        return value if self.unit != "ms" else value / 1000.0
+
+    def said(self, value: float) -> str:
+        """The value in a sentence: ``0.42 s``, ``16 ms``, ``1,234 tok/s``, ``12``."""
+        if self.per_second:
+            return seconds(self.in_s(value))
+        return f"{number(value)} {self.unit}".rstrip()
 
 
-def figure(figures: dict[str, Any], name: str) -> Any:
+def _heading(label: str, unit: str) -> str:
+    return f"{label[0].upper()}{label[1:]}" + (f" ({unit})" if unit else "")
+
+
+#: All numbers of a variant, by name; a scenario may refer to them.
+REGISTRY: Mapping[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric("requests", "requests"),
+        *(Metric(o.value, o.word, more_is_better=o is Outcome.FINISHED) for o in Outcome),
+        Metric("makespan_s", "makespan", "s"),
+        Metric("request_throughput", "request throughput", "req/s", True),
+        Metric("output_throughput", "output token throughput", "tok/s", True),
+        Metric("total_token_throughput", "total token throughput", "tok/s", True),
+        Metric("total_input_tokens", "total input tokens", "", True),
+        Metric("total_output_tokens", "total generated tokens", "", True),
+        Metric("preemptions", "preemptions"),
+        Metric("bounces", "bounces"),
+        Metric("recomputed_tokens", "recomputed tokens"),
+        Metric("longest_stall_s", "longest stall", "s"),
+        Metric("jain_index", "Jain index of speed", "", True),
+        Metric("fastest_e2e_s", "fastest E2E", "s"),
+        Metric("slowest_e2e_s", "slowest E2E", "s"),
+        *(
+            Metric(f"{key}.{name}", f"{name.replace('p', 'P')} {short}", "ms")
+            for key, (short, _) in LATENCIES.items()
+            for name in STATISTICS
+        ),
+        Metric("steps", "steps"),
+        Metric("idle_passes", "idle passes"),
+    )
+}
+FIGURES = tuple(REGISTRY)
+#: Those that only a run with a fleet has.
+OF_FLEETS: Mapping[str, Metric] = {
+    "fleet.mean_in_system": Metric("fleet.mean_in_system", "mean requests in the fleet"),
+    "fleet.imbalance": Metric("fleet.imbalance", "imbalance (busiest / mean)"),
+}
+
+
+def figure(figures: Mapping[str, Any], name: str) -> Any:
     """The figure of a summary by a name with dots, as in ``e2e_ms.mean``."""
     value: Any = figures
     for key in name.split("."):
         value = value[key]
     return value
+
+
+def heading(name: str) -> str:
+    """What a figure is called in a table or a picture; of one that is worked out, its name."""
+    metric = REGISTRY.get(name) or OF_FLEETS.get(name)
+    return metric.heading if metric else name
+
+
+def seconds(value: float) -> str:
+    """``0.42 s``, ``12.3 s``, ``1,234 s``; below a tenth in milliseconds."""
+    if 0.0 < abs(value) < 0.1:
+        return f"{1000.0 * value:.3g} ms"
+    return f"{number(value)} s"
+
+
+def number(value: float) -> str:
+    """A number with three digits, or all before the point."""
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"

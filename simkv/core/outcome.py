@@ -1,4 +1,4 @@
-"""How a request can end."""
+"""How a request can end, and how that is said."""
 
 from __future__ import annotations
 
@@ -14,3 +14,45 @@ class Outcome(StrEnum):
     LOST = "lost"  # the engine forgot it
     STALLED = "stalled"  # it can never finish, or the engine died
     CUT_OFF = "cut_off"  # the horizon came first
+
+    @property
+    def word(self) -> str:
+        """In a sentence: ``cut off``."""
+        return in_words(self)
+
+    @property
+    def label(self) -> str:
+        """With its reason, in a legend."""
+        return _LABELS.get(self, self.word)
+
+    @property
+    def vain(self) -> str | None:
+        """What all waiting of a request that ended so is called, if it was in vain.
+
+        Not of one that the horizon cut off: it might yet have been served.
+        """
+        if self is Outcome.STARVED:
+            return "starved"
+        return "failed" if self in (Outcome.STALLED, Outcome.LOST, Outcome.REJECTED) else None
+
+
+_LABELS = {
+    Outcome.STARVED: "starved: client gave up",
+    Outcome.STALLED: "stalled: engine stood still",
+    Outcome.LOST: "lost by the engine",
+    Outcome.REJECTED: "rejected by the engine",
+    Outcome.CUT_OFF: "cut off by the horizon",
+}
+#: All ways to end without an answer, the gravest first.
+FAILURES = (
+    Outcome.STALLED,
+    Outcome.LOST,
+    Outcome.STARVED,
+    Outcome.REJECTED,
+    Outcome.CUT_OFF,
+)
+
+
+def in_words(name: str) -> str:
+    """A name of an outcome or a verdict in a sentence: ``cut off``."""
+    return name.replace("_", " ")

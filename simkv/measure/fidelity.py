@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from simkv.core.figures import STATISTICS, figure
+from simkv.core.figures import LATENCIES, STATISTICS, figure
 from simkv.costs.erring import Erring, Side, scales
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile, StepError
@@ -29,7 +29,7 @@ FIGURES = (
     "recomputed_tokens",
     "starved",
     "longest_stall_s",
-    *(f"{name}.{s}" for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms") for s in STATISTICS),
+    *(f"{name}.{s}" for name in LATENCIES for s in STATISTICS),
 )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from simkv.core.figures import figure
+from simkv.core.figures import LATENCIES, OF_FLEETS, STATISTICS, figure, heading
+from simkv.core.outcome import FAILURES, Outcome, in_words
 from simkv.measure.expect import Check, show
 from simkv.measure.result import Result
 from simkv.report.published import Comparison
@@ -17,45 +18,32 @@ from simkv.scenario.scenario import Scenario
 
 WIDTH = 50
 _PER_TABLE = 7
-_LATENCIES = (
-    ("Time to First Token", "TTFT", "ttft_ms"),
-    ("Time per Output Token (excl. 1st token)", "TPOT", "tpot_ms"),
-    ("Inter-token Latency", "ITL", "itl_ms"),
-    ("End-to-end Latency", "E2EL", "e2e_ms"),
-)
 _SIDE_BY_SIDE = (
-    ("verdict", "Ending"),
-    ("finished", "Finished"),
-    ("starved", "Starved"),
-    ("stalled", "Stalled"),
-    ("rejected", "Rejected"),
-    ("lost", "Lost"),
-    ("cut_off", "Cut off"),
-    ("makespan_s", "Makespan (s)"),
-    ("output_throughput", "Output tok/s"),
-    ("ttft_ms.mean", "Mean TTFT (ms)"),
-    ("ttft_ms.p99", "P99 TTFT (ms)"),
-    ("itl_ms.p99", "P99 ITL (ms)"),
-    ("e2e_ms.mean", "Mean E2EL (ms)"),
-    ("e2e_ms.p99", "P99 E2EL (ms)"),
-    ("longest_stall_s", "Longest stall (s)"),
-    ("preemptions", "Preemptions"),
-    ("recomputed_tokens", "Recomputed tokens"),
-    ("jain_index", "Jain index of speed"),
-    ("steps", "Steps"),
+    "finished",
+    *FAILURES,
+    "makespan_s",
+    "output_throughput",
+    "ttft_ms.mean",
+    "ttft_ms.p99",
+    "itl_ms.p99",
+    "e2e_ms.mean",
+    "e2e_ms.p99",
+    "longest_stall_s",
+    "preemptions",
+    "recomputed_tokens",
+    "jain_index",
+    "steps",
 )
-
 #: Figures whose intervals are printed; all are in ``summary.json``.
 _WITH_INTERVALS = (
-    ("makespan_s", "Makespan (s)"),
-    ("output_throughput", "Output tok/s"),
-    *(
-        (f"{key}.{name}", f"{name.capitalize()} {short} (ms)")
-        for _, short, key in _LATENCIES
-        for name in ("mean", "p99")
-    ),
-    ("preemptions", "Preemptions"),
+    "makespan_s",
+    "output_throughput",
+    *(f"{key}.{name}" for key in LATENCIES for name in ("mean", "p99")),
+    "preemptions",
 )
+_COUNTS = ("total_input_tokens", "total_output_tokens")
+_RATES = ("request_throughput", "output_throughput", "total_token_throughput")
+_SCHEDULING = ("preemptions", "recomputed_tokens", "longest_stall_s")
 
 
 def results_parts(
@@ -106,25 +94,18 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     yield _row("Engine:", f"{result.scenario.engine.name} {result.scenario.engine.variant}")
     yield _row("Successful requests:", figures["finished"])
     yield _row("Failed requests:", failed)
-    for outcome in ("starved", "rejected", "lost", "stalled", "cut_off"):
+    for outcome in FAILURES:
         if figures[outcome]:
-            yield _row(f"  {outcome.replace('_', ' ')}:", figures[outcome])
+            yield _row(f"  {outcome.word}:", figures[outcome])
     yield _row("Benchmark duration (s):", figures["makespan_s"])
-    yield _row("Total input tokens:", figures["total_input_tokens"])
-    yield _row("Total generated tokens:", figures["total_output_tokens"])
-    yield _row("Request throughput (req/s):", figures["request_throughput"])
-    yield _row("Output token throughput (tok/s):", figures["output_throughput"])
-    yield _row("Total token throughput (tok/s):", figures["total_token_throughput"])
-    for title, short, key in _LATENCIES:
+    yield from _rows(figures, (*_COUNTS, *_RATES))
+    for key, (_, title) in LATENCIES.items():
         yield f"{title:-^{WIDTH}}"
-        for name in ("mean", "median", "p90", "p95", "p99"):
-            yield _row(f"{name.capitalize()} {short} (ms):", figures[key][name])
+        yield from _rows(figures, (f"{key}.{name}" for name in STATISTICS))
     yield f"{'Scheduling':-^{WIDTH}}"
-    yield _row("Preemptions:", figures["preemptions"])
-    yield _row("Recomputed tokens:", figures["recomputed_tokens"])
-    yield _row("Longest stall (s):", figures["longest_stall_s"])
+    yield from _rows(figures, _SCHEDULING)
     yield _row("Starved requests:", figures["starved"])
-    yield _row("Jain index of speed:", figures["jain_index"])
+    yield from _rows(figures, ("jain_index",))
     if fleet := figures.get("fleet"):
         yield from _fleet(fleet)
     yield "=" * WIDTH
@@ -134,10 +115,10 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     for note in result.notes:
         yield f"Note: {note}"
     yield f"Fidelity: {result.fidelity.note}"
-    for key, label in _WITH_INTERVALS:
+    for key in _WITH_INTERVALS:
         if ends := result.fidelity.intervals.get(key):
             value = _number(figure(figures, key))
-            yield f"  {label:<22}{value:>12}   from {_number(ends[0])} to {_number(ends[1])}"
+            yield f"  {_label(key):<32}{value:>12}   from {_number(ends[0])} to {_number(ends[1])}"
 
 
 #: Columns of the table of replicas: figure, heading, width, decimals.
@@ -157,8 +138,7 @@ def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
     """The fleet's own figures, and a line per replica."""
     yield f"{'Fleet':-^{WIDTH}}"
     yield _row("Replicas:", fleet["replicas"])
-    yield _row("Mean requests in the fleet:", fleet["mean_in_system"])
-    yield _row("Imbalance (busiest / mean):", fleet["imbalance"])
+    yield from _rows({"fleet": fleet}, OF_FLEETS)
     yield f"{'replica':<8}" + "".join(f"{heading:>{width}}" for _, heading, width, _ in _REPLICA)
     for row in fleet["by_replica"][:_MOST_REPLICAS]:
         percent = {"utilisation": 100.0, "hit_rate": 100.0}
@@ -168,6 +148,16 @@ def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
         )
     if (more := len(fleet["by_replica"]) - _MOST_REPLICAS) > 0:
         yield f"... and {more} more: see summary.json"
+
+
+def _label(name: str) -> str:
+    """What a figure is called; as ``vllm bench serve`` says it, E2EL."""
+    return heading(name).replace("E2E ", "E2EL ")
+
+
+def _rows(figures: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        yield _row(f"{_label(name)}:", figure(figures, name))
 
 
 def _row(label: str, value: Any) -> str:
@@ -183,11 +173,11 @@ def _side_by_side(results: dict[str, Result]) -> Table:
     table.add_column("")
     for variant in results:
         table.add_column(variant, justify="right", overflow="fold")
-    for key, label in _SIDE_BY_SIDE:
+    table.add_row("Ending", *(in_words(result.summary["verdict"]) for result in results.values()))
+    for key in _SIDE_BY_SIDE:
         values = [figure(result.summary, key) for result in results.values()]
-        if key in ("rejected", "lost", "cut_off", "stalled") and not any(values):
-            continue
-        table.add_row(label, *(_number(value) for value in values))
+        if any(values) or key not in FAILURES or key == Outcome.STARVED:
+            table.add_row(_label(key), *(_number(value) for value in values))
     return table
 
 
@@ -198,18 +188,9 @@ def _published(comparisons: Sequence[Comparison]) -> Table:
     for name in ("published", "simulated", "error"):
         table.add_column(name, justify="right")
     for row in comparisons:
-        published = f"≥ {row.published:g}" if row.bound else f"{row.published:g}"
         simulated = "none" if row.simulated is None else f"{row.simulated:.2f}"
-        table.add_row(row.variant, row.figure, published, simulated, _error(row))
+        table.add_row(row.variant, row.figure, row.told, simulated, row.verdict)
     return table
-
-
-def _error(row: Comparison) -> str:
-    if row.holds is not None:
-        return "holds" if row.holds else "does not hold"
-    if row.error is not None:
-        return f"{100 * row.error:+.2f} %"
-    return "equal" if row.simulated == row.published else "differs"
 
 
 def _provenance(scenario: Scenario, results: dict[str, Result]) -> Iterator[str]:

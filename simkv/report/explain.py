@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from textwrap import wrap
 
+from simkv.core.figures import seconds
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
 from simkv.measure.result import Result
-from simkv.report.story import behind, requests, seconds, served
+from simkv.report.story import behind, requests, served
 from simkv.why.blame import Preemption
 from simkv.why.ledger import WORDS, Kind, Tile, runs, totals
 

@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from simkv.core.figures import figure
+from simkv.core.figures import REGISTRY, figure, number, seconds
 from simkv.core.files import write_text
-from simkv.core.outcome import Outcome
+from simkv.core.outcome import Outcome, in_words
 from simkv.core.version import __version__
 from simkv.loop.record import Record
 from simkv.measure.expect import check, show
@@ -36,18 +36,18 @@ STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"
 SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "main.js")
 #: Figures with a time axis, which zoom together.
 TIMED = ("lanes", "blocks", "queues")
-#: Columns of the table of variants: figure of summary.json, heading, factor.
+#: Columns of the table of variants; times are in seconds there.
 COLUMNS = (
-    ("finished", "finished", 1.0),
-    ("makespan_s", "makespan (s)", 1.0),
-    ("ttft_ms.mean", "mean TTFT (s)", 1e-3),
-    ("ttft_ms.p99", "P99 TTFT (s)", 1e-3),
-    ("e2e_ms.mean", "mean E2E (s)", 1e-3),
-    ("e2e_ms.p99", "P99 E2E (s)", 1e-3),
-    ("longest_stall_s", "longest gap (s)", 1.0),
-    ("output_throughput", "output tok/s", 1.0),
-    ("preemptions", "preemptions", 1.0),
-    ("recomputed_tokens", "recomputed tokens", 1.0),
+    "finished",
+    "makespan_s",
+    "ttft_ms.mean",
+    "ttft_ms.p99",
+    "e2e_ms.mean",
+    "e2e_ms.p99",
+    "longest_stall_s",
+    "output_throughput",
+    "preemptions",
+    "recomputed_tokens",
 )
 SYMBOLS = {"X": "x", "s": "square", "P": "cross", "D": "diamond", ">": "triangle-right"}
 CAUSES = {
@@ -195,7 +195,7 @@ def columns(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any
         | {kind.value: words for kind, words in WORDS.items()},
         "causes": CAUSES,
         "outcomes": [_outcome(outcome) for outcome in Outcome],
-        "vain": [_vain(outcome) for outcome in Outcome],
+        "vain": [outcome.vain for outcome in Outcome],
         "published": [
             row for comparison in compare(dict(results)) if (row := _error_row(comparison, results))
         ],
@@ -236,33 +236,16 @@ def _variant(name: str, result: Result, ticks: data.Ticks, edges: data.Floats) -
 
 
 def _outcome(outcome: Outcome) -> dict[str, str]:
-    word = outcome.value.replace("_", " ")
+    """How the page says and marks an outcome."""
     mark = FAILED.get(outcome)
-    if mark is None:
-        return {
-            "key": outcome.value,
-            "word": word,
-            "label": word,
-            "symbol": "circle",
-            "colour": "blue",
-        }
-    colour = "red" if outcome is Outcome.STARVED else "purple"
+    in_vain = "red" if outcome is Outcome.STARVED else "purple"
     return {
         "key": outcome.value,
-        "word": word,
-        "label": mark.label,
-        "symbol": SYMBOLS[mark.marker],
-        "colour": colour,
+        "word": outcome.word,
+        "label": outcome.label,
+        "symbol": SYMBOLS[mark.marker] if mark else "circle",
+        "colour": in_vain if mark else "blue",
     }
-
-
-def _vain(outcome: Outcome) -> str | None:
-    """What all waiting of a request with this outcome is called, if it was in vain."""
-    if outcome is Outcome.STARVED:
-        return "starved"
-    if outcome in (Outcome.STALLED, Outcome.LOST, Outcome.REJECTED):
-        return "failed"
-    return None
 
 
 def _error_row(row: Comparison, results: Mapping[str, Result]) -> dict[str, Any] | None:
@@ -271,7 +254,7 @@ def _error_row(row: Comparison, results: Mapping[str, Result]) -> dict[str, Any]
         return None
     rms = results[row.variant].profile.fit.rms_s
     bar = None
-    if rms is not None and row.published and (scale := _unit(row.figure)):
+    if rms is not None and row.published and (scale := per_second(row.figure)):
         bar = 100.0 * rms * scale / abs(row.published)
     return {
         "variant": row.variant,
@@ -283,11 +266,11 @@ def _error_row(row: Comparison, results: Mapping[str, Result]) -> dict[str, Any]
     }
 
 
-def _unit(name: str) -> float | None:
-    """How many units of a figure are a second; None if it is no time."""
-    if "_ms" in name:
-        return 1000.0
-    return 1.0 if name.endswith("_s") else None
+def per_second(name: str) -> float | None:
+    """How many units of a published figure are a second; None if it is no time."""
+    if metric := REGISTRY.get(name):
+        return metric.per_second
+    return 1.0 if name.endswith("_s") else None  # of one request
 
 
 def _words(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]:
@@ -310,12 +293,12 @@ def _words(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]
             "verdicts": result.diagnosis.verdicts,
         },
         "has_requests": any(found.record.lives for found in results.values()),
-        "columns": [heading for _, heading, _ in COLUMNS],
+        "columns": [REGISTRY[key].heading_s for key in COLUMNS],
         "variants": [
             {
                 "name": name,
                 **badge(found),
-                "cells": [_cell(found, key, factor) for key, _, factor in COLUMNS],
+                "cells": [_cell(found, key) for key in COLUMNS],
                 "verdicts": found.diagnosis.verdicts,
                 "waste": _waste(found),
                 "notes": found.notes,
@@ -367,13 +350,13 @@ def badge(result: Result) -> dict[str, str]:
     """The verdict as a word, with a sign and a tone so that colour is not needed."""
     good = result.summary["verdict"] == "served"
     return {
-        "verdict": str(result.summary["verdict"]).replace("_", " "),
+        "verdict": in_words(result.summary["verdict"]),
         "sign": "✓" if good else "✗",
         "tone": "good" if good else "bad",
     }
 
 
-def _cell(result: Result, key: str, factor: float) -> str:
+def _cell(result: Result, key: str) -> str:
     value = figure(result.summary, key)
     if key == "finished":
         return f"{value:,} of {result.summary['requests']:,}"
@@ -383,7 +366,7 @@ def _cell(result: Result, key: str, factor: float) -> str:
         "recomputed_tokens",
     ):
         return "none"
-    return story.number(value if factor == 1.0 else value * factor)
+    return number(REGISTRY[key].in_s(value))
 
 
 def _waste(result: Result) -> list[str]:
@@ -392,7 +375,7 @@ def _waste(result: Result) -> list[str]:
     waste, said = found.waste, []
 
     def part(value: float) -> str:
-        return f"{story.seconds(value)}, {100.0 * value / waste.busy:.1f} % of the GPU's time"
+        return f"{seconds(value)}, {100.0 * value / waste.busy:.1f} % of the GPU's time"
 
     if waste.busy > 0.0:
         if found.recompute_tokens:
@@ -406,7 +389,7 @@ def _waste(result: Result) -> list[str]:
     if found.overtakes:
         worst = max(found.worst_overtakes, key=lambda o: (o.seconds, -o.victim), default=None)
         tail = (
-            f"; furthest came request {worst.by}, {story.seconds(worst.seconds)} before request "
+            f"; furthest came request {worst.by}, {seconds(worst.seconds)} before request "
             f"{worst.victim}"
             if worst
             else ""
@@ -421,7 +404,7 @@ def _accuracy(results: Mapping[str, Result]) -> str:
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         known = []
         if profile.fit.rms_s:
-            rms = story.seconds(profile.fit.rms_s)
+            rms = seconds(profile.fit.rms_s)
             known.append(f"± {rms} rms over {profile.fit.points} figures")
         known += [
             f"{kind} steps off by {100 * error.median:.1f} % (median) and {100 * error.p95:.1f} % "
@@ -445,7 +428,7 @@ def _ledger_table(results: Mapping[str, Result]) -> dict[str, Any]:
             [
                 name,
                 *(
-                    story.number(part.get(kind, 0.0) / max(len(results[name].record.lives), 1))
+                    number(part.get(kind, 0.0) / max(len(results[name].record.lives), 1))
                     for kind in kinds
                 ),
             ]
@@ -456,17 +439,11 @@ def _ledger_table(results: Mapping[str, Result]) -> dict[str, Any]:
 
 def _published_row(row: Comparison, results: Mapping[str, Result]) -> tuple[str, ...]:
     drawn = _error_row(row, results)
-    if row.holds is not None:
-        error = "holds" if row.holds else "does not hold"
-    elif row.error is not None:
-        error = f"{100 * row.error:+.2f} %"
-    else:
-        error = "equal" if row.simulated == row.published else "differs"
     return (
         f"{row.variant}: {row.figure}",
-        f"≥ {row.published:g}" if row.bound else f"{row.published:.10g}",
+        row.told,
         "none" if row.simulated is None else f"{row.simulated:.6g}",
-        error,
+        row.verdict,
         f"± {drawn['bar']:.2f} %" if drawn and drawn["bar"] is not None else "",
     )
 
@@ -476,12 +453,12 @@ def _profiles(results: Mapping[str, Result]) -> list[dict[str, Any]]:
     found = []
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         records = [r.record for r in results.values() if r.profile.name == profile.name]
-        rms = "" if profile.fit.rms_s is None else f", rms error {story.seconds(profile.fit.rms_s)}"
+        rms = "" if profile.fit.rms_s is None else f", rms error {seconds(profile.fit.rms_s)}"
         rows = []
         for feature, (low, high) in profile.range.items():
             seen = _seen(records, feature)
-            here = [story.number(value) for value in seen] if seen else ["", ""]
-            rows.append((feature, story.number(low), story.number(high), *here))
+            here = [number(value) for value in seen] if seen else ["", ""]
+            rows.append((feature, number(low), number(high), *here))
         found.append(
             {
                 "name": profile.name,

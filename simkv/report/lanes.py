@@ -94,11 +94,7 @@ def bars(
     cut off by the horizon: it might yet have been served. ``intervals`` are its ledger, ``paused``
     are ``pauses(record)``.
     """
-    vain = None
-    if life.outcome is Outcome.STARVED:
-        vain = "starved"
-    elif life.outcome in (Outcome.STALLED, Outcome.LOST, Outcome.REJECTED):
-        vain = "failed"
+    vain = life.outcome and life.outcome.vain
     lane = []
     for bar in states(intervals):
         idle = bar.kind in ("waiting", "preempted")

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from simkv.core.figures import heading
 from simkv.report.style import (
     BLUE,
     DARK,
@@ -122,7 +123,7 @@ def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Object
     values = [value for value in numbers["y"] if value > 0 and math.isfinite(value)]
     if len(values) == numbers["y"].count() and values and max(values) / min(values) > DECADES:
         logarithmic(axes, "y")
-    axes.set_ylabel(name)
+    axes.set_ylabel(heading(name))
     axes.grid(color=GREY, linewidth=0.5)
 
 

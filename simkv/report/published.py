@@ -35,6 +35,20 @@ class Comparison:
             return None
         return self.simulated is not None and self.simulated >= self.published
 
+    @property
+    def told(self) -> str:
+        """The published figure as text."""
+        return f"≥ {self.published:g}" if self.bound else f"{self.published:.10g}"
+
+    @property
+    def verdict(self) -> str:
+        """How the simulated figure compares: its error, or whether the bound holds."""
+        if self.holds is not None:
+            return "holds" if self.holds else "does not hold"
+        if self.error is not None:
+            return f"{100 * self.error:+.2f} %"
+        return "equal" if self.simulated == self.published else "differs"
+
 
 def compare(results: dict[str, Result]) -> list[Comparison]:
     """Every published figure of the scenario with what was simulated for it."""

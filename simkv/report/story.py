@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import log
 from typing import Any
 
-from simkv.core.figures import figure
-from simkv.core.outcome import Outcome
+from simkv.core.figures import REGISTRY, figure, seconds
+from simkv.core.outcome import FAILURES, Outcome
 from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, longest_stall
 from simkv.measure.result import Result
@@ -20,14 +20,17 @@ from simkv.why.ledger import SERVED, WORDS, totals
 
 #: Requests whose blockers are summed up: it takes long, and more would say the same.
 ASKED = 60
-#: What two variants are compared by: figure, what it is called, its unit. Less is better.
-COMPARED = (
-    ("longest_stall_s", "longest gap in an answer", "s"),
-    ("ttft_ms.mean", "mean time to the first token", "ms"),
-    ("e2e_ms.mean", "mean time to the answer", "ms"),
-    ("e2e_ms.p99", "P99 time to the answer", "ms"),
-    ("preemptions", "preemptions", ""),
-    ("recomputed_tokens", "tokens computed again", ""),
+#: What two variants are compared by. Of all of them less is better.
+COMPARED = tuple(
+    REGISTRY[name]
+    for name in (
+        "longest_stall_s",
+        "ttft_ms.mean",
+        "e2e_ms.mean",
+        "e2e_ms.p99",
+        "preemptions",
+        "recomputed_tokens",
+    )
 )
 
 
@@ -35,11 +38,7 @@ def served(record: Record) -> str:
     """How the requests ended: ``16 of 40 finished, 24 starved``."""
     count = Counter(life.outcome for life in record.lives.values())
     parts = [f"{count[Outcome.FINISHED]:,} of {len(record.lives):,} finished"]
-    parts += [
-        f"{count[outcome]:,} {outcome.replace('_', ' ')}"
-        for outcome in Outcome
-        if outcome is not Outcome.FINISHED and count[outcome]
-    ]
+    parts += [f"{count[outcome]:,} {outcome.word}" for outcome in FAILURES if count[outcome]]
     return ", ".join(parts)
 
 
@@ -47,7 +46,7 @@ def who(record: Record) -> list[str]:
     """Who got no answer and why; if all did, who waited longest."""
     lives = record.lives.values()
     said = []
-    for outcome in (o for o in Outcome if o is not Outcome.FINISHED):
+    for outcome in FAILURES:
         failed = [life for life in lives if life.outcome is outcome]
         if failed:
             label = "request" if len(lives) == 1 else "requests"
@@ -222,9 +221,9 @@ def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
     Counts of work weigh a fifth of times, for nobody waits for a count.
     """
     total = 0.0
-    for key, _, unit in COMPARED:
-        before, after = figure(dict(ours), key), figure(dict(theirs), key)
-        total += (1.0 if unit else 0.2) * log((before + 1.0) / (after + 1.0))
+    for metric in COMPARED:
+        before, after = figure(ours, metric.key), figure(theirs, metric.key)
+        total += (1.0 if metric.unit else 0.2) * log((before + 1.0) / (after + 1.0))
     return total
 
 
@@ -247,13 +246,13 @@ def fix(results: Mapping[str, Result], name: str, other: str | None) -> list[str
     if summary := _rule(theirs.scenario, differ):
         said.append(f"The rule: {summary}.")
     gains: dict[str, list[str]] = {"Better": [], "Worse": []}
-    for key, label, unit in COMPARED:
-        if a["stalled"] or (more and key.startswith(("ttft", "e2e"))):
+    for metric in COMPARED:
+        if a["stalled"] or (more and "." in metric.key):
             continue  # a run that ended early, or latencies of requests that are not the same
-        before, after = figure(a, key), figure(b, key)
+        before, after = figure(a, metric.key), figure(b, metric.key)
         if abs(before - after) > 0.02 * max(before, after):
             which = gains["Better" if after < before else "Worse"]
-            which.append(f"{label} {_amount(before, unit)} → {_amount(after, unit)}")
+            which.append(f"{metric.label} {metric.said(before)} → {metric.said(after)}")
     return said + [f"{word}: {'; '.join(which)}." for word, which in gains.items() if which]
 
 
@@ -280,24 +279,3 @@ def requests(ids: Iterable[int], most: int = 8) -> str:
     rest = sum(b - a + 1 for a, b in runs[most:])
     more = f" and {rest:,} more" if rest else ""
     return f"request{'s' if len(ordered) != 1 else ''} {', '.join(names)}{more}"
-
-
-def seconds(value: float) -> str:
-    """``0.42 s``, ``12.3 s``, ``1,234 s``; below a tenth in milliseconds."""
-    if 0.0 < abs(value) < 0.1:
-        return f"{1000.0 * value:.3g} ms"
-    return f"{number(value)} s"
-
-
-def number(value: float) -> str:
-    """A number with three digits, or all before the point."""
-    if isinstance(value, int) or value == int(value):
-        return f"{int(value):,}"
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f}"
-
-
-def _amount(value: float, unit: str) -> str:
-    if unit == "ms":
-        return seconds(value / 1000.0)
-    return seconds(value) if unit == "s" else number(value)

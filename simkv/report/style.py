@@ -29,17 +29,16 @@ GREY, SLATE, DARK = "#D4D4D4", "#666666", "#222222"
 class Mark(NamedTuple):
     """How a request without an answer is marked."""
 
-    label: str
     colour: str
     marker: str
 
 
 FAILED: dict[Outcome, Mark] = {
-    Outcome.STARVED: Mark("starved: client gave up", RED, "X"),
-    Outcome.STALLED: Mark("stalled: engine stood still", PURPLE, "s"),
-    Outcome.LOST: Mark("lost by the engine", PURPLE, "P"),
-    Outcome.REJECTED: Mark("rejected by the engine", PURPLE, "D"),
-    Outcome.CUT_OFF: Mark("cut off by the horizon", "#777777", ">"),
+    Outcome.STARVED: Mark(RED, "X"),
+    Outcome.STALLED: Mark(PURPLE, "s"),
+    Outcome.LOST: Mark(PURPLE, "P"),
+    Outcome.REJECTED: Mark(PURPLE, "D"),
+    Outcome.CUT_OFF: Mark("#777777", ">"),
 }
 
 WIDTH = 10.0  # inches; 1500 pixels, which stand being shown at half their size
@@ -180,7 +179,13 @@ def marks(seen: Iterable[Outcome | None]) -> list[Artist]:
     found = set(seen)
     return [
         Line2D(
-            [], [], linestyle="", marker=mark.marker, color=mark.colour, mec=DARK, label=mark.label
+            [],
+            [],
+            linestyle="",
+            marker=mark.marker,
+            color=mark.colour,
+            mec=DARK,
+            label=outcome.label,
         )
         for outcome, mark in FAILED.items()
         if outcome in found

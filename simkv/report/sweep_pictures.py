@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from simkv.core.errors import InputError, nearest
-from simkv.core.figures import FIGURES
+from simkv.core.figures import FIGURES, OF_FLEETS, heading
 from simkv.report.style import (
     BLUE,
     DARK,
@@ -37,8 +37,6 @@ from simkv.search.knobs import assignment
 #: Colours of lines; beyond so many they are all grey, for nobody could tell them apart.
 COLOURS = (BLUE, RED, "#009E73", PURPLE, SKY, "#E69F00", "#117733", "#CC6677", YELLOW, DARK)
 MARKERS = "osD^vP"
-#: Figures that only runs with a fleet have.
-OF_FLEETS = ("fleet.mean_in_system", "fleet.imbalance")
 #: From such a ratio of the greatest value to the least an axis is logarithmic.
 DECADES = 30.0
 
@@ -196,7 +194,7 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
         if points["unserved"].any():
             handles.append(_hollow())
         axes.set_xlabel(plot.knob)
-        axes.set_ylabel(plot.figure)
+        axes.set_ylabel(heading(plot.figure))
         axes.grid(color=GREY, linewidth=0.5)
         _logarithmic(axes, "y", points[plot.figure])
         many = (
@@ -288,7 +286,9 @@ def write_pareto(
             axes.plot(front[names[0]], front[names[1]], color=RED, linewidth=1.0, drawstyle=style)
         handles = _draw_points(axes, points[~on_front], front, names)
         for goal, axis in zip(pareto.goals[:2], (axes.xaxis, axes.yaxis), strict=True):
-            axis.set_label_text(f"{goal.figure} ({'more' if goal.more else 'less'} is better)")
+            axis.set_label_text(
+                f"{heading(goal.figure)}, {'more' if goal.more else 'less'} is better"
+            )
         axes.grid(color=GREY, linewidth=0.5)
         _logarithmic(axes, "x", points[names[0]])
         _logarithmic(axes, "y", points[names[1]])

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
+from simkv.core.figures import REGISTRY, heading
 from simkv.search.whatif.bisect import Flip, Flips, Tried
 from simkv.search.whatif.changes import Change
 from simkv.search.whatif.condition import Condition, IsBound
@@ -34,7 +35,15 @@ SHOWN = (
     "e2e_ms.mean",
     "e2e_ms.p99",
 )
-_COLUMNS = ("Finished", "Starved", "Stalled", "E2E p50 (s)", "Stall (s)", "Preempted")
+#: Columns of the tables; times are in seconds there.
+_COLUMNS = (
+    "finished",
+    "starved",
+    "stalled",
+    "e2e_ms.median",
+    "longest_stall_s",
+    "preemptions",
+)
 
 
 def flips_parts(found: Flips, when: Condition | None = None) -> Iterator[RenderableType]:
@@ -46,10 +55,9 @@ def flips_parts(found: Flips, when: Condition | None = None) -> Iterator[Rendera
         yield f"{found.path}: no flip found; it is {found.samples[0].state} throughout."
     yield _sampling(found)
     table = Table(box=box.SIMPLE)
-    columns = ((figure,) if figure else ()) + _COLUMNS
     table.add_column(found.path)
     table.add_column("Shown" if when else "Ending")
-    for name in columns:
+    for name in _headings(figure):
         table.add_column(name, justify="right")
     new_states = {id(flip.high) for flip in found.flips}
     for sample in found.samples:
@@ -110,8 +118,7 @@ def whatif_parts(
     table.add_column("")
     table.add_column("Change", no_wrap=wide)
     table.add_column("Ending")
-    columns = ((found.by,) if found.by else ()) + _COLUMNS
-    for name in (*columns, "Helped", "Hurt"):
+    for name in (*_headings(found.by), "Helped", "Hurt"):
         table.add_column(name, justify="right")
     table.add_row("", "none", found.base.verdict, *_cells(found.base, found.by), "", "")
     for effect in shown:
@@ -154,19 +161,19 @@ def _fields(changes: Iterable[Change]) -> str:
     )
 
 
+def _headings(figure: str | None) -> list[str]:
+    return [*([heading(figure)] if figure else []), *(REGISTRY[n].heading_s for n in _COLUMNS)]
+
+
 def _cells(figures: Figures | None, figure: str | None) -> list[str]:
     if figures is None:
         return [""] * (len(_COLUMNS) + (figure is not None))
-    served = figures["finished"] > 0
-    return [
-        *([f"{figures[figure]:.6g}"] if figure else []),
-        f"{figures['finished']:.0f}",
-        f"{figures['starved']:.0f}",
-        f"{figures['stalled']:.0f}",
-        f"{figures['e2e_ms.median'] / 1000:.2f}" if served else "",
-        f"{figures['longest_stall_s']:.2f}",
-        f"{figures['preemptions']:.0f}",
-    ]
+    cells = [f"{figures[figure]:.6g}"] if figure else []
+    for name in _COLUMNS:
+        metric = REGISTRY[name]
+        told = f"{metric.in_s(figures[name]):.{2 if metric.per_second else 0}f}"
+        cells.append(told if figures["finished"] or metric.unit != "ms" else "")
+    return cells
 
 
 def _word(value: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from simkv.core.errors import InputError, nearest
 from simkv.core.figures import FIGURES
+from simkv.core.outcome import in_words
 from simkv.scenario.expect import Verdict
 from simkv.search.whatif.evaluate import Figures
 
@@ -83,7 +84,7 @@ def condition(text: str, option: str = "--keep") -> Condition:
     if bound := re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|=)=?\s*([-+0-9.eE]+)\s*", text):
         return _bound(text.strip(), bound[1], bound[2], bound[3], option)
     word = re.sub(r"[\s_-]+", " ", text.strip().lower())
-    by_word = {"stalled": STALLED, **{v.replace("_", " "): (v,) for v in VERDICTS}}
+    by_word = {"stalled": STALLED, **{in_words(v): (v,) for v in VERDICTS}}
     if word not in by_word:
         raise InputError(
             f"{option} {text}: is not a verdict{nearest(word, by_word)}; expected one of "

@@ -15,6 +15,8 @@ from math import log
 from typing import Literal
 
 from simkv.core.errors import InputError
+from simkv.core.figures import REGISTRY
+from simkv.core.outcome import FAILURES, Outcome
 from simkv.scenario.scenario import Scenario
 from simkv.search.jobs import Job
 from simkv.search.whatif.changes import Change, changes
@@ -25,21 +27,10 @@ Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurt
 SHARE = 0.05
 #: The same for the longest stall and for preemptions.
 STALL = 0.2
-#: Figures of which more is better; of all others less is.
-MORE_IS_BETTER = (
-    "finished",
-    "request_throughput",
-    "output_throughput",
-    "total_token_throughput",
-    "total_input_tokens",
-    "total_output_tokens",
-    "jain_index",
-)
 #: Of changes that do about as well, the plainer comes first.
 PLAINER = ("rule", "knob", "variant", "memory")
 NEAR = 1.25
 ORDER: tuple[Judgement, ...] = ("fixes", "helps", "changes little", "changes nothing", "hurts")
-FAILURES = ("stalled", "lost", "starved", "rejected", "cut_off")
 
 
 @dataclass(frozen=True)
@@ -145,7 +136,7 @@ def _judge(base: Figures, figures: Figures, ratio: float, by: str | None) -> Jud
     if figures == base:
         return "changes nothing"
     if by is not None:
-        return _compare(figures[by], base[by], more_is_better=by in MORE_IS_BETTER)
+        return _compare(figures[by], base[by], more_is_better=REGISTRY[by].more_is_better)
     if base.verdict != "served" and figures.verdict == "served":
         return "fixes"
     if figures["finished"] != base["finished"]:
@@ -170,7 +161,7 @@ def _compare(
 def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
     """The best first: by the figure, or by requests finished, judgement and E2E."""
     if by is not None:
-        sign = -1 if by in MORE_IS_BETTER else 1
+        sign = -1 if REGISTRY[by].more_is_better else 1
         return sorted(effects, key=lambda e: (sign * e.figures[by], _plainness(e)))
     groups: dict[tuple[float, int, bool], list[Effect]] = {}
     for effect in effects:
@@ -221,8 +212,8 @@ def _told(
     parts = [f"{by} {base[by]:.6g} -> {figures[by]:.6g}"] if by is not None else []
     for name in FAILURES:
         if base[name] != figures[name]:
-            word = name.replace("_", " ")
-            if name == "stalled":
+            word = name.word
+            if name is Outcome.STALLED:
                 word += f" ({base.verdict if base[name] else figures.verdict})"
             parts.append(f"{base[name]:.0f} {word} -> {figures[name]:.0f}")
     if not parts and base.verdict != figures.verdict:
@@ -237,14 +228,13 @@ def _told(
 
 
 def _latencies(base: Figures, figures: Figures, told: str | None) -> list[str]:
-    shown = (
-        ("E2E median", "e2e_ms.median", 1000.0, " s"),
-        ("longest stall", "longest_stall_s", 1.0, " s"),
-        ("preemptions", "preemptions", 1.0, ""),
-    )
+    def said(name: str, value: float) -> str:
+        metric = REGISTRY[name]
+        return f"{metric.in_s(value):.4g}{' s' if metric.per_second else ''}"
+
     return [
-        f"{title} {base[name] / unit:.4g}{suffix} -> {figures[name] / unit:.4g}{suffix}"
-        for title, name, unit, suffix in shown
+        f"{REGISTRY[name].label} {said(name, base[name])} -> {said(name, figures[name])}"
+        for name in ("e2e_ms.median", "longest_stall_s", "preemptions")
         if name != told and _compare(figures[name], base[name]) != "changes little"
     ]
 

@@ -8,23 +8,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from simkv.core.figures import REGISTRY
 from simkv.costs.erring import StepKind, kind_of
 from simkv.costs.profile import Profile, StepCost
 from simkv.proof.validation.served.judge import Judged
 from simkv.report.style import BLUE, DARK, GREY, RED, SLATE, WIDTH, YELLOW, title_and_legend
 
 COLOURS: dict[StepKind, str] = {"decode": BLUE, "prefill": YELLOW, "mixed": RED}
-#: Figures of the second picture, and how they are called there.
-BARS = {
-    "makespan_s": "makespan",
-    "output_throughput": "output tok/s",
-    "ttft_ms.mean": "TTFT mean",
-    "ttft_ms.p99": "TTFT P99",
-    "tpot_ms.mean": "TPOT mean",
-    "tpot_ms.p99": "TPOT P99",
-    "e2e_ms.mean": "E2E mean",
-    "e2e_ms.p99": "E2E P99",
-}
+#: Figures of the second picture.
+BARS = (
+    "makespan_s",
+    "output_throughput",
+    *(f"{name}.{s}" for name in ("ttft_ms", "tpot_ms", "e2e_ms") for s in ("mean", "p99")),
+)
 
 
 def draw_steps(judged: Sequence[Judged], profile: Profile) -> Figure:
@@ -75,7 +71,9 @@ def draw_figures(judged: Sequence[Judged]) -> Figure:
         axes.axhline(0.0, color=SLATE, linewidth=0.8)
         axes.set_title(one.trial.name, loc="left", fontsize=9)
         axes.set_ylabel("error (%)")
-        axes.set_xticks(list(places), list(BARS.values()), rotation=20, ha="right")
+        axes.set_xticks(
+            list(places), [REGISTRY[name].label for name in BARS], rotation=20, ha="right"
+        )
     handles = [
         Line2D([], [], linestyle="", marker="s", color=BLUE, label="simulated against real"),
         Line2D([], [], linestyle="", marker="s", color=GREY, label="real against real"),

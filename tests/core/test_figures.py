@@ -1,0 +1,72 @@
+"""The registry of figures: every number of a summary is in it, once, and can be said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.core.figures import FIGURES, REGISTRY, figure, heading, number, seconds
+from simkv.core.outcome import FAILURES, Outcome
+from simkv.measure.metrics import summary
+from simkv.measure.simulate import run_file
+
+TEXT = "name: t\nworkload: {burst: {num_prompts: 3, prompt_tokens: 9, output_tokens: 4}}\n"
+ENGINE = "engine: {name: vllm, num_gpu_blocks: 20, startup_check: false}\nprofile: unit-step\n"
+
+
+def leaves(node: dict[str, Any], prefix: str = "") -> list[str]:
+    return [
+        name
+        for key, value in node.items()
+        for name in (leaves(value, f"{key}.") if isinstance(value, dict) else [f"{prefix}{key}"])
+    ]
+
+
+def test_it_has_every_number_of_a_summary_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(TEXT + ENGINE)
+    figures = summary(run_file(tmp_path / "s.yaml")["run"].record)
+    told = [name for name in leaves(figures) if "verdict" not in name]
+    assert set(told) == set(FIGURES)
+    assert all(isinstance(figure(figures, name), int | float) for name in FIGURES)
+
+
+def test_no_two_are_called_the_same() -> None:
+    assert len({metric.heading for metric in REGISTRY.values()}) == len(REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "head", "head_s", "said"),
+    [
+        ("ttft_ms.p99", 420.0, "P99 TTFT (ms)", "P99 TTFT (s)", "0.42 s"),
+        ("itl_ms.median", 16.0, "Median ITL (ms)", "Median ITL (s)", "16 ms"),
+        ("makespan_s", 1234.5, "Makespan (s)", "Makespan (s)", "1,234 s"),
+        ("output_throughput", 99.96, *["Output token throughput (tok/s)"] * 2, "100.0 tok/s"),
+        ("cut_off", 3, "Cut off", "Cut off", "3"),
+        ("jain_index", 0.5, "Jain index of speed", "Jain index of speed", "0.50"),
+    ],
+)
+def test_how_a_figure_is_said(name: str, value: float, head: str, head_s: str, said: str) -> None:
+    metric = REGISTRY[name]
+    assert (metric.heading, metric.heading_s, metric.said(value)) == (head, head_s, said)
+    assert heading(name) == head
+    assert heading("goodput_share") == "goodput_share"  # worked out, and not of summary.json
+
+
+def test_numbers_have_three_digits() -> None:
+    assert [number(x) for x in (0.123, 1.234, 12.34, 123.4, 1234.5, 7.0)] == [
+        "0.12",
+        "1.23",
+        "12.3",
+        "123",
+        "1,234",
+        "7",
+    ]
+    assert [seconds(x) for x in (0.0, 0.0123, 1.5)] == ["0 s", "12.3 ms", "1.50 s"]
+
+
+def test_every_ending_is_an_answer_or_a_failure() -> None:
+    assert {Outcome.FINISHED, *FAILURES} == set(Outcome)
+    assert [outcome.word for outcome in FAILURES if "_" in outcome] == ["cut off"]
+    assert {outcome.vain for outcome in Outcome} == {None, "starved", "failed"}
