@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simkv.cli.common import progress, show
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder, make_folder
+
+if TYPE_CHECKING:
+    from simkv.proof.validation.cases.case import Case
 
 
 def validate_case(
@@ -55,11 +59,7 @@ def validate_case(
         raise InputError(f"--docs {docs}: is a folder; expected a file")
     if calibration and not calibration.is_dir():
         raise InputError(f"--calibration {calibration}: there is no such folder")
-    found = [read_case(folder) for named in cases for folder in find_cases(named)]
-    names = [case.name for case in found]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{twice}: two cases have this name; give each once")
+    found = _named_once([read_case(folder) for named in cases for folder in find_cases(named)])
     scores, changed = [], {}
     with progress("cases", len(found)) as advance:
         for case in found:
@@ -84,3 +84,11 @@ def validate_case(
         make_folder(docs.parent)
         names = write_docs(docs, scores, changed)
         show(f"\nWritten to {docs.parent}: {', '.join(names)}")
+
+
+def _named_once(cases: list[Case]) -> list[Case]:
+    """The cases, if no two have one name. Raises InputError otherwise."""
+    (name, times), *_ = Counter(case.name for case in cases).most_common(1)
+    if times > 1:
+        raise InputError(f"{name}: two cases have this name; give each once")
+    return cases

@@ -52,26 +52,7 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Read a decision trace. Raises TraceError on anything that is not one."""
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}: damaged gzip data: {error}") from error
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: not UTF-8 text: {error}") from error
-    lines: list[Line] = []
-    for number, row in enumerate(text.splitlines(), start=1):
-        if not row.strip():
-            continue
-        try:
-            value = json.loads(row)
-        except (ValueError, RecursionError) as error:
-            raise TraceError(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise TraceError(f"{path}:{number}: a JSON object was expected, found {row[:40]!r}")
-        lines.append(value)
+    lines = _objects(path)
     if not lines:
         raise TraceError(f"{path}: empty; a header line was expected")
     header, steps = lines[0], lines[1:]
@@ -87,3 +68,32 @@ def read_trace(path: Path) -> Trace:
             raise TraceError(f"{path}:{number}: neither a step, nor a tick, nor a closing line")
     truncated = steps.pop() if steps and steps[-1].get("truncated") else None
     return Trace(path, header, steps, truncated)
+
+
+def _text(path: Path) -> str:
+    """What a file says, plain or gzip'd."""
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}: damaged gzip data: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 text: {error}") from error
+
+
+def _objects(path: Path) -> list[Line]:
+    """The lines of a file, each a JSON object."""
+    lines: list[Line] = []
+    for number, row in enumerate(_text(path).splitlines(), start=1):
+        if not row.strip():
+            continue
+        try:
+            value = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise TraceError(f"{path}:{number}: a JSON object was expected, found {row[:40]!r}")
+        lines.append(value)
+    return lines
