@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from simkv.core.recording import Recording
 from simkv.core.scheduler import KvConnector, Scheduler, Variant
 
 #: For each request the numbers of its blocks, in order and from 1, which cover every token of the
@@ -54,6 +55,7 @@ class EngineSpec:
     """An engine, for those who must not know which one it is.
 
     ``build(config)`` makes its scheduler, ``with_tables(config)`` one that a device can follow.
+    ``recording`` is how its decisions are written down and replayed.
 
     Knobs by their names: ``seats`` limits the running requests, ``longest`` the length of each, for
     which the whole cache has to be enough (None if nothing does), ``memory`` is the size of the KV
@@ -72,6 +74,7 @@ class EngineSpec:
     variants: Mapping[str, Variant]
     build: Callable[..., Scheduler]
     with_tables: Callable[[Any], Tabled]
+    recording: Recording
     memory: str
     seats: str = "max_num_seqs"
     longest: str | None = None

@@ -25,12 +25,13 @@ from simkv.loop.serve import serve
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_file, run_scenario
-from simkv.proof.conform.fastdeploy import one_step_a_tick, replay
+from simkv.proof.conform.ticks import one_step_a_tick, replay
 from simkv.scenario.load import load
 from simkv.scenario.pacing import Pacing
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.fastdeploy.memory import Heard, Planned
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy, FastDeployConfig, VariantName, actors
+from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
 from simkv.schedulers.fastdeploy.worker import Message, WorkerCrash
 from tests.laws.scenarios import KNOBS, scenarios
 
@@ -152,7 +153,7 @@ def headers(draw: Any) -> dict[str, Any]:
 def test_the_processes_decide_what_a_plain_loop_decides(header: dict[str, Any]) -> None:
     acks = header["delays"][IDLE]
     expected = list(plain_loop({**header, "config": header["config"] | {IDLE: acks}}))
-    ours = list(islice(replay(header, 80), len(expected)))
+    ours = list(islice(replay(FASTDEPLOY, header, 80), len(expected)))
     for line in ours:
         if "tick" in line:
             line["tasks"] = [task[:2] for task in line["tasks"]]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from simkv.core.request import Prompt
-from simkv.proof.conform.fastdeploy import replay
+from simkv.proof.conform.ticks import replay
 from simkv.schedulers.fastdeploy.scheduler import (
     VARIANTS,
     FastDeploy,
@@ -17,6 +17,7 @@ from simkv.schedulers.fastdeploy.scheduler import (
     FixedReserve,
     actors,
 )
+from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
 from simkv.schedulers.fastdeploy.worker import Parcel, Task, Worker
 
 
@@ -177,7 +178,7 @@ def minimal(variant: str, lag: int) -> list[dict[str, Any]]:
             "idle_worker_sends_ack": True,
         },
     }
-    return list(replay(header, 0))
+    return list(replay(FASTDEPLOY, header, 0))
 
 
 def test_minus1_hangs_at_lag_2_and_the_sentinel_does_not() -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from simkv.proof.conform.trace import Line, Trace, TraceError, ending, read_trace
-
-#: One module per engine, each with ``replay(header, at_least) -> iterator of step lines``: the
-#: decisions of simkv's scheduler on the recorded workload, and a closing line
-#: ``{"truncated": True, "ending": ..., "why": ...}`` if the engine dies, or if its state repeats
-#: after ``at_least`` lines.
-Replay = Callable[[Line, int], Iterator[Line]]
-ENGINES = ("fastdeploy", "mistralrs", "sglang", "vllm")
+from simkv.core.engine import EngineSpec
+from simkv.core.recording import Line
+from simkv.proof.conform import lockstep, ticks
+from simkv.proof.conform.trace import Trace, TraceError, ending, read_trace
+from simkv.schedulers.registry import ENGINES
 
 ENDED = "all requests ended"
 
@@ -46,12 +41,28 @@ def check(path: Path) -> Result:
     Raises TraceError if the file is not a trace that this version of simkv can replay.
     """
     trace = read_trace(path)
-    replay = _replayer(trace)
+    engine = ENGINES.get(trace.header["engine"])
+    if engine is None:
+        raise TraceError(
+            f"{trace.path}:1: engine: {trace.header['engine']!r} is not known; expected one of "
+            f"{', '.join(sorted(ENGINES))}"
+        )
     try:
-        count, difference = compare(trace, replay(trace.header, len(trace.steps)))
+        count, difference = compare(trace, replay(engine, trace.header, len(trace.steps)))
     except Exception as error:  # a header may say anything
         raise TraceError(f"{path}:1: header: cannot be replayed: {error!r}") from error
-    return Result(path, trace.header["engine"], trace.header["variant"], count, difference)
+    return Result(path, engine.name, trace.header["variant"], count, difference)
+
+
+def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
+    """Lines of simkv's scheduler on the recorded workload, as this engine's recordings have them.
+
+    The last one is ``{"truncated": True, "ending": ..., "why": ...}`` if the engine dies, or if its
+    state repeats after ``at_least`` lines.
+    """
+    if engine.recording.ticks and "delays" in header:
+        return ticks.replay(engine, header, at_least)
+    return lockstep.replay(engine, header, at_least)
 
 
 def compare(trace: Trace, simulated: Iterator[Line]) -> tuple[int, Difference | None]:
@@ -79,14 +90,3 @@ def _compare_ends(truncated: Line | None, simulated: Iterator[Line]) -> Differen
             return None
         return Difference("end", recorded, ours)
     return Difference("end", recorded, {"ending": ENDED}) if truncated else None
-
-
-def _replayer(trace: Trace) -> Replay:
-    engine = trace.header["engine"]
-    if engine not in ENGINES:
-        raise TraceError(
-            f"{trace.path}:1: engine: {engine!r} is not known; expected one of {', '.join(ENGINES)}"
-        )
-    module: Any = import_module(f"simkv.proof.conform.{engine}")
-    replay: Replay = module.replay
-    return replay

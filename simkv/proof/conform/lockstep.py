@@ -1,11 +1,79 @@
-"""What every replay needs: arrivals by step, the model's stop tokens, a watch for standstill."""
+"""Replay of recordings that have one line per decision, with the clock of the decisions alone."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import count
 
-from simkv.core.scheduler import Batch, Completion
-from simkv.proof.conform.trace import Line
+from simkv.core.engine import EngineSpec
+from simkv.core.recording import Line
+from simkv.core.scheduler import Batch, Completion, Livelock
+from simkv.proof.conform.recorder import Recorder, gone
+
+
+def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
+    """Decisions of simkv's scheduler on the workload of ``header`` (see ``conform.replay``)."""
+    recording, config = engine.recording, engine.recording.config(header)
+    recorder = Recorder(engine.build(config), config, whole=True)
+    emitted, standstill = Emitted(header["requests"]), Standstill()
+    arrivals = arrivals_by_step(header["requests"])
+    alive = {request["id"] for request in header["requests"]}
+    under_way: deque[tuple[Batch, list[int]]] = deque()
+    for step in count():
+        for request in arrivals.pop(step, ()):
+            recorder.add(recording.prompt(request))
+            standstill.progress()
+        try:
+            batch = recorder.schedule()
+        except Livelock as livelock:
+            yield closing("livelock", livelock.why)
+            return
+        if batch.fatal and not recording.crash_line:
+            yield closing("raised", batch.fatal)
+            return
+        under_way.append((batch, _members(batch)))
+        line = recorder.lines[-1]
+        line["delivered"] = int(len(under_way) == recorder.pipeline_depth)
+        if (
+            line["delivered"]
+            and not batch.fatal
+            and _deliver(recorder, emitted, *under_way.popleft())
+        ):
+            standstill.progress()
+        recorder.close()
+        yield line
+        if batch.fatal:
+            yield closing(batch.fatal.split(":")[0], batch.fatal)
+            return
+        alive -= gone(line)
+        if not alive and not recorder.drains(line):
+            break
+        if not arrivals and step >= at_least and standstill.repeats(recorder.fingerprint()):
+            yield closing("stall", f"nothing can run: {sorted(alive)}")
+            return
+    if lost := line.get("lost"):
+        yield closing("lost", f"requests left every queue: {lost}")
+
+
+def closing(ending: str, why: str) -> Line:
+    """The last line of a replay that does not come to its end."""
+    return {"truncated": True, "ending": ending, "why": why}
+
+
+def _deliver(recorder: Recorder, emitted: Emitted, batch: Batch, members: list[int]) -> bool:
+    """Complete a batch with the decode group that it had; whether anybody got a token."""
+    completion = recorder.complete(batch, emitted.ended(batch, members))
+    emitted.count(completion, members)
+    return bool(completion.delivered or batch.decodes)
+
+
+def _members(batch: Batch) -> list[int]:
+    """Ids of the decode group of a batch that was just decided."""
+    if not batch.decodes:
+        return []
+    listed = {i for i, _ in batch.scheduled}
+    return [row.id for row in batch.rows() if row.id not in listed]
 
 
 def arrivals_by_step(requests: list[Line]) -> dict[int, list[Line]]:

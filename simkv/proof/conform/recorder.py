@@ -4,7 +4,7 @@
     serve(Engine(env, recorder, executor, leaping=False), requests, horizon)
     write_trace(path, recorder, requests)
 
-The other way round of the modules beside this one: those read a header and make the scheduler.
+The other way round of ``lockstep``, which reads a header and makes the scheduler.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import gzip
 import hashlib
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from simkv.core.files import write_bytes
+from simkv.core.recording import Line, decide
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Livelock
-from simkv.proof.conform.trace import FORMAT, Line
-from simkv.schedulers.registry import variants
+from simkv.proof.conform.trace import FORMAT
+from simkv.schedulers.registry import spec_of
 
 
 class Recorder:
@@ -31,11 +31,15 @@ class Recorder:
     the recordings of this engine read them. ``added`` is the call before which each request came;
     ``aborted`` are pairs of (call, request id), for which a trace has no place: one with any
     cannot be replayed. ``ending`` says how the engine died, if it did. Must not leap.
+
+    ``whole`` lines have the fields of this engine alone, too.
     """
 
-    def __init__(self, inner: Any, config: Any) -> None:
+    def __init__(self, inner: Any, config: Any, *, whole: bool = False) -> None:
         self.inner = inner
         self.config = config
+        self.whole = whole
+        self.recording = spec_of(config).recording
         self.lines: list[Line] = []
         self.added: dict[int, int] = {}
         self.aborted: list[tuple[int, int]] = []
@@ -59,10 +63,14 @@ class Recorder:
     def schedule(self) -> Batch:
         self.close()
         try:
-            batch: Batch = self.inner.schedule()
+            batch, more = self.recording.decide(self.inner) if self.whole else decide(self.inner)
         except Livelock as livelock:
             self.ending = f"livelock: {livelock.why}"
             raise
+        if batch.fatal:
+            self.ending = batch.fatal
+            if not self.recording.crash_line:
+                return batch
         self._lost += batch.lost
         line: Line = {
             "step": len(self.lines),
@@ -71,18 +79,16 @@ class Recorder:
             "preempted": list(batch.preempted),
             "ignored": list(batch.ignored),
             "finished": [],
+            **more,
         }
         if self._lost:
             line["lost"] = list(self._lost)
         if batch.fatal:
-            self.ending = batch.fatal
-            if self.config.name != "mistralrs":
-                return batch  # these recordings have no line for the batch that kills the engine
             line["crash"] = True
-        if self.config.name == "fastdeploy":
-            line |= self._queues()
+        if self.recording.at_once:
+            line |= self.recording.queues(self.inner)
         self.lines.append(line)
-        self._open = not batch.fatal
+        self._open = self.whole or not batch.fatal
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
@@ -92,29 +98,33 @@ class Recorder:
 
     def close(self) -> None:
         """Nothing more will happen in the present step: note what it left behind."""
-        if self._open and self.config.name != "fastdeploy":
-            self.lines[-1] |= self._queues()
+        if self._open and not self.recording.at_once:
+            self.lines[-1] |= self.recording.queues(self.inner)
+        if self._open and self.whole:
+            self.lines[-1] |= self.recording.left(self.inner)
         self._open = False
 
     def until_all_ended(self) -> tuple[list[Line], set[int]]:
         """The lines up to where a recording ends, and who had not ended by then.
 
-        That is the step in which the last request ends; with SGLang's overlap loop the first one
-        from there on that launches nothing.
+        That is the step in which the last request ends, or what ``Recording`` says of draining.
         """
         alive = set(self.added)
-        drains = self.config.name == "sglang" and self.inner.pipeline_depth == 2
         for index, line in enumerate(self.lines):
-            alive -= {*line["finished"], *line["ignored"], *line.get("lost", ())}
-            if not alive and not (drains and line["scheduled"]):
+            alive -= gone(line)
+            if not alive and not self.drains(line):
                 return self.lines[: index + 1], alive
         return self.lines, alive
 
-    def _queues(self) -> Line:
-        inner, running, free = self.inner, self.inner.running_ids, self.inner.free_blocks
-        if self.config.name == "sglang":
-            running, free = inner.decode_ids, inner.memory.free // inner.memory.page_size
-        return {"waiting": inner.waiting_ids(), "running": running(), "free_blocks": free}
+    def drains(self, line: Line) -> bool:
+        """Whether a recording goes on after this line though all requests have ended."""
+        under_way = self.recording.drains and self.inner.pipeline_depth > 1
+        return under_way and bool(line["scheduled"])
+
+
+def gone(line: Line) -> set[int]:
+    """Ids of the requests that ended in a step, or before it without an end."""
+    return {*line["finished"], *line["ignored"], *line.get("lost", ())}
 
 
 def decision_hashes(lines: Iterable[Line]) -> list[str]:
@@ -154,68 +164,17 @@ def _header(recorder: Recorder, requests: Iterable[Request]) -> Line:
         "format": FORMAT,
         "engine": config.name,
         "variant": config.variant,
-        "source": f"simkv, {variants(config.name)[config.variant].source}",
-        "config": _config(config),
+        "source": f"simkv, {spec_of(config).variants[config.variant].source}",
+        "config": recorder.recording.knobs(config),
         "requests": [
             {
                 "id": r.id,
                 "arrival_step": recorder.added[r.id],
                 "prompt_tokens": r.prompt_tokens,
                 "output_tokens": r.output_tokens,
-                **_shown(config.name, r),
+                **recorder.recording.shown(r),
             }
             for r in requests
         ],
     }
     return header | ({"aborted": recorder.aborted} if recorder.aborted else {})
-
-
-def _config(config: Any) -> Line:
-    """The knobs under the names that the recordings of this engine use."""
-    knobs = asdict(config)
-    del knobs["name"]
-    knobs.pop("startup_check", None)
-    if config.name in ("mistralrs", "fastdeploy"):
-        del knobs["variant"]
-    if config.name == "mistralrs":
-        knobs["num_gpu_blocks_arg"] = knobs.pop("num_gpu_blocks")
-        knobs["num_blocks"] = knobs["num_gpu_blocks_arg"] - (config.variant != "seed")
-    if config.name == "sglang":
-        for theirs, own in SGLANG_NAMES.items():
-            knobs[theirs] = knobs.pop(own)
-        knobs["radix_cache"] = not knobs.pop("disable_radix_cache")
-        knobs["overlap"] = not knobs.pop("disable_overlap_schedule")
-        if knobs["chunked_prefill_size"] == -1:
-            knobs["chunked_prefill_size"] = None
-    return knobs
-
-
-SGLANG_NAMES = {
-    "policy": "schedule_policy",
-    "init_new_token_ratio_base": "init_new_token_ratio",
-    "clip_max_new_tokens": "clip_max_new_tokens_estimation",
-    "in_batch_prefix_check_threshold": "in_batch_prefix_caching_check_threshold",
-    "in_batch_prefix_deprioritize_threshold": "in_batch_prefix_caching_deprioritize_threshold",
-}
-
-
-def _shown(engine: str, r: Request) -> Line:
-    """What else of a request the scheduler of this engine reads."""
-    if engine == "mistralrs":
-        segments = [list(segment) for segment in r.segments]
-        return {"timestamp": r.arrival, "has_images": r.has_images, "segments": segments}
-    if engine == "vllm":
-        return {
-            "max_tokens": r.max_tokens,
-            "timestamp": r.arrival,
-            "priority": r.priority,
-            "prompt_segments": [list(segment) for segment in r.segments],
-        }
-    if engine == "sglang":
-        segments = [[s.stream, s.start, s.end - s.start] for s in r.segments]
-        return {
-            "max_tokens_requested": r.max_tokens,
-            "ignore_eos": r.ignore_eos,
-            "segments": segments,
-        }
-    return {"max_tokens": r.max_tokens}

@@ -7,10 +7,10 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from simkv.core.recording import Line
 
 FORMAT = 1
-Line = dict[str, Any]
 
 
 class TraceError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.schedulers.fastdeploy.recording import RECORDING
 from simkv.schedulers.fastdeploy.scheduler import VARIANTS, FastDeploy, FastDeployConfig
 
 
@@ -17,6 +18,7 @@ FASTDEPLOY = EngineSpec(
     variants=VARIANTS,
     build=FastDeploy,
     with_tables=_with_tables,
+    recording=RECORDING,
     memory="num_blocks",
     has_threads=True,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.schedulers.mistralrs.recording import RECORDING
 from simkv.schedulers.mistralrs.scheduler import (
     JULY_RULES,
     RULES,
@@ -23,6 +24,7 @@ MISTRALRS = EngineSpec(
     variants=VARIANTS,
     build=build,
     with_tables=_with_tables,
+    recording=RECORDING,
     memory="num_gpu_blocks",
     rules=RULES,
     rules_read={"pr2034july": JULY_RULES},

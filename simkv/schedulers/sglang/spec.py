@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
 from simkv.schedulers.sglang.pages import PagedMemory
+from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.scheduler import VARIANTS, SglangConfig, SglangScheduler
 
 
@@ -19,6 +20,7 @@ SGLANG = EngineSpec(
     variants=VARIANTS,
     build=SglangScheduler,
     with_tables=_with_tables,
+    recording=RECORDING,
     memory="max_total_num_tokens",
     memory_in_tokens=True,
     seats="max_running_requests",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled, Transfer
+from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
 from simkv.schedulers.vllm.swap import VllmSwapScheduler
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
@@ -27,6 +28,7 @@ VLLM = EngineSpec(
     variants=VARIANTS,
     build=build,
     with_tables=_with_tables,
+    recording=RECORDING,
     memory="num_gpu_blocks",
     longest="max_model_len",
     transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), VllmTransferScheduler),

@@ -16,13 +16,14 @@ from typing import Any, Protocol
 import simpy
 
 from simkv.core.errors import InputError
+from simkv.core.recording import Line
 from simkv.costs.load import Load
 from simkv.costs.recorded import RecordedExecutor
 from simkv.loop.engine import Engine
 from simkv.loop.record import Record
 from simkv.loop.serve import serve
 from simkv.proof.conform.recorder import Recorder, decision_hashes
-from simkv.proof.conform.trace import Line, TraceError, read_trace
+from simkv.proof.conform.trace import TraceError, read_trace
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import build

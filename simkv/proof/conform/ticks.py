@@ -1,0 +1,159 @@
+"""Replay of recordings of threads that run side by side: one line per tick of the pipeline."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+
+import simpy
+
+from simkv.core.engine import EngineSpec
+from simkv.core.recording import Line, Recording, TickLines
+from simkv.core.request import Request
+from simkv.costs.profile import load_profile
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.clock import Process
+from simkv.loop.pipeline import Pipeline
+from simkv.proof.conform.lockstep import arrivals_by_step, closing
+from simkv.scenario.pacing import Pacing
+from simkv.schedulers.fastdeploy.memory import Heard, Planned
+from simkv.schedulers.fastdeploy.scheduler import FastDeploy
+from simkv.schedulers.fastdeploy.worker import Message, Parcel
+
+
+def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
+    """Decisions of simkv's pipeline on the workload of ``header`` (see ``conform.replay``).
+
+    In a tick it hears, decides, perhaps hears in the gap, puts, and steps.
+    """
+    delays, recording = header["delays"], engine.recording
+    gap = delays["messages_processed_between_schedule_and_put"] > 0
+    actors = engine.build(recording.config(header))
+    assert isinstance(actors, FastDeploy)
+    assert recording.ticks is not None
+    pipeline = _Watched(actors, one_step_a_tick(delays["tp_lag"], gap), recording.ticks)
+    env, tick_s = pipeline.env, pipeline.tick_s
+    env.process(_clients(pipeline, recording, header["requests"]))
+    env.process(pipeline.run())
+    for tick in count():
+        env.run(until=tick * tick_s + MARGIN)  # engine and token processor have had their turn
+        arrivals = len(pipeline.record.lives) < len(header["requests"])
+        if not arrivals and not pipeline.manager.alive():
+            return
+        line = pipeline.heard("pre", {"delivered": [], "events": []}) | pipeline.queues()
+        in_gap = pipeline.in_gap
+        env.run(until=(tick + 1) * tick_s - MARGIN)  # and so has the worker
+        if in_gap:
+            line = pipeline.heard("gap", line) | pipeline.queues()
+        if pipeline.dead:
+            assert pipeline.record.standstill is not None
+            yield closing("raised", pipeline.record.standstill.why)
+            return
+        yield line | pipeline.worked() | {"tick": tick}
+        if not arrivals and tick >= at_least and pipeline.record.standstill:
+            alive = sorted(seq.id for seq in pipeline.manager.alive())
+            yield closing("stall", f"nothing can run: {alive}")
+            return
+
+
+#: Everything in a tick happens further than this (s) from the moments at which it is looked at.
+MARGIN = 0.125
+
+
+def one_step_a_tick(lag: int, gap: bool) -> Pacing:
+    """Delays with which all three threads keep the beat of the recordings: one turn each a tick.
+
+    A step takes a second and a tick half a second more if there is a ``gap``, for that is then the
+    time from decision to put. A message of tick t is heard before the decision of t + 1 + ``lag``,
+    or with a ``gap`` (and a ``lag``) before the put of tick t + ``lag``, if there is one.
+    """
+    wait = 0.5 if gap else 0.0
+    tick = 1.0 + wait
+    early = tick - wait / 2 if gap and lag else 0.0
+    return Pacing(
+        schedule_interval=tick,
+        queue_interval=1.0,
+        put_gap=wait,
+        step_gap=wait,
+        token_processor_lag=lag * tick - early,
+        max_prefill_num=None,
+    )
+
+
+class _Watched(Pipeline):
+    """A pipeline that takes down what a tick line says of it."""
+
+    def __init__(self, actors: FastDeploy, pacing: Pacing, lines: TickLines) -> None:
+        executor = SimulatedExecutor(load_profile("unit-step"))
+        super().__init__(simpy.Environment(), actors, executor, pacing)
+        self.lines = lines
+        self.tick_s = pacing.schedule_interval
+        self.in_gap = False
+        self._sent_at: deque[int] = deque()
+        self._preempted_at: dict[int, int] = {}
+        self._hearings: list[tuple[int, Heard]] = []
+        self._step: Line = {}
+
+    @property
+    def tick(self) -> int:
+        return int(self.env.now // self.tick_s)
+
+    def goes_round(self) -> bool:
+        super().goes_round()
+        return False  # a recording may go round for as long as it likes
+
+    def decide(self) -> list[Planned]:
+        planned = super().decide()
+        self.in_gap = bool(planned)
+        self._preempted_at |= dict.fromkeys(self.manager.preempted, self.tick)
+        return planned
+
+    def put(self, planned: list[Planned]) -> Parcel:
+        parcel = super().put(planned)
+        self.in_gap = False
+        self._step["tasks"] = [self.lines.task(task) for task in parcel.tasks]
+        return parcel
+
+    def step(self) -> Message | None:
+        self._step["stalled"] = self.worker.stalled()
+        message = super().step()
+        if message is not None:
+            self._sent_at.append(self.tick)
+            self._step["emitted"] = [self.lines.token(token) for token in message]
+        return message
+
+    def hear(self, message: Message) -> Heard:
+        heard = super().hear(message)
+        self._hearings.append((self._sent_at.popleft(), heard))
+        return heard
+
+    def worked(self) -> Line:
+        """What was put and computed since it was asked for last."""
+        idle = {"tasks": [], "emitted": None, "stalled": self.worker.stalled()}
+        line, self._step = idle | self._step, {}
+        return line
+
+    def heard(self, when: str, line: Line) -> Line:
+        """``line`` with what was heard since; an ack is early if older than the preemption."""
+        for sent, heard in self._hearings:
+            line["delivered"].append([sent, when])
+            for i in heard.acked:
+                truth = "early" if sent < self._preempted_at[i] else "true"
+                line["events"].append(["ack", i, truth, f"msg{sent}"])
+            line["events"] += [["finished", i] for i in heard.finished]
+        self._hearings.clear()
+        return line
+
+    def queues(self) -> Line:
+        """What the engine's memory holds now."""
+        return self.lines.queues(self.manager)
+
+
+def _clients(pipeline: _Watched, recording: Recording, requests: list[Line]) -> Process:
+    for step, arrivals in sorted(arrivals_by_step(requests).items()):
+        yield pipeline.env.timeout(step * pipeline.tick_s - pipeline.env.now)
+        for request in arrivals:
+            prompt = recording.prompt(request)
+            sizes = prompt.prompt_tokens, prompt.max_tokens
+            pipeline.submit(Request(prompt.id, *sizes, output_tokens=request["output_tokens"]))

@@ -1,0 +1,106 @@
+"""Recordings of FastDeploy: a line per step in lockstep, or per tick of the threads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from simkv.core.recording import Line, Recording, TickLines
+from simkv.core.request import Prompt
+from simkv.core.scheduler import Batch
+from simkv.schedulers.fastdeploy.memory import ResourceManager
+from simkv.schedulers.fastdeploy.scheduler import (
+    DecodeOnlyPreempt,
+    FastDeploy,
+    FastDeployConfig,
+    FixedReserve,
+    Ratio,
+)
+from simkv.schedulers.fastdeploy.worker import EOS, Task
+
+#: How an output token is written: its number from this base, or the end of sequence.
+TOKEN_BASE = 1000
+TOKEN_EOS = 2
+
+
+def _config(header: Line) -> FastDeployConfig:
+    """Knobs as recorded; text in their place only says how the variant goes without."""
+    knobs = {field.name for field in fields(FastDeployConfig)}
+    known = {k: v for k, v in header["config"].items() if k in knobs and not isinstance(v, str)}
+    if "delays" in header:
+        known["idle_worker_sends_ack"] = header["delays"]["idle_worker_sends_ack"]
+    return FastDeployConfig(variant=header["variant"], **known)
+
+
+def _knobs(config: FastDeployConfig) -> Line:
+    knobs = asdict(config)
+    del knobs["name"], knobs["variant"]
+    return knobs
+
+
+def _prompt(request: Line) -> Prompt:
+    return Prompt(request["id"], request["prompt_tokens"], request["max_tokens"])
+
+
+def _shown(prompt: Prompt) -> Line:
+    return {"max_tokens": prompt.max_tokens}
+
+
+def _decide(engine: FastDeploy) -> tuple[Batch, Line]:
+    acked = engine.acked
+    batch = engine.schedule()
+    return batch, {
+        "acked": acked,
+        "tasks": [_task(task) for task in engine.tasks],
+        "stalled": engine.stalled,
+        "pending_reschedule": sorted(engine.pending_ids()),
+        "blocks_held": {str(i): blocks for i, blocks in engine.blocks_held().items()},
+        "active_chunk": engine.active_id(),
+        **_reservation(engine.manager),
+    }
+
+
+def _reservation(manager: ResourceManager) -> Line:
+    if isinstance(manager, Ratio) or (isinstance(manager, DecodeOnlyPreempt) and manager.by_ratio):
+        return {"ratio": manager.ratio}
+    assert isinstance(manager, FixedReserve)
+    return {"reserve": [manager.reserve, manager.reserve_exact, manager.relaxed]}
+
+
+def _queues(manager: ResourceManager) -> Line:
+    """What the memory that the threads share holds now."""
+    return {
+        "waiting": [seq.id for seq in manager.waiting],
+        "running": [seq.id for seq in manager.running],
+        "pending_reschedule": sorted(manager.pending),
+        "slots": {str(i): seq.id for i, seq in enumerate(manager.slots) if seq},
+        "tokens": {str(s.id): [s.computed, s.need, s.total] for s in manager.alive()},
+        "free_blocks": manager.pool.free,
+    }
+
+
+def _task(task: Task) -> list[Any]:
+    span = [task.start, task.end] if task.kind == "prefill" else []
+    return [task.kind, task.id, *span]
+
+
+def _serialised(task: Task) -> list[Any]:
+    more = {"prefill": [task.length], "decode": [task.blocks]}
+    return _task(task) + more.get(task.kind, [])
+
+
+def _token(token: int) -> int:
+    if token == EOS:
+        return TOKEN_EOS
+    return TOKEN_BASE + token if token > 0 else token
+
+
+RECORDING = Recording(
+    _config,
+    _prompt,
+    _knobs,
+    _shown,
+    at_once=True,
+    decide=_decide,
+    ticks=TickLines(_queues, _serialised, _token),
+)

@@ -1,0 +1,104 @@
+"""Recordings of SGLang: the normal loop and the overlap loop, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from simkv.core.recording import Line, Recording
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler import Batch
+from simkv.schedulers.sglang.scheduler import SglangConfig, SglangScheduler
+
+#: Knobs that recordings call by other names, with those names.
+THEIRS = {
+    "schedule_policy": "policy",
+    "init_new_token_ratio": "init_new_token_ratio_base",
+    "clip_max_new_tokens_estimation": "clip_max_new_tokens",
+    "in_batch_prefix_caching_check_threshold": "in_batch_prefix_check_threshold",
+    "in_batch_prefix_caching_deprioritize_threshold": "in_batch_prefix_deprioritize_threshold",
+}
+#: Switches that are recorded the other way round.
+OPPOSITES = {"disable_radix_cache": "radix_cache", "disable_overlap_schedule": "overlap"}
+#: Knobs that older recordings do not have.
+LATER = (
+    "variant",
+    "lpm_aging_tokens_per_pass",
+    "prefill_decode_interval",
+    "prefill_decode_interval_min_bs",
+)
+
+
+def _config(header: Line) -> SglangConfig:
+    recorded = header["config"]
+    knobs: Line = {}
+    for knob in (field.name for field in fields(SglangConfig)):
+        if knob in OPPOSITES:
+            knobs[knob] = not recorded[OPPOSITES[knob]]
+        elif knob != "name" and not (knob in LATER and knob not in recorded):
+            knobs[knob] = recorded[THEIRS.get(knob, knob)]
+    if knobs["chunked_prefill_size"] is None:
+        knobs["chunked_prefill_size"] = -1
+    return SglangConfig(**knobs)
+
+
+def _knobs(config: SglangConfig) -> Line:
+    knobs = asdict(config)
+    del knobs["name"]
+    for own, theirs in THEIRS.items():
+        knobs[theirs] = knobs.pop(own)
+    for own, theirs in OPPOSITES.items():
+        knobs[theirs] = not knobs.pop(own)
+    if knobs["chunked_prefill_size"] == -1:
+        knobs["chunked_prefill_size"] = None
+    return knobs
+
+
+def _prompt(request: Line) -> Prompt:
+    """With the limit that the client asked for, not yet clipped."""
+    return Prompt(
+        id=request["id"],
+        prompt_tokens=request["prompt_tokens"],
+        max_tokens=request["max_tokens_requested"],
+        arrival=float(request["arrival_step"]),
+        ignore_eos=request.get("ignore_eos", False),
+        segments=tuple(
+            Segment(stream, start, start + tokens)
+            for stream, start, tokens in request.get("segments", ())
+        ),
+    )
+
+
+def _shown(prompt: Prompt) -> Line:
+    return {
+        "max_tokens_requested": prompt.max_tokens,
+        "ignore_eos": prompt.ignore_eos,
+        "segments": [[s.stream, s.start, s.end - s.start] for s in prompt.segments],
+    }
+
+
+def _queues(scheduler: SglangScheduler) -> Line:
+    return {
+        "waiting": scheduler.waiting_ids(),
+        "running": scheduler.decode_ids(),
+        "free_blocks": scheduler.memory.free // scheduler.memory.page_size,
+    }
+
+
+def _decide(scheduler: SglangScheduler) -> tuple[Batch, Line]:
+    batch = scheduler.schedule()
+    chunked = scheduler.chunked
+    return batch, {"chunked": chunked and chunked.id, "prefix_lens": batch.context}
+
+
+def _left(scheduler: SglangScheduler) -> Line:
+    return {
+        "new_token_ratio": scheduler.ratio,
+        "batch_is_full": scheduler.running.full,
+        "evictable": scheduler.memory.evictable,
+        "processed_tokens": scheduler.processed_tokens,
+    }
+
+
+RECORDING = Recording(
+    _config, _prompt, _knobs, _shown, queues=_queues, decide=_decide, left=_left, drains=True
+)

@@ -1,0 +1,71 @@
+"""Recordings of vLLM: one line per ``schedule`` call.
+
+An iteration schedules a step and then, once ``pipeline_depth`` batches are under way, delivers the
+oldest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from simkv.core.recording import Line, Recording
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler import Batch
+from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
+
+
+def _config(header: Line) -> VllmConfig:
+    """Knobs as recorded; the recorder drove the scheduler alone, past the check at start-up."""
+    ours = {"name", "variant", "startup_check"}
+    knobs = {knob.name for knob in fields(VllmConfig)} - ours
+    recorded = header["config"]
+    variant = recorded.get("variant", "0.33.0")
+    recorded = {"num_cpu_blocks": 0, **recorded}  # not known to the engine itself
+    given = {knob: recorded[knob] for knob in knobs}
+    return VllmConfig(startup_check=False, variant=variant, **given)
+
+
+def _knobs(config: VllmConfig) -> Line:
+    knobs = asdict(config)
+    del knobs["name"], knobs["startup_check"]
+    return knobs
+
+
+def _prompt(request: Line) -> Prompt:
+    return Prompt(
+        id=request["id"],
+        prompt_tokens=request["prompt_tokens"],
+        max_tokens=request["max_tokens"],
+        arrival=request["timestamp"],
+        priority=request["priority"],
+        segments=tuple(Segment(*segment) for segment in request.get("prompt_segments", ())),
+    )
+
+
+def _shown(prompt: Prompt) -> Line:
+    return {
+        "max_tokens": prompt.max_tokens,
+        "timestamp": prompt.arrival,
+        "priority": prompt.priority,
+        "prompt_segments": [list(segment) for segment in prompt.segments],
+    }
+
+
+def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
+    running, held = set(scheduler.running_ids()), scheduler.blocks_held()
+    batch = scheduler.schedule()
+    tables = scheduler.cache.tables if scheduler.cache else {}
+    rows = batch.rows()
+    new_blocks = [[row.id, tables.get(row.id, [])[held.get(row.id, 0) :]] for row in rows]
+    line = {
+        "hits": [[row.id, row.context] for row in rows if row.id not in running],
+        "new_blocks": [[i, blocks] for i, blocks in new_blocks if blocks],
+        "running_after_schedule": scheduler.running_ids(),
+        "free_blocks_after_schedule": scheduler.free_blocks,
+    }
+    if scheduler.cache:
+        line["cached_blocks_after_schedule"] = scheduler.cache.cached
+    return batch, line
+
+
+RECORDING = Recording(_config, _prompt, _knobs, _shown, decide=_decide)
