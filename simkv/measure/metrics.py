@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from simkv.core.figures import STATISTICS
 from simkv.core.outcome import Outcome
+from simkv.core.quantiles import quantile
 from simkv.loop.record import Life, Record, emitting_rows
 
 Floats = npt.NDArray[np.float64]
@@ -36,15 +37,10 @@ class Samples:
         if not total:
             return dict.fromkeys(STATISTICS, 0.0)
         order = np.argsort(self.values, kind="stable")
-        values, ends = self.values[order], np.cumsum(self.weights[order])
-        mean = math.fsum(self.values * self.weights) / total
-        result = {"mean": mean}
-        for name, share in (("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)):
-            position = share * (total - 1)
-            low = int(position)
-            left = values[np.searchsorted(ends, low, side="right")]
-            right = values[np.searchsorted(ends, min(low + 1, total - 1), side="right")]
-            result[name] = float(left + (right - left) * (position - low))
+        values, ends = self.values[order].tolist(), np.cumsum(self.weights[order]).tolist()
+        shares = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+        result = {"mean": math.fsum(self.values * self.weights) / total}
+        result |= {name: quantile(values, ends, share) for name, share in shares.items()}
         return result
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.core.errors import InputError
+from simkv.core.quantiles import quantile
 from simkv.workload.rows import HASH, OUTPUT, OWN, Floats, Ints, Rows, is_sorted
 from simkv.workload.trace import Reader, from_zero
 
@@ -76,15 +77,10 @@ class Lengths:
         """Mean, P50, P90, P99 (linear between lengths, as numpy does) and the largest."""
         values, counts = self.counts()
         total = int(counts.sum())
-        ends = np.cumsum(counts)
         figures = {"mean": float((values * counts).sum() / total)}
-        for quantile in QUANTILES:
-            place = quantile * (total - 1)
-            low, high = (
-                float(values[np.searchsorted(ends, rank, side="right")])
-                for rank in (math.floor(place), math.ceil(place))
-            )
-            figures[f"p{100 * quantile:g}"] = low + (high - low) * (place - math.floor(place))
+        lengths, ends = values.tolist(), np.cumsum(counts).tolist()
+        for share in QUANTILES:
+            figures[f"p{100 * share:g}"] = float(quantile(lengths, ends, share))
         figures["max"] = float(values[-1])
         return figures
 
