@@ -27,7 +27,8 @@ from simkv.why.blame import (
     waste,
 )
 from simkv.why.ledger import Kind, Tile, ledger, totals
-from simkv.why.verdicts import Verdict, verdicts
+from simkv.why.verdicts.find import verdicts
+from simkv.why.verdicts.verdict import Verdict
 
 __all__ = [
     "Blocker",

@@ -12,7 +12,7 @@ from simkv.loop.record import Life, Record
 from simkv.why.blame import Blocker, Pressure, Waste
 from simkv.why.diagnosis import Diagnosis, diagnose
 from simkv.why.ledger import Kind, Tile, totals
-from simkv.why.verdicts import Verdict
+from simkv.why.verdicts.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ with each decision why it passed over the head of its queue (``Batch.held``) and
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, islice
 from math import fsum, inf
@@ -94,6 +94,10 @@ class Tile(NamedTuple):
     def seconds(self) -> float:
         """How long it lasts."""
         return self.end - self.start
+
+
+#: The tiles of every request's life, by id.
+Ledger = Mapping[int, Sequence[Tile]]
 
 
 class Stretch(NamedTuple):

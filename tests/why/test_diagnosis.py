@@ -14,18 +14,13 @@ from simkv.scenario.scenario import Scenario
 from simkv.why.blame import Blocker, Overtake, Preemption, holdings
 from simkv.why.diagnosis import Diagnosis, block_size, diagnose
 from simkv.why.ledger import Kind
-from simkv.why.verdicts import (
-    Circling,
-    Deadlock,
-    EngineDied,
-    HeadOfLine,
-    PriorityInversion,
-    Rejected,
-    Starvation,
-    Thrash,
-    Unservable,
-    Verdict,
-)
+from simkv.why.verdicts.head_of_line import HeadOfLine
+from simkv.why.verdicts.priority import PriorityInversion
+from simkv.why.verdicts.starvation import Starvation
+from simkv.why.verdicts.stops import Circling, Deadlock, EngineDied
+from simkv.why.verdicts.thrash import Thrash
+from simkv.why.verdicts.turned_away import Rejected, Unservable
+from simkv.why.verdicts.verdict import Verdict
 from tests.laws.scenarios import ENGINES, Run, run, scenarios
 
 VLLM = {

@@ -1,0 +1,1 @@
+"""Verdicts on a run, each with its proof: the evidence and the fewest requests that show it."""
