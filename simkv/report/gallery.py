@@ -18,13 +18,12 @@ from simkv.report import story
 from simkv.report.html import (
     LIBRARY,
     STYLE,
-    badge,
     environment,
-    pair_of,
     write_html,
     write_shared,
 )
 from simkv.report.lanes import BARS, painted, sample
+from simkv.report.page_words import badge
 from simkv.report.runs import Planned, remedies
 from simkv.report.style import by_arrival, span
 from simkv.scenario.packaged import Incident
@@ -62,7 +61,7 @@ def write_gallery(
             name: run_scenario(scenario, incident.path.parent)
             for name, scenario in incident.variants.items()
         }
-        pair = pair_of(results)
+        pair = story.pair_of(results)
         lead = Planned(incident.variants[pair[0]], incident.path.parent)
         changes = remedies(lead) if whatif else []
         path = folder / f"{incident.name}.html"

@@ -170,6 +170,18 @@ def first_to_look_at(results: Mapping[str, Result]) -> str:
     )
 
 
+def title(results: Mapping[str, Result]) -> str:
+    """The names of the scenarios."""
+    return " and ".join(dict.fromkeys(result.scenario.name for result in results.values()))
+
+
+def pair_of(results: Mapping[str, Result]) -> list[str]:
+    """The variants that the figures show first: the one to look at, and a better one beside it."""
+    lead = first_to_look_at(results)
+    other = remedy(results, lead) or next((name for name in results if name != lead), None)
+    return [lead] if other is None else [lead, other]
+
+
 def remedy(results: Mapping[str, Result], name: str) -> str | None:
     """The variant to set beside ``name``: it serves more, or as many and faster.
 

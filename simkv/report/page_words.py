@@ -1,0 +1,270 @@
+"""What a page says in words and tables, as the template takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simkv.core.figures import REGISTRY, figure, number, seconds
+from simkv.core.outcome import in_words
+from simkv.loop.record import Record
+from simkv.measure.expect import check, show
+from simkv.measure.result import Result
+from simkv.report import story
+from simkv.report.page_data import error_row
+from simkv.report.published import Comparison, compare
+from simkv.scenario.saving import to_yaml
+from simkv.why.ledger import WORDS, Kind, totals
+
+#: Columns of the table of variants; times are in seconds there.
+COLUMNS = (
+    "finished",
+    "makespan_s",
+    "ttft_ms.mean",
+    "ttft_ms.p99",
+    "e2e_ms.mean",
+    "e2e_ms.p99",
+    "longest_stall_s",
+    "output_throughput",
+    "preemptions",
+    "recomputed_tokens",
+)
+CAPTIONS = {
+    "lanes": "One lane per request, the first to arrive on top. Point at a lane to see what it "
+    "waited for; draw a box to zoom in; arrow keys walk through the requests. Arrows are "
+    "preemptions, from the request that they were for to the one that lost its KV.",
+    "blocks": "Who holds the cache: the greatest holders by request, and all others. The dashed "
+    "line is the whole cache.",
+    "queues": "How many requests run and wait, and what a step computes: the mean in each bin of "
+    "time, in a band from the least to the most.",
+    "ledger": "A mean request's life, from arrival to end, by what it did or waited for.",
+    "requests": "The same, request by request in order of arrival.",
+    "blockers": "Requests that held the blocks or slots that others waited for, with the part of "
+    "that waiting that is due to them.",
+    "latency": "The share of all requests that had their first token, and their answer, within a "
+    "time. A curve that ends below 100 % leaves the rest without.",
+    "published": "Error bars are the rms error of the cost profile over the figures it was "
+    "fitted to.",
+}
+
+
+def words(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]:
+    """What the template says and lists."""
+    lead = pair[0]
+    result = results[lead]
+    other = story.remedy(results, lead)
+    about = [_about(part) for part in _by_scenario(results)]
+    comparisons = compare(dict(results))
+    return {
+        "title": story.title(results),
+        "scenarios": about,
+        "lead": {
+            "name": lead,
+            "other": other,
+            **badge(result),
+            "who": story.who(result.record),
+            "behind": story.behind(result.record, result.diagnosis),
+            "fix": story.fix(results, lead, other),
+            "verdicts": result.diagnosis.verdicts,
+        },
+        "has_requests": any(found.record.lives for found in results.values()),
+        "columns": [REGISTRY[key].heading_s for key in COLUMNS],
+        "variants": [
+            {
+                "name": name,
+                **badge(found),
+                "cells": [_cell(found, key) for key in COLUMNS],
+                "verdicts": found.diagnosis.verdicts,
+                "waste": _waste(found),
+                "notes": found.notes,
+            }
+            for name, found in results.items()
+        ],
+        "accuracy": _accuracy(results),
+        "ledger": _ledger_table(results),
+        "published": [_published_row(row, results) for row in comparisons],
+        "drawn_published": any(row.error is not None for row in comparisons),
+        "published_notes": [
+            f"{name}: {published.note}"
+            for name, found in results.items()
+            if (published := found.scenario.published.get(name)) and published.note
+        ],
+        "checks": [
+            (f"{c.variant}: {c.figure}", c.expected, show(c.found), "ok" if c.ok else "missed")
+            for c in check(results)
+        ],
+        "profiles": _profiles(results),
+    }
+
+
+def _by_scenario(results: Mapping[str, Result]) -> list[dict[str, Result]]:
+    """Results of the same scenario together."""
+    parts: dict[str, dict[str, Result]] = {}
+    for name, result in results.items():
+        parts.setdefault(result.scenario.name, {})[name] = result
+    return list(parts.values())
+
+
+def _about(results: dict[str, Result]) -> dict[str, Any]:
+    scenario = next(iter(results.values())).scenario
+    return {
+        "name": scenario.name,
+        "summary": scenario.summary,
+        "report": scenario.report,
+        **scenario.provenance.model_dump(),
+        "yaml": to_yaml({name: result.scenario for name, result in results.items()}),
+    }
+
+
+def badge(result: Result) -> dict[str, str]:
+    """The verdict as a word, with a sign and a tone so that colour is not needed."""
+    good = result.summary["verdict"] == "served"
+    return {
+        "verdict": in_words(result.summary["verdict"]),
+        "sign": "✓" if good else "✗",
+        "tone": "good" if good else "bad",
+    }
+
+
+def _cell(result: Result, key: str) -> str:
+    value = figure(result.summary, key)
+    if key == "finished":
+        return f"{value:,} of {result.summary['requests']:,}"
+    if not result.summary["finished"] and key not in (
+        "makespan_s",
+        "preemptions",
+        "recomputed_tokens",
+    ):
+        return "none"
+    return number(REGISTRY[key].in_s(value))
+
+
+def _waste(result: Result) -> list[str]:
+    """The recompute tax, what was computed for nobody, and who overtook whom."""
+    found = result.diagnosis
+    waste, said = found.waste, []
+
+    def part(value: float) -> str:
+        return f"{seconds(value)}, {100.0 * value / waste.busy:.1f} % of the GPU's time"
+
+    if waste.busy > 0.0:
+        if found.recompute_tokens:
+            said.append(
+                f"Recompute tax: {found.recompute_tokens:,} tokens ({part(waste.recompute)})."
+            )
+        if waste.gone:
+            said.append(f"Computed for clients that had gone: {part(waste.gone)}.")
+        if waste.dropped:
+            said.append(f"Computed and thrown away: {part(waste.dropped)}.")
+    if found.overtakes:
+        worst = max(found.worst_overtakes, key=lambda o: (o.seconds, -o.victim), default=None)
+        tail = (
+            f"; furthest came request {worst.by}, {seconds(worst.seconds)} before request "
+            f"{worst.victim}"
+            if worst
+            else ""
+        )
+        said.append(f"Served before one that had come earlier: {found.overtakes:,} times{tail}.")
+    return said
+
+
+def _accuracy(results: Mapping[str, Result]) -> str:
+    """How far the seconds can be trusted, in a sentence per cost profile."""
+    said = ["TTFT and E2E are those of requests that finished."]
+    for profile in {r.profile.name: r.profile for r in results.values()}.values():
+        known = []
+        if profile.fit.rms_s:
+            rms = seconds(profile.fit.rms_s)
+            known.append(f"± {rms} rms over {profile.fit.points} figures")
+        known += [
+            f"{kind} steps off by {100 * error.median:.1f} % (median) and {100 * error.p95:.1f} % "
+            f"(P95) over {error.points:,} steps that were not fitted to"
+            for kind, error in profile.fit.held_out.items()
+        ]
+        errors = "; ".join(known) or "no error is known"
+        said.append(f"Seconds by cost profile {profile.name} ({profile.basis}): {errors}.")
+    return " ".join(said)
+
+
+def _ledger_table(results: Mapping[str, Result]) -> dict[str, Any]:
+    sums = {
+        name: totals(i for lane in result.diagnosis.ledger.values() for i in lane)
+        for name, result in results.items()
+    }
+    kinds = [kind for kind in Kind if any(part.get(kind) for part in sums.values())]
+    return {
+        "head": ["variant", *(WORDS[kind] for kind in kinds)],
+        "rows": [
+            [
+                name,
+                *(
+                    number(part.get(kind, 0.0) / max(len(results[name].record.lives), 1))
+                    for kind in kinds
+                ),
+            ]
+            for name, part in sums.items()
+        ],
+    }
+
+
+def _published_row(row: Comparison, results: Mapping[str, Result]) -> tuple[str, ...]:
+    drawn = error_row(row, results)
+    return (
+        f"{row.variant}: {row.figure}",
+        row.told,
+        "none" if row.simulated is None else f"{row.simulated:.6g}",
+        row.verdict,
+        f"± {drawn['bar']:.2f} %" if drawn and drawn["bar"] is not None else "",
+    )
+
+
+def _profiles(results: Mapping[str, Result]) -> list[dict[str, Any]]:
+    """Each cost profile: what it rests on, where it has data, and where this run took it."""
+    found = []
+    for profile in {r.profile.name: r.profile for r in results.values()}.values():
+        records = [r.record for r in results.values() if r.profile.name == profile.name]
+        rms = "" if profile.fit.rms_s is None else f", rms error {seconds(profile.fit.rms_s)}"
+        rows = []
+        for feature, (low, high) in profile.range.items():
+            seen = _seen(records, feature)
+            here = [number(value) for value in seen] if seen else ["", ""]
+            rows.append((feature, number(low), number(high), *here))
+        found.append(
+            {
+                "name": profile.name,
+                "text": f"{profile.engine}, {profile.model} on {profile.gpu}: {profile.basis}, "
+                f"{profile.fit.points} points{rms}.",
+                "note": profile.fit.note,
+                "source": profile.source,
+                "range": rows,
+            }
+        )
+    return found
+
+
+def _seen(records: Sequence[Record], feature: str) -> tuple[int, int] | None:
+    """The least and greatest value of a feature in the steps that had any."""
+    values: set[int] = set()
+    for record in records:
+        log = record.steps
+        if feature in ("prefill_seqs", "prefill_tokens", "decode_seqs"):
+            values.update(getattr(log, feature))
+        elif feature == "tokens":
+            values.update(a + b for a, b in zip(log.prefill_tokens, log.decode_seqs, strict=True))
+    values.discard(0)
+    return (min(values), max(values)) if values else None
+
+
+def captions(results: Mapping[str, Result], page: Mapping[str, Any]) -> dict[str, str]:
+    """What stands under the titles of the figures, with what a sample leaves out."""
+    said = dict(CAPTIONS)
+    left_out = [
+        f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.lives):,} are drawn"
+        for (name, result), variant in zip(results.items(), page["variants"], strict=True)
+        if len(variant["lanes"]["of"]) < len(result.record.lives)
+    ]
+    if left_out:
+        said["lanes"] += f" {'; '.join(left_out)}, all kinds of outcomes among them."
+    if any(result.diagnosis.preemptions for result in results.values()):
+        said["lanes"] += " Where they are too many for arrows, zoom in."
+    return said
