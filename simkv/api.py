@@ -12,6 +12,7 @@ plan.answer                             # by variant
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -28,9 +29,9 @@ from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import bench_for
 from simkv.search.knobs import assignment, axis_of
-from simkv.search.plan.ask import Ask, prepare
 from simkv.search.plan.plan import Plan, make_plan
-from simkv.search.plan.search import NEIGHBOURS
+from simkv.search.plan.prepare import prepare
+from simkv.search.plan.request import PlanRequest, request_of
 from simkv.search.plan.tables import cliff_table, evaluations, to_json
 from simkv.search.plan.words import sentences
 from simkv.search.sweep.sample import parse_sample
@@ -218,27 +219,12 @@ class Plans:
 def plan(
     scenario: str | Path,
     *,
-    smallest: str | None = None,
-    largest: str | None = None,
-    objectives: str | Iterable[str] = (),
-    goodput: Mapping[str, float] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    variants: Iterable[str] = (),
-    survive: int | None = None,
-    repeats: int | None = None,
-    profile_error: float | None = None,
-    prices: str | Path | None = None,
-    gpu: str | None = None,
-    gpus_per_replica: int | None = None,
-    held_back: Mapping[str, Any] | None = None,
-    neighbours: int = NEIGHBOURS,
-    exhaustive: bool = False,
-    cliff: bool = True,
     store: str | Path | None = None,
     jobs: int | None = None,
     executor: Literal["local", "ray"] = "local",
     address: str | None = None,
     advance: Callable[[int, int], None] | None = None,
+    **asked: Any,
 ) -> Plans:
     """The ``smallest`` or ``largest`` value of a knob with which the ``objectives`` hold.
 
@@ -248,28 +234,30 @@ def plan(
     InputError for what cannot be used, before anything is run, and RunsFailed if runs
     failed.
     """
-    ask = Ask(
-        path=find(Path(scenario)),
-        smallest=smallest,
-        largest=largest,
-        objectives=(objectives,) if isinstance(objectives, str) else tuple(objectives),
-        goodput=tuple(f"{name}:{limit!r}" for name, limit in (goodput or {}).items()),
-        overrides=_assignments(overrides),
-        variants=tuple(variants),
-        survive=survive,
-        repeats=repeats,
-        profile_error=profile_error,
-        prices=None if prices is None else Path(prices),
-        gpu=gpu,
-        gpus_per_replica=gpus_per_replica,
-        held_back=_assignments(held_back),
-        neighbours=neighbours,
-        exhaustive=exhaustive,
-        cliff=cliff,
-    )
-    prepared = prepare(ask)
+    for name in asked.keys() - PlanRequest.model_fields.keys():
+        raise TypeError(f"plan() got an unexpected keyword argument {name!r}")
+    prepared = prepare(find(Path(scenario)), request_of(asked))
     with bench_for(None if store is None else Path(store), jobs, executor, address) as bench:
         return Plans({one.case.variant: make_plan(one, bench, advance) for one in prepared})
+
+
+def _with_fields(function: Callable[..., Plans]) -> inspect.Signature:
+    """The signature of ``plan`` with the fields of PlanRequest as its keywords."""
+    own = inspect.signature(function, eval_str=True)
+    first, *rest, _ = own.parameters.values()
+    fields = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.get_default(call_default_factory=True),
+            annotation=field.annotation,
+        )
+        for name, field in PlanRequest.model_fields.items()
+    ]
+    return own.replace(parameters=[first, *fields, *rest])
+
+
+plan.__signature__ = _with_fields(plan)  # type: ignore[attr-defined]
 
 
 def _assignments(fields: Mapping[str, Any] | None) -> tuple[str, ...]:

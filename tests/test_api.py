@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -166,3 +167,11 @@ def test_the_example_runs(root: Path, tmp_path: Path) -> None:
     cliff = int(done.stdout.split("The old rule needs ")[1].split()[0])
     # Two requests of 8,000 + 200 tokens at most, and the null block.
     assert 801 < cliff <= 2 * 513 + 1
+
+
+def test_a_plan_shows_and_takes_the_options_of_the_command() -> None:
+    keywords = inspect.signature(simkv.plan).parameters
+    assert {"smallest", "objectives", "held_back", "cliff", "store", "advance"} <= keywords.keys()
+    assert (keywords["neighbours"].default, keywords["cliff"].default) == (2, True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'smalest'"):
+        simkv.plan(REPORT, smalest="timeout=1..3")

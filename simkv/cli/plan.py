@@ -125,30 +125,30 @@ def plan(
     from simkv.scenario.packaged import find
     from simkv.search.bench import bench_for
     from simkv.search.jobs import RunsFailed
-    from simkv.search.plan.ask import Ask, prepare
     from simkv.search.plan.plan import make_plan
+    from simkv.search.plan.prepare import prepare
+    from simkv.search.plan.request import request_of
 
     file, limits = _words(scenario, goodput or [])
-    ask = Ask(
-        find(Path(file)),
-        smallest,
-        largest,
-        tuple(slo or ()),
-        limits,
-        tuple(set_ or ()),
-        tuple(variant or ()),
-        survive,
-        repeats,
-        profile_error,
-        prices,
-        gpu,
-        gpus_per_replica,
-        tuple(held_back or ()),
-        neighbours,
-        exhaustive,
-        cliff,
-    )
-    prepared = prepare(ask)
+    asked = {
+        "smallest": smallest,
+        "largest": largest,
+        "objectives": slo,
+        "goodput": limits,
+        "survive": survive,
+        "repeats": repeats,
+        "profile_error": profile_error,
+        "prices": prices,
+        "gpu": gpu,
+        "gpus_per_replica": gpus_per_replica,
+        "overrides": set_,
+        "variants": variant,
+        "held_back": held_back,
+        "neighbours": neighbours,
+        "exhaustive": exhaustive,
+        "cliff": cliff,
+    }
+    prepared = prepare(find(Path(file)), request_of(asked))
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_folder("--out", folder, "plan", lambda there: (there / STORE).is_file())
     try:

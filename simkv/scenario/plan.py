@@ -9,6 +9,7 @@ plan:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -16,6 +17,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from simkv.core.errors import InputError
 from simkv.scenario.limits import parse_limits
 from simkv.scenario.objectives import parse_objective
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line calls a field, if not by its name, and what stands for its value."""
+
+    name: str | None = None
+    metavar: str | None = None
 
 
 def _objective(text: str) -> str:
@@ -50,13 +59,63 @@ class PlanSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    smallest: str | None = None
-    largest: str | None = None
-    objectives: list[Annotated[str, AfterValidator(_objective)]] = []
-    goodput: Annotated[dict[str, float], AfterValidator(_limits)] = {}
-    survive: Annotated[int, Field(ge=0, le=1)] = 0
-    repeats: Annotated[int, Field(gt=0)] | None = None
-    profile_error: Annotated[float, Field(ge=0, lt=1)] | None = None
-    prices: str | None = None
-    gpu: str | None = None
-    gpus_per_replica: Annotated[int, Field(gt=0)] = 1
+    smallest: Annotated[
+        str | None,
+        Flag(metavar="PATH=VALUES"),
+        Field(
+            description="The knob of which as little as possible is wanted, and its candidates: "
+            "fleet.replicas=1..20, engine.num_gpu_blocks=256..8192:64; see 'simkv sweep --over'."
+        ),
+    ] = None
+    largest: Annotated[
+        str | None,
+        Flag(metavar="PATH=VALUES"),
+        Field(
+            description="The knob of which as much as possible is wanted, as a rate: "
+            "workload.rate_scale=0.5..8:0.25."
+        ),
+    ] = None
+    objectives: Annotated[
+        list[Annotated[str, AfterValidator(_objective)]],
+        Flag("--slo", "FIGURE<=NUMBER"),
+        Field(
+            description="An objective, as 'ttft_ms.p99<=500' or 'jain_index>=0.5'; in quotes. May "
+            "be repeated. That everybody is served is assumed unless something is said about it."
+        ),
+    ] = []
+    goodput: Annotated[
+        dict[str, float],
+        AfterValidator(_limits),
+        Flag(metavar="ttft:MS tpot:MS e2el:MS"),
+        Field(
+            description="Limits per request as in 'vllm bench serve'. Of all requests 99 % must "
+            "keep to them unless an objective bounds goodput (per second) or goodput_share."
+        ),
+    ] = {}
+    survive: Annotated[
+        int,
+        Field(ge=0, le=1, description="Also with so many replicas failing when that is worst."),
+    ] = 0
+    repeats: Annotated[
+        int | None,
+        Field(ge=1, description="Seeds; default 6 where the workload is drawn by chance."),
+    ] = None
+    profile_error: Annotated[
+        float | None,
+        Flag(metavar="SHARE"),
+        Field(
+            ge=0,
+            le=0.9,
+            description="Relative error of a step (0.1: a tenth), if the profile tells none or "
+            "another.",
+        ),
+    ] = None
+    prices: Annotated[
+        str | None,
+        Flag(metavar="FILE"),
+        Field(description="Prices of a GPU hour, YAML 'H100: 2.5' or CSV."),
+    ] = None
+    gpu: Annotated[str | None, Field(description="Which GPU; default that of the profile.")] = None
+    gpus_per_replica: Annotated[
+        int, Field(ge=1, description="How many GPUs make a replica; default 1.")
+    ] = 1

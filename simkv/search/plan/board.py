@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from simkv.scenario.objectives import figures
 from simkv.search.bench import Advance, Bench
 from simkv.search.jobs import RunsFailed, Summary
-from simkv.search.plan.case import Case, Condition
+from simkv.search.plan.case import Candidates, Condition
 from simkv.search.plan.search import next_probes
 
 Values = dict[str, float | None]
@@ -17,7 +17,7 @@ Values = dict[str, float | None]
 class Board:
     """The figures of the candidates of a case that have been tried."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Candidates) -> None:
         self.case = case
         self.summaries: dict[tuple[int, Condition], Summary] = {}
         self.values: dict[tuple[int, Condition], Values] = {}

@@ -39,7 +39,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Case:
+class Candidates:
     """A scenario's variant at any value of a knob.
 
     ``candidates`` are the values in the order of the search: later ones should do better.

@@ -13,7 +13,7 @@ from simkv.scenario.objectives import figures
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import Advance, Bench
 from simkv.search.jobs import Job, RunsFailed, Summary
-from simkv.search.plan.case import Case, Condition
+from simkv.search.plan.case import Candidates, Condition
 from simkv.search.seeds import with_form
 from simkv.workload.workload import Workload, clients
 
@@ -22,7 +22,7 @@ FACTORS = (0.5, 0.8, 1.0, 1.25, 1.6)
 
 
 @dataclass(frozen=True)
-class Point:
+class AtRate:
     """A run at another rate: ``factor`` times the scenario's own, ``rate`` requests per second."""
 
     factor: float
@@ -75,13 +75,13 @@ def rate_of(scenario: Scenario) -> float:
 
 
 def cliff(
-    case: Case,
+    case: Candidates,
     candidate: int,
     conditions: Sequence[Condition],
     bench: Bench,
     factors: Sequence[float] = FACTORS,
     advance: Advance | None = None,
-) -> list[Point]:
+) -> list[AtRate]:
     """Try a candidate at other rates; nothing if its clients have none. Raises RunsFailed."""
     base = case.scenario(candidate)
     if at_rate(base, 1.0) is None:
@@ -97,7 +97,7 @@ def cliff(
         raise RunsFailed(f"{len(failed)} runs at other rates failed: {next(iter(failed.values()))}")
     rate = rate_of(base)
     return [
-        Point(factor, factor * rate, condition, summary, figures(summary))
+        AtRate(factor, factor * rate, condition, summary, figures(summary))
         for (factor, condition), job in jobs.items()
         for summary in [bench.done[job.digest]]
     ]

@@ -1,8 +1,8 @@
 """A plan from beginning to end: which candidate is the answer, how sure that is, what binds it.
 
-ask = Ask(Path("scenario.yaml"), smallest="fleet.replicas=1..20", objectives=(...,))
+request = PlanRequest(smallest="fleet.replicas=1..20", objectives=["starved<=0"])
 with bench_for(None) as bench:
-    plan = make_plan(prepare(ask)[0], bench)
+    plan = make_plan(prepare(Path("scenario.yaml"), request)[0], bench)
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from simkv.scenario.objectives import Objective
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import Advance, Bench
-from simkv.search.plan.ask import Prepared
 from simkv.search.plan.board import Board, Question, settle
 from simkv.search.plan.case import Condition, Number
-from simkv.search.plan.cliff import FACTORS, Point, cliff
+from simkv.search.plan.cliff import FACTORS, AtRate, cliff
+from simkv.search.plan.prepare import Prepared
 from simkv.search.plan.price import Cost, cost_of
 from simkv.search.plan.search import edge, surprises
-from simkv.search.plan.uncertain import Interval, spread
+from simkv.search.plan.uncertain import Answers, spread
 
 
 @dataclass(frozen=True)
-class Held:
+class Standing:
     """How an objective stands at the answer: its worst ``value``, and the ``slack`` to its limit.
 
     ``slack`` is per limit; ``slack_before`` is that at the next candidate before the answer, which
@@ -57,12 +57,12 @@ class Plan:
     board: Board
     answer: int | None
     answers: tuple[int | None, ...]
-    by_error: Interval | None
+    by_error: Answers | None
     islands: tuple[int, ...]
     failing: tuple[int, ...]
-    objectives: tuple[Held, ...]
+    objectives: tuple[Standing, ...]
     cost: Cost | None
-    points: tuple[Point, ...]
+    points: tuple[AtRate, ...]
     held_back: tuple[bool, int | None, Board] | None
 
     def value(self, candidate: int | None) -> Number | None:
@@ -70,12 +70,12 @@ class Plan:
         return None if candidate is None else self.prepared.case.candidates[candidate]
 
     @property
-    def by_seed(self) -> Interval:
+    def by_seed(self) -> Answers:
         """The least and the greatest answer of a seed."""
         return spread(self.answers)
 
     @property
-    def binding(self) -> list[Held]:
+    def binding(self) -> list[Standing]:
         """The objectives that the candidate before fails, first the one that it misses by most."""
         found = [held for held in self.objectives if held.binds]
         return sorted(found, key=lambda held: (held.slack_before or 0.0, str(held.objective)))
@@ -89,13 +89,13 @@ def make_plan(prepared: Prepared, bench: Bench, advance: Advance | None = None) 
     board = Board(prepared.case)
 
     def settled(questions: Sequence[Question]) -> None:
-        settle(questions, bench, prepared.neighbours, prepared.exhaustive, advance)
+        settle(questions, bench, prepared.asked.neighbours, prepared.asked.exhaustive, advance)
 
     nominal = Question(board, prepared.nominal)
     single = [Question(board, prepared.of(repeat)) for repeat in range(prepared.repeats)]
     settled([nominal, *single])
     known = nominal.known
-    answer = edge(known, prepared.neighbours)
+    answer = edge(known, prepared.asked.neighbours)
     last = len(prepared.case.candidates) - 1
     hint = last if answer is None else answer
     sides = {side: Question(board, prepared.on(side), hint) for side in prepared.error.factors}
@@ -104,11 +104,11 @@ def make_plan(prepared: Prepared, bench: Bench, advance: Advance | None = None) 
     by_error = None
     if sides:
         cheaper, dearer = (
-            edge(sides[side].known, prepared.neighbours) for side in ("cheaper", "dearer")
+            edge(sides[side].known, prepared.asked.neighbours) for side in ("cheaper", "dearer")
         )
         by_error = spread([cheaper, answer, dearer])
-    points: list[Point] = []
-    if prepared.cliff:
+    points: list[AtRate] = []
+    if prepared.asked.cliff:
         shown = answer if answer is not None else last
         conditions = [
             Condition(side, False, repeat)
@@ -120,13 +120,13 @@ def make_plan(prepared: Prepared, bench: Bench, advance: Advance | None = None) 
     if elsewhere:
         there = elsewhere.known
         verdict = False if answer is None else elsewhere.board.verdict(answer, prepared.nominal)
-        held_back = (bool(verdict), edge(there, prepared.neighbours), elsewhere.board)
+        held_back = (bool(verdict), edge(there, prepared.asked.neighbours), elsewhere.board)
     worse = surprises(known)
     return Plan(
         prepared,
         board,
         answer,
-        tuple(edge(question.known, prepared.neighbours) for question in single),
+        tuple(edge(question.known, prepared.asked.neighbours) for question in single),
         by_error,
         tuple(i for i in sorted(known) if known[i] and any(j > i for j in worse)),
         tuple(worse),
@@ -137,7 +137,7 @@ def make_plan(prepared: Prepared, bench: Bench, advance: Advance | None = None) 
     )
 
 
-def _held(objective: Objective, board: Board, answer: int | None, prepared: Prepared) -> Held:
+def _held(objective: Objective, board: Board, answer: int | None, prepared: Prepared) -> Standing:
     """How an objective stands at the answer, or if there is none at the last candidate."""
     last = len(prepared.case.candidates) - 1
     here = last if answer is None else answer
@@ -145,12 +145,12 @@ def _held(objective: Objective, board: Board, answer: int | None, prepared: Prep
     value = _worst(objective, board, here, prepared.nominal)
     slack = objective.slack({objective.figure: value})
     if before < 0:
-        return Held(objective, value, slack, None, None)
+        return Standing(objective, value, slack, None, None)
     earlier = _worst(objective, board, before, prepared.nominal)
     calm = _worst(objective, board, before, [c for c in prepared.nominal if not c.failing])
     slack_before = objective.slack({objective.figure: earlier})
     by_failure = slack_before < 0 <= objective.slack({objective.figure: calm})
-    return Held(objective, value, slack, earlier, slack_before, by_failure)
+    return Standing(objective, value, slack, earlier, slack_before, by_failure)
 
 
 def _worst(
@@ -168,7 +168,7 @@ def _cost(prepared: Prepared, board: Board, answer: int | None) -> Cost | None:
     if prepared.price is None or answer is None:
         return None
     summary = board.summaries[answer, Condition()]
-    gpus = replicas_of(prepared.case.scenario(answer)) * prepared.gpus_per_replica
+    gpus = replicas_of(prepared.case.scenario(answer)) * prepared.asked.gpus_per_replica
     return cost_of(
         prepared.gpu,
         prepared.price,

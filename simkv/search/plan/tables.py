@@ -12,7 +12,7 @@ from simkv.scenario.objectives import DERIVED
 from simkv.search.jobs import Summary
 from simkv.search.plan.board import Board
 from simkv.search.plan.case import Condition
-from simkv.search.plan.plan import Held, Plan
+from simkv.search.plan.plan import Plan, Standing
 from simkv.search.plan.uncertain import coverage_of_range, most_violated
 from simkv.search.sweep.table import figures_of, typed
 
@@ -92,12 +92,12 @@ def to_json(plan: Plan) -> dict[str, Any]:
     by_seed = plan.by_seed
     found: dict[str, Any] = {
         "variant": case.variant,
-        "largest" if prepared.largest else "smallest": case.knob,
+        "largest" if prepared.asked.largest else "smallest": case.knob,
         "candidates": [case.candidates[0], case.candidates[-1], len(case.candidates)],
         "answer": plan.value(plan.answer),
         "objectives": [_held(held) for held in plan.objectives],
         "binding": [str(held.objective) for held in plan.binding],
-        "survives_one_failing": prepared.survive,
+        "survives_one_failing": bool(prepared.asked.survive),
         "tried": len({candidate for candidate, _ in plan.board.summaries}),
         "runs": len(plan.board.summaries),
         "not_monotone": {
@@ -130,7 +130,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     return found
 
 
-def _held(held: Held) -> dict[str, Any]:
+def _held(held: Standing) -> dict[str, Any]:
     def finite(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
 

@@ -10,18 +10,18 @@ from simkv.costs.profile import Profile, StepError
 
 
 @dataclass(frozen=True)
-class Interval:
+class Answers:
     """From ``low`` to ``high``, places in the order of the candidates; None is beyond the last."""
 
     low: int | None
     high: int | None
 
 
-def spread(answers: Sequence[int | None]) -> Interval:
+def spread(answers: Sequence[int | None]) -> Answers:
     """The least and the greatest of some answers; None, no candidate, is the greatest of all."""
     known = [answer for answer in answers if answer is not None]
     low = min(known, default=None)
-    return Interval(low, max(known) if len(known) == len(answers) and known else None)
+    return Answers(low, max(known) if len(known) == len(answers) and known else None)
 
 
 def coverage_of_range(repeats: int) -> float:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from simkv.search.plan.case import Number
-from simkv.search.plan.plan import Held, Plan
-from simkv.search.plan.uncertain import Interval, coverage_of_range, most_violated
+from simkv.search.plan.plan import Plan, Standing
+from simkv.search.plan.uncertain import Answers, coverage_of_range, most_violated
 
 
 def sentences(plan: Plan) -> list[str]:
     """The answer, how sure it is, what binds it, what it costs."""
     prepared, case = plan.prepared, plan.prepared.case
-    superlative = "largest" if prepared.largest else "smallest"
+    superlative = "largest" if prepared.asked.largest else "smallest"
     alone = case.variant == "run"
     name = prepared.name if alone else f"{prepared.name}, {case.variant}"
     held = "; ".join(
         f"{held.objective}{' (assumed)' if held.objective.assumed else ''}"
         for held in plan.objectives
     )
-    also = ", also with one replica failing" if prepared.survive else ""
+    also = ", also with one replica failing" if prepared.asked.survive else ""
     lines = [f"{name}: {superlative} {case.knob} with {held}{also}"]
     lines.append(_answer(plan))
     lines += [f"  {line}" for line in (*_sureness(plan), *_binding(plan), *_others(plan))]
@@ -35,10 +35,10 @@ def _answer(plan: Plan) -> str:
     return f"Needs {knob} = {shown(plan.value(plan.answer))}{within}"
 
 
-def _range(plan: Plan, interval: Interval) -> str:
+def _range(plan: Plan, interval: Answers) -> str:
     low, high = plan.value(interval.low), plan.value(interval.high)
     last = shown(plan.prepared.case.candidates[-1])
-    beyond = f"{'below' if plan.prepared.largest else 'beyond'} {last}"
+    beyond = f"{'below' if plan.prepared.asked.largest else 'beyond'} {last}"
     first = beyond if low is None else shown(low)
     second = beyond if high is None else shown(high)
     return first if first == second else f"{first} to {second}"
@@ -85,7 +85,7 @@ def _binding(plan: Plan) -> list[str]:
     return lines
 
 
-def _value(held: Held, value: float | None) -> str:
+def _value(held: Standing, value: float | None) -> str:
     found = "no sample" if value is None else f"{value:.4g}"
     return f"{held.objective} with {found}"
 

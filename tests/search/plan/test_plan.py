@@ -16,7 +16,7 @@ from simkv.core.errors import InputError
 from simkv.measure.peak import peak
 from simkv.scenario.objectives import figures, parse_objective
 from simkv.search.plan.board import Board
-from simkv.search.plan.uncertain import Interval
+from simkv.search.plan.uncertain import Answers
 
 CACHE = "engine.num_gpu_blocks=64..288:16"
 
@@ -229,7 +229,7 @@ def test_no_answer_says_what_is_missed(small: Path) -> None:
         small, smallest=CACHE, objectives=["ttft_ms.p99<=1"], repeats=1, profile_error=0.1, jobs=1
     )
     assert plan.answer == {"run": None}
-    assert plan.plans["run"].by_error == Interval(None, None)
+    assert plan.plans["run"].by_error == Answers(None, None)
     assert "No engine.num_gpu_blocks from 64 to 288 meets them" in str(plan)
     assert "at 288 it misses ttft_ms.p99 <= 1 with" in str(plan)
 

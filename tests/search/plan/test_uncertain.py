@@ -8,13 +8,13 @@ import random
 import pytest
 
 from simkv.costs.profile import Fit, StepError, load_profile
-from simkv.search.plan.uncertain import Interval, coverage_of_range, error_of, most_violated, spread
+from simkv.search.plan.uncertain import Answers, coverage_of_range, error_of, most_violated, spread
 
 
 def test_spread() -> None:
-    assert spread([3, 1, 2]) == Interval(1, 3)
-    assert spread([3, None]) == Interval(3, None)
-    assert spread([None]) == Interval(None, None)
+    assert spread([3, 1, 2]) == Answers(1, 3)
+    assert spread([3, None]) == Answers(3, None)
+    assert spread([None]) == Answers(None, None)
 
 
 def test_the_range_encloses_the_median_as_often_as_it_says() -> None:

@@ -16,8 +16,9 @@ from simkv.core.errors import InputError
 from simkv.search.bench import working
 from simkv.search.jobs import Done, Job
 from simkv.search.knobs import parse_axis
-from simkv.search.plan.ask import Ask, prepare
 from simkv.search.plan.plan import make_plan
+from simkv.search.plan.prepare import prepare
+from simkv.search.plan.request import PlanRequest
 from simkv.search.plan.tables import cliff_table, evaluations, to_json
 from simkv.search.pool import _connect, on_ray
 from simkv.search.sweep.sweep import finish, sweep_of
@@ -94,19 +95,18 @@ def test_a_sweep_whose_worker_is_killed_is_the_same_bit_for_bit(
 def test_a_plan_whose_worker_is_killed_is_the_same_bit_for_bit(
     small: Path, killing: Callable[..., Iterator[Done]]
 ) -> None:
-    ask = Ask(
-        small,
+    request = PlanRequest(
         smallest="engine.num_gpu_blocks=80..256:16",
-        objectives=("ttft_ms.p99<=400",),
+        objectives=["ttft_ms.p99<=400"],
         variants=("plain",),
         repeats=2,
         profile_error=0.1,
     )
-    (prepared,) = prepare(ask)
+    (prepared,) = prepare(small, request)
     with working(killing) as bench:
         there = make_plan(prepared, bench)
     with working(map) as bench:
-        here = make_plan(prepare(ask)[0], bench)
+        here = make_plan(prepare(small, request)[0], bench)
     assert to_json(there) == to_json(here)
     assert evaluations(there).to_csv() == evaluations(here).to_csv()
     assert cliff_table(there).to_csv() == cliff_table(here).to_csv()

@@ -1,0 +1,113 @@
+"""What is asked of a plan, and everything that it needs, checked before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from simkv.core.errors import InputError
+from simkv.costs.erring import Side
+from simkv.costs.profile import load_profile
+from simkv.scenario.document import Document, read_document
+from simkv.scenario.load import plan_section
+from simkv.scenario.objectives import complete, parse_objective
+from simkv.scenario.scenario import Scenario
+from simkv.search.plan.case import Candidates, Condition, ladder, variants_of
+from simkv.search.plan.price import price_of, read_prices
+from simkv.search.plan.request import PlanRequest
+from simkv.search.plan.uncertain import Error, error_of
+from simkv.search.seeds import nothing_drawn, seed_of
+
+#: So many repeats, where the workload is drawn by chance: the least for which the range of their
+#: answers holds the median with 95 % confidence.
+REPEATS = 6
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a plan for one variant needs, checked.
+
+    ``repeats`` is 1 where nothing is drawn by chance. ``price`` is of an hour of one ``gpu``.
+    """
+
+    name: str
+    asked: PlanRequest
+    case: Candidates
+    repeats: int
+    error: Error
+    held_back: Candidates | None
+    gpu: str
+    price: float | None
+
+    @property
+    def nominal(self) -> tuple[Condition, ...]:
+        """The conditions that the answer must stand."""
+        return tuple(one for repeat in range(self.repeats) for one in self.of(repeat))
+
+    def of(self, repeat: int, side: Side | None = None) -> tuple[Condition, ...]:
+        """The conditions with one seed, calm and, if asked for, with a failure."""
+        calm = Condition(side, False, repeat)
+        return (calm, replace(calm, failing=True)) if self.asked.survive else (calm,)
+
+    def on(self, side: Side) -> tuple[Condition, ...]:
+        """All conditions on one side of the profile's error."""
+        return tuple(one for repeat in range(self.repeats) for one in self.of(repeat, side))
+
+
+def prepare(path: Path, request: PlanRequest) -> list[Prepared]:
+    """Check all that is asked for; one plan per variant. Raises InputError for what is wrong."""
+    asked = request.over(plan_section(_overridden(path, request.overrides)), path.parent)
+    if bool(asked.smallest) == bool(asked.largest):
+        raise InputError(
+            "--smallest: expected either --smallest or --largest, with a knob and its candidates, "
+            "as in --smallest fleet.replicas=1..20"
+        )
+    knob, candidates = ladder(asked.smallest or asked.largest or "", bool(asked.largest))
+    objectives = complete([parse_objective(text) for text in asked.objectives], asked.goodput)
+    table = None if asked.prices is None else read_prices(Path(asked.prices))
+    found: list[Prepared] = []
+    for variant in variants_of(path, asked.overrides, asked.variants):
+        case = Candidates(
+            read_document(path),
+            asked.overrides,
+            variant,
+            knob,
+            candidates,
+            tuple(objectives),
+            asked.goodput,
+            {},
+            bool(asked.survive),
+        )
+        case.check()
+        scenario = case.scenario(0)
+        if asked.survive and scenario.fleet is None:
+            raise InputError(f"--survive: needs a fleet; {scenario.name} has none: fleet.replicas")
+        profile = load_profile(scenario.profile, case.folder)
+        error = error_of(profile, asked.profile_error)
+        case = replace(case, factors=error.factors)
+        held_back = None
+        if asked.held_back:
+            overrides = (*asked.overrides, *asked.held_back)
+            held_back = replace(case, overrides=overrides, _scenarios={})
+            held_back.check()
+        gpu = asked.gpu or profile.gpu
+        price = None if table is None else price_of(gpu, table, str(asked.prices))
+        repeats = _repeats(asked.repeats, scenario)
+        found.append(Prepared(scenario.name, asked, case, repeats, error, held_back, gpu, price))
+    return found
+
+
+def _overridden(path: Path, overrides: Sequence[str]) -> Document:
+    """The scenario file with the overrides that apply to all candidates."""
+    document = read_document(path)
+    for assignment in overrides:
+        document.override(assignment)
+    return document
+
+
+def _repeats(asked: int | None, scenario: Scenario) -> int:
+    by_chance = seed_of(scenario.workload) is not None
+    if asked and asked > 1 and not by_chance:
+        raise nothing_drawn(asked)
+    return asked or (REPEATS if by_chance else 1)

@@ -1,0 +1,119 @@
+"""What may be asked of a plan. The command, ``simkv.plan`` and the section of a file follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+from pydantic import ConfigDict, Field, ValidationError, field_validator
+
+from simkv.core.errors import InputError
+from simkv.scenario.limits import parse_limits
+from simkv.scenario.plan import Flag, PlanSection
+from simkv.search.knobs import assignment
+from simkv.search.plan.search import NEIGHBOURS
+
+
+class PlanRequest(PlanSection):
+    """What is asked for; what is not, or is empty, is taken from the scenario's ``plan`` section.
+
+    ``held_back`` are overrides that make another scenario of it, on which the answer is checked.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    overrides: Annotated[
+        tuple[str, ...],
+        Flag("--set", "PATH=VALUE"),
+        Field(description="Override a field; may be repeated."),
+    ] = ()
+    variants: Annotated[
+        tuple[str, ...],
+        Flag("--variant"),
+        Field(description="Plan for this variant only; may be repeated."),
+    ] = ()
+    held_back: Annotated[
+        tuple[str, ...],
+        Flag(metavar="PATH=VALUE"),
+        Field(
+            description="Check the answer on this other scenario, as workload.start=1200; may be "
+            "repeated, all apply together."
+        ),
+    ] = ()
+    neighbours: Annotated[
+        int,
+        Field(ge=0, description="So many candidates on both sides of an answer are tried."),
+    ] = NEIGHBOURS
+    exhaustive: Annotated[bool, Field(description="Try all candidates.")] = False
+    cliff: Annotated[bool, Field(description="Try the answer at other rates too.")] = True
+
+    @field_validator("objectives", "overrides", "variants", "held_back", mode="before")
+    @classmethod
+    def _several(cls, given: str | Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
+        """One text, several, or values by the paths of their fields."""
+        if isinstance(given, Mapping):
+            return tuple(assignment(path, value) for path, value in given.items())
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    @field_validator("goodput", mode="before")
+    @classmethod
+    def _parsed(cls, given: Mapping[str, float] | Iterable[str]) -> Mapping[str, float]:
+        return given if isinstance(given, Mapping) else parse_limits(given)
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _path(cls, given: str | Path) -> str:
+        return str(given)
+
+    def over(self, section: PlanSection, folder: Path) -> PlanRequest:
+        """Complete with what ``section`` of a file in ``folder`` says."""
+        asked, said = _given(self), _given(section)
+        if asked.keys() & {"smallest", "largest"}:
+            said = {name: said[name] for name in said if name not in ("smallest", "largest")}
+        if "prices" in said:
+            said["prices"] = folder / said["prices"]
+        return PlanRequest(**{**said, **asked})
+
+
+def _given(section: PlanSection) -> dict[str, Any]:
+    fields = {name: getattr(section, name) for name in section.model_fields_set}
+    return {name: value for name, value in fields.items() if value not in ("", (), [], {})}
+
+
+def request_of(given: Mapping[str, Any]) -> PlanRequest:
+    """The request with these fields; None is as if not given. Raises InputError, by the option."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    try:
+        return PlanRequest(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        found = "" if name == "goodput" else f" {first['input']}"
+        raise InputError(f"{flag_of(name)}{found}: {_expected(name, first['msg'])}") from error
+
+
+def flag_of(name: str) -> str:
+    """The option of a field."""
+    return shown_as(name).name or f"--{name.replace('_', '-')}"
+
+
+def shown_as(name: str) -> Flag:
+    """What the field says of its option."""
+    found = (one for one in PlanRequest.model_fields[name].metadata if isinstance(one, Flag))
+    return next(found, Flag())
+
+
+def bounds_of(name: str) -> tuple[Any, Any]:
+    """The least and the most that a number may be; None where it has no bound."""
+    rules = PlanRequest.model_fields[name].metadata
+    least = next((one.ge for one in rules if isinstance(one, Ge)), None)
+    return least, next((one.le for one in rules if isinstance(one, Le)), None)
+
+
+def _expected(name: str, message: str) -> str:
+    least, most = bounds_of(name)
+    if least is None:
+        return message.removeprefix("Value error, ")
+    return f"expected a number from {least} {'on' if most is None else f'to {most}'}"
