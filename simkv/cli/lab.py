@@ -19,14 +19,26 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Run scenarios for real: a transformer on a device.")
 
+Device = Annotated[str, typer.Option(help="cuda, or cpu (slow, for tests).")]
+Model = Annotated[str, typer.Option(help="Shape of the model.")]
+Small = Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")]
+PoolLayout = Annotated[
+    str, typer.Option(help="block: a block is one piece of memory; layer: a layer is.")
+]
+WarmUp = Annotated[float | None, typer.Option(help="Seconds of steps before the clock starts.")]
+Threads = Annotated[int, typer.Option(help="Threads of torch on a CPU.")]
+Repeats = Annotated[int, typer.Option(help="Runs of each point; their median counts.")]
+ServedFolder = Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")]
+ProfileFile = Annotated[Path, typer.Option(help="The cost profile to be judged (JSON).")]
+
 
 @app.command()
 def serve(
     scenario: Annotated[
         Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
     ],
-    device: Annotated[str, typer.Option(help="cuda, or cpu (slow, for tests).")] = "cuda",
-    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    device: Device = "cuda",
+    model: Model = "llama-3-8b",
     variant: Annotated[
         list[str] | None, typer.Option(help="Serve only these variants; may be repeated.")
     ] = None,
@@ -37,14 +49,10 @@ def serve(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; default runs/gpu-<scenario>/.")
     ] = None,
-    layout: Annotated[
-        str, typer.Option(help="block: a block is one piece of memory; layer: a layer is.")
-    ] = "block",
+    layout: PoolLayout = "block",
     graphs: Annotated[bool, typer.Option(help="Capture CUDA graphs.")] = True,
-    warm_up: Annotated[
-        float | None, typer.Option(help="Seconds of steps before the clock starts.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+    warm_up: WarmUp = None,
+    threads: Threads = 1,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
 ) -> None:
     """Serve a scenario's workload by the wall clock; write what each request and step took.
@@ -81,7 +89,7 @@ def serve(
 
 @app.command()
 def replay(
-    folder: Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")],
+    folder: ServedFolder,
 ) -> None:
     """Simulate a recorded run with its own step times; exit 1 at the first other decision."""
     from simkv.proof.validation.served.replay import read_runs
@@ -102,8 +110,8 @@ def replay(
 
 @app.command()
 def validate(
-    folder: Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")],
-    profile: Annotated[Path, typer.Option(help="The cost profile to be judged (JSON).")],
+    folder: ServedFolder,
+    profile: ProfileFile,
     again: Annotated[
         Path | None, typer.Option(help="The same served once more: the noise of real runs.")
     ] = None,
@@ -137,17 +145,17 @@ def validate(
 
 @app.command()
 def bench(
-    device: Annotated[str, typer.Option(help="cuda, or cpu (for tests).")] = "cuda",
-    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
-    small: Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")] = False,
-    repeats: Annotated[int, typer.Option(help="Runs of each point; their median counts.")] = 20,
+    device: Device = "cuda",
+    model: Model = "llama-3-8b",
+    small: Small = False,
+    repeats: Repeats = 20,
     fa3: Annotated[
         Path | None,
         typer.Option(help="_vllm_fa3_C.abi3.so out of a wheel of vLLM, to stand beside ours."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rows as JSON to this file.")] = None,
-    warm_up: Annotated[float | None, typer.Option(help="Seconds of steps before.")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+    warm_up: WarmUp = None,
+    threads: Threads = 1,
 ) -> None:
     """Show how near attention and whole steps come to the device's ceilings, in both layouts."""
     setup = device_setup(device, model, "block", True, warm_up, threads, 0)
@@ -170,15 +178,15 @@ def bench(
 @app.command()
 def calibrate(
     out: Annotated[Path, typer.Argument(help="Folder of the campaign; goes on if it has begun.")],
-    device: Annotated[str, typer.Option(help="cuda, or cpu (for tests).")] = "cuda",
-    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    device: Device = "cuda",
+    model: Model = "llama-3-8b",
     budget: Annotated[str, typer.Option(help="Time to measure in, such as 8m or 90s.")] = "8m",
-    small: Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")] = False,
+    small: Small = False,
     kv_tokens: Annotated[int | None, typer.Option(help="Tokens of KV to measure with.")] = None,
-    layout: Annotated[str, typer.Option(help="Layout of the KV pool: block or layer.")] = "block",
-    repeats: Annotated[int, typer.Option(help="Runs of each point; their median counts.")] = 20,
-    warm_up: Annotated[float | None, typer.Option(help="Seconds of steps before.")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+    layout: PoolLayout = "block",
+    repeats: Repeats = 20,
+    warm_up: WarmUp = None,
+    threads: Threads = 1,
 ) -> None:
     """Measure what steps cost on this device, fit a cost profile, and tell how wrong it is."""
     setup = device_setup(device, model, layout, True, warm_up, threads, 0)
@@ -193,9 +201,8 @@ def calibrate(
         profile, samples = campaign.calibrate(
             setup, limits, out, budget_s, repeats=repeats, progress=advance
         )
-    itemsize = 2 if setup.device.startswith("cuda") else 4
     print(f"{len(samples)} measurements; {profile.source[-1]}")
-    for what, value in campaign.achieved(samples, setup.shape, itemsize).items():
+    for what, value in campaign.achieved(samples, setup.shape, setup.itemsize).items():
         print(f"{what}: {value}")
     print("Error on steps of a real run that were not fitted to (median, P95, bias):")
     for kind, error in profile.fit.held_out.items():

@@ -9,6 +9,17 @@ from typing import Annotated
 import typer
 
 from simkv.cli.common import progress
+from simkv.cli.lab import (
+    Device,
+    Model,
+    PoolLayout,
+    ProfileFile,
+    Small,
+    Threads,
+    WarmUp,
+    device_setup,
+    seconds_of,
+)
 from simkv.core.errors import InputError
 
 #: Share of the time for planning and serving; the rest is for comparing.
@@ -17,18 +28,18 @@ SERVING = 0.85
 
 def validate_gpu(
     out: Annotated[Path, typer.Argument(help="Folder of the results; goes on if it has begun.")],
-    profile: Annotated[Path, typer.Option(help="The cost profile to be judged (JSON).")],
-    device: Annotated[str, typer.Option(help="cuda, or cpu (for tests).")] = "cuda",
-    model: Annotated[str, typer.Option(help="Shape of the model.")] = "llama-3-8b",
+    profile: ProfileFile,
+    device: Device = "cuda",
+    model: Model = "llama-3-8b",
     budget: Annotated[str, typer.Option(help="Time for all of it, such as 9m or 90s.")] = "9m",
-    small: Annotated[bool, typer.Option(help="Small sizes, for the tiny model.")] = False,
+    small: Small = False,
     repeats: Annotated[int, typer.Option(help="Times that each case is served at most.")] = 2,
     only_plan: Annotated[
         bool, typer.Option("--only-plan", help="Write the plan and its predictions; serve nothing.")
     ] = False,
-    layout: Annotated[str, typer.Option(help="Layout of the KV pool: block or layer.")] = "block",
-    warm_up: Annotated[float | None, typer.Option(help="Seconds of steps before.")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU.")] = 1,
+    layout: PoolLayout = "block",
+    warm_up: WarmUp = None,
+    threads: Threads = 1,
     seed: Annotated[int, typer.Option(help="Seed of the workloads.")] = 0,
 ) -> None:
     """Serve a set of scenarios for real and judge a profile by them, at three levels.
@@ -39,7 +50,6 @@ def validate_gpu(
     if OUT has a plan already, that is used. Exit 1 if a decision differs.
     """
     begin = perf_counter()
-    from simkv.cli.lab import device_setup, seconds_of
     from simkv.costs.profile import load_profile
     from simkv.proof.validation.served import suite
     from simkv.proof.validation.served.judge import judge

@@ -29,10 +29,6 @@ class Anchor:
         except (OSError, AttributeError, RuntimeError) as error:
             raise InputError(f"--fa3 {path}: cannot be loaded: {error}") from error
 
-    def beside(self, ops: Any) -> Any:
-        """The model's operations ``ops``, with attention by this library."""
-        return _Beside(ops, self)
-
     def attend(
         self,
         q: torch.Tensor,
@@ -81,14 +77,3 @@ def _value(argument: Any, given: dict[str, Any]) -> Any:
     kind = str(argument.type)
     nothing = {"int": 0, "SymInt": 0, "float": 0.0, "bool": False}
     return nothing.get(kind)
-
-
-class _Beside:
-    """Operations of which ``attend`` is another's."""
-
-    def __init__(self, ops: Any, anchor: Anchor) -> None:
-        self._ops = ops
-        self.attend = anchor.attend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ops, name)

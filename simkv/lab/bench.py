@@ -23,7 +23,7 @@ from simkv.lab.anchor import Anchor
 from simkv.lab.machine import ceilings
 from simkv.lab.pool import Layout
 from simkv.lab.probes import Limits, Probe
-from simkv.lab.stand import Stand
+from simkv.lab.stand import Stand, WithAttention
 
 #: 64 rows with 4,096 tokens of context, and a prompt of 4,096 tokens.
 SIZES = Limits(decodes=64, tokens=4096, context=4096, kv_tokens=64 * 4112 + 8192)
@@ -96,7 +96,7 @@ def _anchored(
 ) -> Iterator[Reading]:
     """The same attention by another library: its rate, and how far its numbers are from ours."""
     sizes = made.limits
-    ours, made.model.ops = made.model.ops, anchor.beside(made.model.ops)
+    ours, made.model.ops = made.model.ops, WithAttention(made.model.ops, anchor.attend)
     for point in (
         Probe("decode", (sizes.context,) * sizes.decodes),
         Probe("prefill", (), ((sizes.tokens, 0),)),

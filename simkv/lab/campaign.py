@@ -96,9 +96,8 @@ def _sample(
 ) -> Measurement:
     low, median, high = np.percentile(seconds, (10, 50, 90))
     longest = max((*point.decodes, *(t + c for t, c in point.prefills)), default=0)
-    swap = point.part in ("swap out", "swap in")
-    load = Load(0, 0, 0, 0, 0) if swap else point.load
-    size = f"{point.decodes[0]} blocks" if swap else "x".join(map(str, stand.size(point)))
+    load = Load(0, 0, 0, 0, 0) if point.swaps else point.load
+    size = f"{point.decodes[0]} blocks" if point.swaps else "x".join(map(str, stand.size(point)))
     spread = (float(median), float(low), float(high))
     return Measurement(key, passed, point.part, *load[:6], longest, size, *spread, len(seconds), at)
 

@@ -79,22 +79,32 @@ def ceilings(device: str) -> Ceilings:
     return Ceilings(moved, 2 * side**3 / seconds(partial(torch.matmul, a, b), device), crossed)
 
 
-def seconds(run: Callable[[], Any], device: str, repeats: int = 10) -> float:
-    """Median seconds of ``run`` on the device, by its own events where it has any."""
+def seconds(run: Callable[[], Any], device: str) -> float:
+    """Median seconds of ``run`` on the device."""
+    return median(times(run, 10, on_gpu=torch.device(device).type == "cuda"))
+
+
+def times(run: Callable[[], Any], repeats: int, *, on_gpu: bool) -> list[float]:
+    """Seconds of each of ``repeats`` runs, by the device's own events where it has any.
+
+    One more, the first, is thrown away.
+    """
     run()
-    if torch.device(device).type != "cuda":
-        times = []
-        for _ in range(repeats):
-            begin = perf_counter()
-            run()
-            times.append(perf_counter() - begin)
-        return median(times)
-    events = []
+    if on_gpu:
+        return _device_times(run, repeats)
+    found = []
     for _ in range(repeats):
-        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        pair[0].record()
+        begin = perf_counter()
         run()
-        pair[1].record()
-        events.append(pair)
+        found.append(perf_counter() - begin)
+    return found
+
+
+def _device_times(run: Callable[[], Any], repeats: int) -> list[float]:
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for begin, end in events:
+        begin.record()
+        run()
+        end.record()
     torch.cuda.synchronize()
-    return float(median(begin.elapsed_time(end) for begin, end in events)) / 1000.0
+    return [begin.elapsed_time(end) / 1000.0 for begin, end in events]

@@ -47,6 +47,11 @@ class Probe(NamedTuple):
     prefills: tuple[tuple[int, int], ...] = ()
 
     @property
+    def swaps(self) -> bool:
+        """Whether it copies blocks, and is no part of a step."""
+        return self.part.startswith("swap")
+
+    @property
     def key(self) -> str:
         """A name by which a measurement is found again."""
         rows = len(self.decodes)
@@ -179,7 +184,7 @@ def _in_turn(*kinds: Sequence[Probe]) -> Iterator[list[Probe]]:
 
 def _fits(point: Probe, limits: Limits) -> bool:
     load = point.load
-    if point.part in ("swap out", "swap in"):
+    if point.swaps:
         return 2 * point.decodes[0] * limits.block_size <= limits.kv_tokens
     whole = load.decode_context + load.decode_seqs + load.prefill_context + load.prefill_tokens
     rows = load.decode_seqs + load.prefill_seqs

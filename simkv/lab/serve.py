@@ -111,8 +111,7 @@ def runner_config(scenario: Scenario, setup: Setup) -> RunnerConfig:
 def check_fits(setup: Setup, config: RunnerConfig) -> None:
     """Raise InputError if weights, KV pool and token store are more than the device has free."""
     on_gpu = torch.device(setup.device).type == "cuda"
-    itemsize = 2 if on_gpu else 4
-    shape = setup.shape
+    shape, itemsize = setup.shape, setup.itemsize
     weights = (shape.step_weights + (0 if shape.tied else shape.vocab * shape.hidden)) * itemsize
     cache = (config.num_blocks + 1) * config.block_size * shape.kv_bytes_per_token(itemsize)
     store = 4 * (config.seats + 1) * config.max_len

@@ -37,6 +37,11 @@ class Setup:
     warm_up: float = 0.0
     seed: int = 0
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number: bfloat16 on a GPU, float32 on a CPU."""
+        return 2 if self.device.startswith("cuda") else 4
+
 
 @dataclass(frozen=True)
 class Served:

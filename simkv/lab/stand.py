@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from simkv.costs.hardware.shapes import ModelShape
 from simkv.lab.buckets import step_size
 from simkv.lab.graphs import capture
 from simkv.lab.inputs import Fields, StepSize, fields_of, fill, packed_length
+from simkv.lab.machine import times
 from simkv.lab.pool import HostBlocks, Layout, swap_in, swap_out
 from simkv.lab.probes import Limits, Probe
 from simkv.lab.runner import Runner, RunnerConfig
@@ -49,21 +49,9 @@ class Stand:
     def time(self, point: Probe, repeats: int) -> list[float]:
         """Seconds of each of ``repeats`` runs; one more, the first, is thrown away."""
         run = self._run(point)
-        if not self.runner.on_gpu:
-            return [_host_seconds(run) for _ in range(repeats + 1)][1:]
-        if point.part not in ("swap out", "swap in"):
+        if self.on_gpu and not point.swaps:
             run = capture(run)[0].replay
-        run()
-        events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(repeats)
-        ]
-        for begin, end in events:
-            begin.record()
-            run()
-            end.record()
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) / 1000.0 for begin, end in events]
+        return times(run, repeats, on_gpu=self.on_gpu)
 
     def difference(self, point: Probe, ops: Any, others: Any) -> float:
         """Relative difference of attention by ``ops`` and by ``others`` in the first layer."""
@@ -86,7 +74,7 @@ class Stand:
         )
 
     def _run(self, point: Probe) -> Callable[[], Any]:
-        if point.part in ("swap out", "swap in"):
+        if point.swaps:
             count = point.decodes[0]
             blocks = [1 + 2 * i for i in range(count)]  # never two in a row, as in a used pool
             move = swap_out if point.part == "swap out" else swap_in
@@ -127,7 +115,7 @@ class Stand:
 
     def _without_attention(self, fields: Fields, size: StepSize) -> torch.Tensor:
         ops = self.model.ops
-        self.model.ops = _WithoutAttention(ops)
+        self.model.ops = WithAttention(ops, lambda q, *_: q)
         try:
             return self.model.step(fields, size)
         finally:
@@ -141,20 +129,12 @@ class Stand:
         return out
 
 
-class _WithoutAttention:
-    """The model's operations, with attention handing its queries on."""
+class WithAttention:
+    """The model's operations, of which ``attend`` is another."""
 
-    def __init__(self, ops: Any) -> None:
+    def __init__(self, ops: Any, attend: Callable[..., torch.Tensor]) -> None:
         self._ops = ops
+        self.attend = attend
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ops, name)
-
-    def attend(self, q: torch.Tensor, *_: Any) -> torch.Tensor:
-        return q
-
-
-def _host_seconds(run: Callable[[], Any]) -> float:
-    begin = perf_counter()
-    run()
-    return perf_counter() - begin

@@ -17,7 +17,7 @@ from simkv.lab import cpu_ops
 from simkv.lab.anchor import Anchor
 from simkv.lab.bench import SMALL_SIZES, bench
 from simkv.lab.probes import Probe
-from simkv.lab.stand import Stand
+from simkv.lab.stand import Stand, WithAttention
 
 TINY = MODELS["tiny"]
 
@@ -84,7 +84,7 @@ def anchor():
 )
 def test_the_anchor_is_called_right(point, anchor):
     made = Stand(TINY, SMALL_SIZES, "cpu")
-    assert made.difference(point, cpu_ops, anchor.beside(cpu_ops)) < 1e-6
+    assert made.difference(point, cpu_ops, WithAttention(cpu_ops, anchor.attend)) < 1e-6
     wrong = SimpleNamespace(attend=lambda *args: torch.roll(cpu_ops.attend(*args), 1, 0))
     assert made.difference(point, cpu_ops, wrong) > 0.1
 

@@ -13,7 +13,8 @@ from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.serve import DeviceServer
 from simkv.lab.served import Setup, write_served
 from simkv.proof.validation.served.replay import read_runs, verdict_of_run
-from tests.lab.test_serve import plain_scenario
+from simkv.schedulers.registry import ENGINES
+from tests.laws.plain import plain_scenario
 
 SETUP = Setup(MODELS["tiny"], graph_tokens=64)
 #: Engine, variant, what stands in its scheduler, and what a clumsy hand makes of it.
@@ -43,7 +44,8 @@ BUGS = [
 def plant(monkeypatch):
     """Put a module with one piece of its source replaced in the place of the original."""
 
-    def planted(name: str, old: str, new: str) -> None:
+    def planted(engine: str, old: str, new: str) -> None:
+        name = f"simkv.schedulers.{engine}.scheduler"
         module = import_module(name)
         source = inspect.getsource(module)
         assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {name}"
@@ -53,6 +55,11 @@ def plant(monkeypatch):
             context.setitem(sys.modules, name, mutant)
             exec(compile(source.replace(old, new), str(module.__file__), "exec"), mutant.__dict__)
         monkeypatch.setitem(sys.modules, name, mutant)
+        # The engine's spec again, now with what the mutant builds.
+        for part in ("swap", "transfer", "spec"):
+            monkeypatch.delitem(sys.modules, f"simkv.schedulers.{engine}.{part}", raising=False)
+        spec = getattr(import_module(f"simkv.schedulers.{engine}.spec"), engine.upper())
+        monkeypatch.setitem(ENGINES, engine, spec)
 
     return planted
 
@@ -62,7 +69,7 @@ def test_l0_sees(engine, variant, old, new, plant, tmp_path):
     run = DeviceServer(plain_scenario(engine, variant), SETUP).serve()
     assert verdict_of_run(run.scenario, run.passes, run.recorder).step is None
     write_served(tmp_path / "out", {"run": run}, SETUP)
-    plant(f"simkv.schedulers.{engine}.scheduler", old, new)
+    plant(engine, old, new)
     verdict = read_runs(tmp_path / "out")["run"].verdict
     assert verdict.step is not None
     assert verdict.recorded != verdict.replayed

@@ -1,4 +1,4 @@
-"""Three levels: exact where the run is the simulation itself, and wrong where it was made wrong."""
+"""A real run is judged, and a rule that changed since shows in L0."""
 
 from __future__ import annotations
 
@@ -10,101 +10,11 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.costs.hardware.shapes import MODELS
-from simkv.costs.load import Load
-from simkv.costs.profile import Profile, StepCost, StepError
 from simkv.lab.serve import DeviceServer
 from simkv.lab.served import Setup, write_served
-from simkv.proof.validation.served.levels import FIGURES, simulate, validation
-from simkv.proof.validation.served.replay import Agreement, Recorded, read_runs
-from tests.lab.test_serve import plain_scenario
-
-PROFILE = Profile.model_validate(
-    {
-        "name": "p",
-        "engine": "e",
-        "model": "m",
-        "gpu": "g",
-        "basis": "measured",
-        "terms": [
-            {"name": "a", "feature": "steps", "seconds": 1e-3},
-            {"name": "b", "feature": "prefill_pairs", "seconds": 1e-6},
-            {"name": "c", "feature": "decode_context", "seconds": 1e-6},
-        ],
-        "idle_pass_s": 1e-5,
-        "range": {},
-        "fit": {"points": 0},
-        "source": [],
-    }
-)
-
-
-def imagined(profile: Profile) -> Recorded:
-    """A run of a device that costs exactly what ``profile`` says."""
-    scenario = plain_scenario("vllm", "0.33.0")
-    record = simulate(scenario, profile)
-    log = record.steps
-    # The step log has no contexts; loads of the same cost will do.
-    seconds = [end - start for start, end in zip(log.start, log.end, strict=True)]
-    kinds = zip(log.prefill_seqs, log.prefill_tokens, log.decode_seqs, seconds, strict=True)
-    steps = []
-    for prefills, tokens, decodes, taken in kinds:
-        left = round((taken - 1e-3) / 1e-6)
-        load = Load(prefills, tokens, 0, decodes, 0 if prefills else left, left if prefills else 0)
-        steps.append((load, taken))
-    return Recorded(scenario, steps, [n > 0 for n in log.preempted], record, Agreement(len(log)))
-
-
-def test_the_right_profile_is_right_at_every_level():
-    found = validation(imagined(PROFILE), PROFILE)
-    assert {"all", "decode", "preempting", "mixed"} <= found.steps["profile"].keys()
-    assert all(error.p95 < 1e-9 for error in found.steps["profile"].values())
-    assert [f.name for f in found.figures] == list(FIGURES)
-    assert all(f.error("profile") == 0.0 for f in found.figures)
-    assert found.same_victims["profile"] == 1.0
-
-
-def test_a_wrong_profile_is_wrong_with_the_right_sign():
-    slow = replace_constant(PROFILE, 2e-3)
-    found = validation(imagined(PROFILE), slow)
-    assert found.steps["profile"]["all"].bias > 0.1
-    makespan = next(f for f in found.figures if f.name == "makespan_s")
-    assert makespan.error("profile") > 0.1
-    assert StepCost(slow)(Load(0, 0, 0, 1, 0)) == 2e-3
-
-
-def replace_constant(profile: Profile, seconds: float) -> Profile:
-    terms = [profile.terms[0].model_copy(update={"seconds": seconds}), *profile.terms[1:]]
-    return profile.model_copy(update={"terms": terms})
-
-
-def test_plain_models_are_beside_it_and_worse():
-    found = validation(imagined(PROFILE), PROFILE)
-    for plain in ("constant step", "tokens only"):
-        assert found.steps[plain]["all"].median > 0.01
-    assert found.steps["tokens only"]["all"].median < found.steps["constant step"]["all"].median
-
-
-def test_the_same_run_again_is_the_noise():
-    run = imagined(PROFILE)
-    slower = imagined(replace_constant(PROFILE, 1.1e-3))
-    found = validation(run, PROFILE, [run, slower])
-    makespan = next(f for f in found.figures if f.name == "makespan_s")
-    assert makespan.again[0] == makespan.real < makespan.again[1]
-    assert makespan.noise == makespan.again[1] / makespan.real - 1.0
-    assert all(f.noise is None for f in validation(run, PROFILE).figures)
-
-
-def test_the_interval_holds_a_device_that_is_off_by_less_and_not_one_that_is_off_by_more():
-    error = {"points": 50, "median": 0.01, "p95": 0.05, "bias": 0.0}
-    fit = PROFILE.fit.model_copy(update={"held_out": {"all": StepError(**error)}})
-    judged = PROFILE.model_copy(update={"fit": fit})
-    for factor, holds in ((1.0, True), (1.03, True), (1.2, False)):
-        terms = [t.model_copy(update={"seconds": t.seconds * factor}) for t in PROFILE.terms]
-        run = imagined(PROFILE.model_copy(update={"terms": terms}))
-        held = {f.name: f.held for f in validation(run, judged).figures}
-        assert held["makespan_s"] is holds
-        assert held["tpot_ms.median"] is holds
-    assert {f.held for f in validation(run, PROFILE).figures} == {None}
+from simkv.proof.validation.served.replay import read_runs
+from tests.laws.plain import plain_scenario
+from tests.proof.validation.served.test_levels import PROFILE
 
 
 def test_a_real_run_is_judged(tmp_path):
