@@ -29,7 +29,7 @@ from simkv.loop.serve import serve
 from simkv.measure.metrics import summary
 from simkv.scenario.fleet import LeastLoaded
 from simkv.schedulers.registry import build
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.workload.workload import Workload, generate
 
 HERE = Path(__file__).parent

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import RULES, VARIANTS
 
 CORE = "vllm.v1.core."

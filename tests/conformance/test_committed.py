@@ -12,8 +12,10 @@ import pytest
 from simkv.core.blocks import BlockPool
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.trace import TraceError, ending, read_trace
-from simkv.schedulers.mistralrs import scheduler as mistralrs
-from simkv.schedulers.mistralrs.scheduler import RULES, Bucketed, July, Queues, Rules, Seed
+from simkv.schedulers.mistralrs.queues import Queues
+from simkv.schedulers.mistralrs.scheduler import Bucketed, July
+from simkv.schedulers.mistralrs.seed import Seed
+from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, Rules
 from simkv.schedulers.vllm import versions as vllm_rules
 
 TRACES = Path(__file__).parent / "traces"
@@ -52,7 +54,7 @@ def test_covers_every_variant_and_ending() -> None:
         ("sglang", "raised"),
         ("fastdeploy", "stall"),
     }
-    assert {path.parent.name.removesuffix("_wtinf") for path in FILES} >= mistralrs.VARIANTS.keys()
+    assert {path.parent.name.removesuffix("_wtinf") for path in FILES} >= VARIANTS.keys()
 
 
 # Mutations: with one rule of mistral.rs changed, some committed trace must differ.

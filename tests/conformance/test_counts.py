@@ -12,8 +12,8 @@ from simkv.cli import app
 from simkv.proof.conform.conform import Difference, Result, check
 from simkv.proof.conform.count import count, shipped, variant_of
 from simkv.schedulers.registry import ENGINES, variants
-from simkv.schedulers.sglang.scheduler import SglangConfig
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.vllm.config import VllmConfig
 
 TRACES = Path(__file__).parent / "traces"
 

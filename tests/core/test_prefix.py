@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.core.prefix import BlockKeys, Content, common_prefix
+from simkv.core.prefix import BlockKeys, Content
 from simkv.core.request import Prompt, Segment
+from tests.core.prefixes import common_prefix
 
 
 def content(i: int, *segments: tuple[str, int, int]) -> Content:

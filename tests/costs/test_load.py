@@ -6,7 +6,7 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch
 from simkv.costs.load import Load, load_of
 from simkv.costs.simulated import later
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.spec import build
 
 

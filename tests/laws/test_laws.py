@@ -15,8 +15,8 @@ from simkv.core.request import Prompt, Request
 from simkv.core.scheduler import Batch, Completion, Scheduler
 from simkv.measure.metrics import request_rows, step_rows, summary, token_rows
 from simkv.schedulers import registry
-from simkv.schedulers.sglang.scheduler import SglangConfig
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from tests.laws.scenarios import ENGINES, KNOBS, Run, run, scenarios
 from tests.laws.sums import assert_ledger
 

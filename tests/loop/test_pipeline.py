@@ -29,8 +29,9 @@ from simkv.proof.conform.ticks import one_step_a_tick, replay
 from simkv.scenario.load import load
 from simkv.scenario.pacing import Pacing
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.fastdeploy.config import FastDeployConfig, VariantName
 from simkv.schedulers.fastdeploy.memory import Heard, Planned
-from simkv.schedulers.fastdeploy.scheduler import FastDeploy, FastDeployConfig, VariantName, actors
+from simkv.schedulers.fastdeploy.scheduler import FastDeploy, actors
 from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
 from simkv.schedulers.fastdeploy.worker import Message, WorkerCrash
 from tests.laws.scenarios import KNOBS, scenarios

@@ -20,9 +20,9 @@ from simkv.scenario.load import load
 from simkv.scenario.merge import merge
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.schema import json_schema
-from simkv.schedulers.mistralrs.scheduler import MistralrsConfig
+from simkv.schedulers.mistralrs.config import MistralrsConfig
 from simkv.schedulers.registry import ENGINES
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from tests.conftest import ROOT
 
 PLAIN = """\

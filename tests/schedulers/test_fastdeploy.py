@@ -10,13 +10,9 @@ from pydantic import TypeAdapter
 
 from simkv.core.request import Prompt
 from simkv.proof.conform.ticks import replay
-from simkv.schedulers.fastdeploy.scheduler import (
-    VARIANTS,
-    FastDeploy,
-    FastDeployConfig,
-    FixedReserve,
-    actors,
-)
+from simkv.schedulers.fastdeploy.config import VARIANTS, FastDeployConfig
+from simkv.schedulers.fastdeploy.fixed import FixedReserve
+from simkv.schedulers.fastdeploy.scheduler import FastDeploy, actors
 from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
 from simkv.schedulers.fastdeploy.worker import Parcel, Task, Worker
 

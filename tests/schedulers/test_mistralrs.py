@@ -13,14 +13,10 @@ import pytest
 
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch, Livelock
-from simkv.schedulers.mistralrs.scheduler import (
-    RULES,
-    Bucketed,
-    MistralrsConfig,
-    Queues,
-    State,
-    build,
-)
+from simkv.schedulers.mistralrs.config import MistralrsConfig
+from simkv.schedulers.mistralrs.queues import Queues, State
+from simkv.schedulers.mistralrs.scheduler import Bucketed, build
+from simkv.schedulers.mistralrs.versions import RULES
 
 KV_VARIANTS = sorted(RULES)
 ALL = ["seed", *KV_VARIANTS]

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from simkv.core.request import Prompt, Segment
 from simkv.measure.metrics import request_rows, step_rows
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.sglang.scheduler import SglangConfig, SglangScheduler
-from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.scheduler import SglangScheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.scheduler import VllmScheduler
 from tests.laws.scenarios import run, scenarios
 
 SKIP = "0.33.0-skip-blocked"

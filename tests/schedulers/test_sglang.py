@@ -10,8 +10,9 @@ import pytest
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
+from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.memory import Memory, Req
-from simkv.schedulers.sglang.scheduler import SglangConfig, SglangScheduler
+from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 
 def engine(tokens: int, **knobs: Any) -> SglangScheduler:

@@ -14,7 +14,8 @@ import pytest
 
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch, Completion
-from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 PLAIN: dict[str, Any] = {
     "block_size": 4,

@@ -13,7 +13,7 @@ from simkv.costs.profile import load_profile
 from simkv.measure.metrics import summary
 from simkv.proof.validation.served.levels import simulate
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.spec import build
 
 

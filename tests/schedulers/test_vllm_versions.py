@@ -12,7 +12,8 @@ import pytest
 
 from simkv.core.request import Prompt, Segment
 from simkv.schedulers.registry import variants
-from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import RULES
 from tests.schedulers.test_vllm import ask, engine, step, steps
 

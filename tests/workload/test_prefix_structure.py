@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.core.prefix import Content, common_prefix
+from simkv.core.prefix import Content
 from simkv.core.request import Request, Segment
 from simkv.costs.profile import load_profile
 from simkv.measure.metrics import request_rows, step_rows
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import Workload, generate
+from tests.core.prefixes import common_prefix
 from tests.laws.test_leaping import assert_same, record
 
 

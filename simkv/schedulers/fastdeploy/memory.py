@@ -1,7 +1,7 @@
 """The memory that FastDeploy's engine and token processor share, and what is done to it.
 
 Queues, slots and block tables of ResourceManagerV1 without the decision itself (that is in
-``simkv.schedulers.fastdeploy.scheduler``), and the reader of the worker's messages. Read at
+``fixed`` and ``ratio``), and the reader of the worker's messages. Read at
 PaddlePaddle/FastDeploy@74d0f1c01 and its parent.
 """
 

@@ -8,14 +8,11 @@ from typing import Any
 from simkv.core.recording import Line, Recording, TickLines
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch
+from simkv.schedulers.fastdeploy.config import FastDeployConfig
+from simkv.schedulers.fastdeploy.fixed import DecodeOnlyPreempt, FixedReserve
 from simkv.schedulers.fastdeploy.memory import ResourceManager
-from simkv.schedulers.fastdeploy.scheduler import (
-    DecodeOnlyPreempt,
-    FastDeploy,
-    FastDeployConfig,
-    FixedReserve,
-    Ratio,
-)
+from simkv.schedulers.fastdeploy.ratio import Ratio
+from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 from simkv.schedulers.fastdeploy.worker import EOS, Task
 
 #: How an output token is written: its number from this base, or the end of sequence.

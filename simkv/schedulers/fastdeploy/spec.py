@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.schedulers.fastdeploy.config import VARIANTS, FastDeployConfig
 from simkv.schedulers.fastdeploy.recording import RECORDING
-from simkv.schedulers.fastdeploy.scheduler import VARIANTS, FastDeploy, FastDeployConfig
+from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 
 
 def _with_tables(config: FastDeployConfig) -> Tabled:

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
-from simkv.schedulers.mistralrs.scheduler import MistralrsConfig, Queues
+from simkv.schedulers.mistralrs.config import MistralrsConfig
+from simkv.schedulers.mistralrs.queues import Queues
 
 
 def _config(header: Line) -> MistralrsConfig:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.schedulers.mistralrs.config import MistralrsConfig
 from simkv.schedulers.mistralrs.recording import RECORDING
-from simkv.schedulers.mistralrs.scheduler import (
-    JULY_RULES,
-    RULES,
-    VARIANTS,
-    MistralrsConfig,
-    build,
-)
+from simkv.schedulers.mistralrs.scheduler import build
+from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES, VARIANTS
 
 
 def _with_tables(config: MistralrsConfig) -> Tabled:

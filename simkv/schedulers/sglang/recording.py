@@ -7,7 +7,8 @@ from dataclasses import asdict, fields
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
-from simkv.schedulers.sglang.scheduler import SglangConfig, SglangScheduler
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 #: Knobs that recordings call by other names, with those names.
 THEIRS = {

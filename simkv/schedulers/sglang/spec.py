@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.schedulers.sglang.config import VARIANTS, SglangConfig
 from simkv.schedulers.sglang.pages import PagedMemory
 from simkv.schedulers.sglang.recording import RECORDING
-from simkv.schedulers.sglang.scheduler import VARIANTS, SglangConfig, SglangScheduler
+from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 
 def _with_tables(config: SglangConfig) -> Tabled:

@@ -11,7 +11,8 @@ from dataclasses import asdict, fields
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
-from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 
 def _config(header: Line) -> VllmConfig:

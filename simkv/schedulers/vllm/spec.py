@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled, Transfer
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.recording import RECORDING
-from simkv.schedulers.vllm.scheduler import VllmConfig, VllmScheduler
+from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.swap import VllmSwapScheduler
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 from simkv.schedulers.vllm.versions import RULES, VARIANTS

@@ -11,7 +11,9 @@ from collections.abc import Hashable
 
 from simkv.core.blocks import BlockPool
 from simkv.core.scheduler import Batch, Swap, blocks_for
-from simkv.schedulers.vllm.scheduler import RequestState, Step, VllmConfig, VllmScheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.requests import RequestState, Step
+from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 
 class VllmSwapScheduler(VllmScheduler):

@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 
 from simkv.core.scheduler import Batch, Completion, blocks_for
-from simkv.schedulers.vllm.scheduler import RequestState, Step, VllmConfig, VllmScheduler
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.requests import RequestState, Step
+from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 
 class VllmTransferScheduler(VllmScheduler):

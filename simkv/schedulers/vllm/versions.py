@@ -42,7 +42,7 @@ class Rules:
     ``spares_null_block``: start-up asks whether a sequence of ``max_model_len`` fits beside the
     null block; else a cache is accepted that such a sequence outgrows by one block.
     ``skip_blocked``: one without blocks does not stop those that wait behind it. ``swaps``: the KV
-    of the preempted goes to host memory; see vllm_swap.py.
+    of the preempted goes to host memory; see swap.py.
 
     Under priority: ``goes_on`` with those behind a running request that has preempted itself;
     else they sit the step out (#26765). ``finds_next`` when a victim before the current request

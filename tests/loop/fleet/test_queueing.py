@@ -32,7 +32,7 @@ from simkv.loop.record import Record
 from simkv.loop.serve import serve
 from simkv.scenario.fleet import LeastLoaded, PowerOfTwo, Random, RoundRobin, RouterConfig
 from simkv.schedulers.registry import build
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
 
 STEP = 0.01
 #: Mean service time in steps; in seconds it is 1.

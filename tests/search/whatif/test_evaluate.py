@@ -8,7 +8,7 @@ import pytest
 from simkv.core.errors import InputError
 from simkv.core.figures import FIGURES, figure
 from simkv.measure.simulate import run_scenario
-from simkv.schedulers.mistralrs.scheduler import RULES
+from simkv.schedulers.mistralrs.versions import RULES
 from simkv.search.fields import NoSuchField, with_field, with_knobs
 from simkv.search.whatif import evaluate as module
 from simkv.search.whatif.evaluate import (

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from simkv.core.prefix import Content, common_prefix
+from simkv.core.prefix import Content
 from simkv.scenario.scenario import Scenario
 from simkv.search.whatif.rows import changed, listed, renumbered
 from simkv.workload.workload import Listed, generate
+from tests.core.prefixes import common_prefix
 
 SHAPE = {"prompt_tokens": 100, "output_tokens": 10}
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simkv.core.errors import InputError
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.search.whatif import write
 from simkv.search.whatif.condition import Condition, condition
 from simkv.search.whatif.evaluate import Evaluator, Figures, evaluate, trial

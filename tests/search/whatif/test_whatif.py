@@ -14,7 +14,8 @@ from simkv.report.whatif_tables import whatif_json
 from simkv.scenario.load import load
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.mistralrs.scheduler import JULY_RULES, RULES, build
+from simkv.schedulers.mistralrs.scheduler import build
+from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES
 from simkv.search.fields import with_knobs
 from simkv.search.jobs import Job
 from simkv.search.whatif.changes import Change, changes

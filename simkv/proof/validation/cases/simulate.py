@@ -31,7 +31,7 @@ from simkv.measure.metrics import e2e, tpot, ttft
 from simkv.proof.validation.cases.case import Case
 from simkv.scenario.fleet import FleetRules, LeastLoaded
 from simkv.schedulers.registry import build
-from simkv.schedulers.vllm.scheduler import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import RULES
 from simkv.workload.clients import Clients
 from simkv.workload.trace import read_trace

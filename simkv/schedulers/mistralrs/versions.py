@@ -1,0 +1,79 @@
+"""What sets the states of mistral.rs's scheduler apart, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from simkv.core.scheduler import Variant
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Where the variants that have a KV manager differ from each other."""
+
+    #: Order of decodes by arrival; victims are taken from the other end.
+    decode_order: Literal["newest first", "oldest first"] = "newest first"
+    #: What becomes of running sequences whose length is not the chosen one.
+    unequal_decodes: Literal["preempt", "wait", "run together"] = "preempt"
+    #: Which length group runs.
+    bucket: Literal["shortest", "oldest"] = "shortest"
+    #: Whether prompts with and without images may be admitted in one call.
+    mixed_prefill: bool = False
+    #: A running sequence whose modality is not that of the first of the batch.
+    mixed_decode: Literal["look again", "run together", "append"] = "look again"
+    #: After the waiting timeout: evict one sequence, or go on until the head fits.
+    evict: Literal["one", "until it fits"] = "one"
+    #: Whether ``prefill_batch_max_seqs`` and ``prefill_batch_max_tokens`` apply.
+    prefill_limit: bool = False
+
+
+BUCKETED = Rules()
+RULES: Mapping[str, Rules] = {
+    "bucketed": BUCKETED,
+    "merged2250": replace(BUCKETED, decode_order="oldest first"),
+    "pr2031a": replace(BUCKETED, unequal_decodes="run together", mixed_decode="run together"),
+    "pr2031": replace(BUCKETED, unequal_decodes="wait"),
+    "pr2034": Rules(
+        decode_order="oldest first",
+        unequal_decodes="run together",
+        bucket="oldest",
+        mixed_decode="append",
+        evict="until it fits",
+        prefill_limit=True,
+    ),
+    "pr2034july": Rules(decode_order="oldest first", bucket="oldest", mixed_prefill=True),
+}
+#: The rules that ``pr2034july`` looks at; the others are in methods that it overrides.
+JULY_RULES = ("mixed_prefill", "evict", "prefill_limit")
+VARIANTS: Mapping[str, Variant] = {
+    "seed": Variant(
+        "EricLBuehler/mistral.rs@b95c8ecb7 (2025-05-29, #1388)",
+        "no length buckets; evicts the oldest; livelocks when the head waits too long",
+    ),
+    "bucketed": Variant(
+        "EricLBuehler/mistral.rs@97708f210 (2026-03-14)",
+        "only one length runs, all others are preempted and prefilled again",
+    ),
+    "pr2031a": Variant(
+        "EricLBuehler/mistral.rs@0773c31ad (2026-03-25, first commit of #2031)",
+        "decodes of all lengths run together",
+    ),
+    "pr2031": Variant(
+        "EricLBuehler/mistral.rs@b8d859db1 (2026-03-25, head of #2031)",
+        "decodes of other lengths wait with their KV",
+    ),
+    "pr2034": Variant(
+        "EricLBuehler/mistral.rs@5e7dad2e9 (2026-04-02, #2034 as re-applied in #2047)",
+        "oldest first, no decode buckets, prefill batches limited",
+    ),
+    "pr2034july": Variant(
+        "EricLBuehler/mistral.rs@72710c751 (2026-07-12, head of #2034)",
+        "the oldest decides the length that runs; others wait with their KV",
+    ),
+    "merged2250": Variant(
+        "EricLBuehler/mistral.rs@bf86b7184 (2026-06-25, #2250)",
+        "bucketed, but the newest is evicted first",
+    ),
+}

@@ -1,0 +1,122 @@
+"""What vLLM keeps of a request, its waiting queues, and what one step gives."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from simkv.core.prefix import Content
+from simkv.core.request import Prompt
+from simkv.core.scheduler import Batch, Why
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request in the engine; all counts are in tokens.
+
+    ``length`` is prompt plus delivered tokens, never lost; the request ends at ``stop_length``.
+    ``computed`` have KV or will have it when the steps under way are done. ``chunk``: when last
+    scheduled, some tokens were left without KV.
+
+    Under way: ``placeholders`` are tokens to be delivered, ``in_flight`` tokens being computed,
+    ``stale`` those of them whose blocks were taken back.
+
+    Prefix cache: ``keys`` name the leading full blocks as far as they were needed, the first
+    ``registered`` blocks of the table carry theirs.
+
+    ``order`` is its place in ``running``; ``joined`` belongs to the decode group.
+    """
+
+    id: int
+    prompt: Prompt
+    length: int
+    stop_length: int
+    content: Content | None
+    order: int = 0
+    joined: int = 0
+    computed: int = 0
+    chunk: bool = False
+    placeholders: int = 0
+    in_flight: int = 0
+    stale: int = 0
+    registered: int = 0
+    keys: list[int] = field(default_factory=list)
+
+
+class FcfsQueue:
+    """Waiting requests as they came; one put back goes to the very front."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[int, RequestState] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._requests.values())
+
+    def head(self) -> RequestState:
+        return next(iter(self))
+
+    def add(self, r: RequestState) -> None:
+        self._requests[r.id] = r
+
+    def put_back(self, r: RequestState) -> None:
+        self.add(r)
+        self._requests.move_to_end(r.id, last=False)
+
+    def remove(self, r: RequestState) -> None:
+        del self._requests[r.id]
+
+
+class PriorityQueue:
+    """Waiting requests by (priority, arrival, id), smallest first, wherever they come from."""
+
+    def __init__(self) -> None:
+        self._requests: list[RequestState] = []  # the head is last, where a list pops fast
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return reversed(self._requests)
+
+    def head(self) -> RequestState:
+        return self._requests[-1]
+
+    def add(self, r: RequestState) -> None:
+        insort(self._requests, r, key=self._urgency)
+
+    put_back = add
+
+    def remove(self, r: RequestState) -> None:
+        del self._requests[bisect_left(self._requests, self._urgency(r), key=self._urgency)]
+
+    @staticmethod
+    def _urgency(r: RequestState) -> tuple[int, float, int]:
+        return (-r.prompt.priority, -r.prompt.arrival, -r.id)
+
+
+@dataclass(slots=True)
+class Step:
+    """One ``schedule`` call: its constants, the ``budget`` left, and what it has given so far.
+
+    ``threshold`` caps the tokens per request (0: no cap), ``hold`` keeps prefills out. ``prefill``
+    notes whether any got in. ``blocks`` are those that running requests got in this step. ``why``
+    the head of the queue was passed over goes into the ``batch``.
+    """
+
+    budget: int
+    threshold: int
+    hold: bool
+    prefill: bool = False
+    tokens: dict[RequestState, int] = field(default_factory=dict)
+    blocks: dict[RequestState, int] = field(default_factory=dict)
+    why: Why | None = None
+    batch: Batch = field(default_factory=Batch)
+
+    def pass_over(self, why: Why) -> None:
+        """A waiting request is not admitted; the first one is the head of the queue."""
+        self.why = self.why or why
