@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -274,5 +274,4 @@ def _document(scenario: Source) -> Document:
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
     """A loaded scenario as the contents of a file."""
-    fields = scenario.model_dump(exclude_unset=True, exclude={"engine", "expect", "published"})
-    return {**fields, "engine": asdict(scenario.engine)}
+    return scenario.model_dump(exclude_unset=True, exclude={"expect", "published"})

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simkv.scenario.merge import TAGS
 from simkv.scenario.roles import Role, names_of
 from simkv.scenario.scenario import Scenario
 
@@ -93,7 +92,7 @@ def _keys(a: Any, b: Any, short: tuple[Any, Any]) -> Iterable[Any] | None:
     if a is None or b is None:
         whole, said = (b, short[1]) if a is None else (a, short[0])
         if isinstance(whole, dict):
-            return [key for key in whole if key in said or key in TAGS] if said else list(whole)
+            return [key for key in whole if key in said] if said else list(whole)
     return None
 
 

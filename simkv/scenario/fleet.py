@@ -9,8 +9,10 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
+    SerializerFunctionWrapHandler,
     Tag,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -26,20 +28,30 @@ Seed = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(gt=0, le=MOST_REPLICAS)]
 
 
-class RoundRobin(Section):
+class _Router(Section):
+    """A way to find a replica, which says its name even where only what is said is dumped."""
+
+    name: str
+
+    @model_serializer(mode="wrap")
+    def _named(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"name": self.name, **fields(self)}
+
+
+class RoundRobin(_Router):
     """Each replica in its turn."""
 
     name: Literal["round_robin"] = "round_robin"
 
 
-class Random(Section):
+class Random(_Router):
     """Any replica, all equally likely."""
 
     name: Literal["random"] = "random"
     seed: Seed = 0
 
 
-class _Scored(Section):
+class _Scored(_Router):
     """A router that reads loads.
 
     The score of a replica is the sum of what waits, runs, is ``in_flight`` (sent by the router and
@@ -68,7 +80,7 @@ class PowerOfTwo(_Scored):
     seed: Seed = 0
 
 
-class _Affine(Section):
+class _Affine(_Router):
     """A router that keeps requests together unless that overloads a replica.
 
     The fleet is out of balance when the replica with the most requests in flight has more than

@@ -15,12 +15,13 @@ would have another cause.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import tee
 from typing import Any
 
 from simkv.core.errors import InputError
+from simkv.scenario.fields import DECISIVE, differences
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
 from simkv.search.fields import with_knobs
@@ -150,15 +151,8 @@ def _victims(wanted: Condition, draft: Draft, figures: Figures) -> frozenset[int
 
 def _knob_changes(before: Scenario, after: Scenario) -> tuple[tuple[str, Any, Any], ...]:
     """Knobs of the engine, and fields of the scenario beside it, that are not the same."""
-    pairs = [
-        *((f.name, before.engine, after.engine) for f in fields(before.engine)),
-        *((name, before, after) for name in ("engine_ready", "horizon", "pipeline")),
-    ]
-    return tuple(
-        (name, getattr(old, name), getattr(new, name))
-        for name, old, new in pairs
-        if getattr(old, name) != getattr(new, name)
-    )
+    found = differences(before, after, [name for name in DECISIVE if name != "workload"])
+    return tuple((one.field.removeprefix("engine."), one.before, one.after) for one in found)
 
 
 @dataclass

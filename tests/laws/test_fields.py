@@ -1,0 +1,225 @@
+"""Every field of a scenario comes back from the saved file, moves the digest, and is told.
+
+The fields are those of the models, so that one that is added is held to it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from simkv.core.errors import InputError
+from simkv.scenario.document import Document
+from simkv.scenario.fields import differences, run_fields
+from simkv.scenario.load import resolve
+from simkv.scenario.roles import Role, roles
+from simkv.scenario.saving import to_yaml
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.schema import json_schema
+from simkv.search.digest import digest_of
+from tests.laws.fleets import fleets
+from tests.laws.scenarios import ENGINES, scenarios
+
+Tree = dict[str, Any]
+HERE = Path(__file__).resolve()
+LENGTHS = {"prompt_tokens": {"distribution": "lognormal", "mean": 64}, "output_tokens": 9}
+BARE: Tree = {
+    "name": "t",
+    "workload": {"arrivals": {"num_prompts": 6, "request_rate": 2.0, "seed": 3, **LENGTHS}},
+    "engine": {"name": "vllm", "num_gpu_blocks": 512, "max_model_len": 4096}
+    | {"max_num_batched_tokens": 8192},
+    "profile": "unit-step",
+}
+ROLES = {"bytes_per_token": 1, "bandwidth": 1000.0}
+OUTAGE = [{"replica": 0, "at": 1.0, "back_at": 2.0}]
+DRAIN = [{"replica": 1, "at": 1.0, "back_at": 2.0}]
+SCALE = {"metric": "running", "target": 2.0, "min_replicas": 1, "max_replicas": 4}
+#: Scenarios that have every section, each with what goes beside it.
+WHOLE: dict[str, Tree] = {
+    "about": {
+        "report": "here",
+        "summary": "all",
+        "provenance": {"given": ["a"], "fitted": ["b"], "assumed": ["c"]},
+        "published": {
+            "run": {"figures": {"steps": 3.0}, "e2e_s": {1: 2.0}, "finish_s": {0: 1.0}}
+            | {"at_least": {"starved": 1.0}, "note": "n"}
+        },
+        "expect": {
+            "run": {"verdict": "served", "finished": {"le": 3.0}}
+            | {"request": {0: {"ttft_s": {"within": [0.0, 1.0]}}}}
+        },
+    },
+    "costs": {"step_scale": {"decode": 2.0}, "timeout": 9.0, "horizon": 60.0, "engine_ready": 1.0},
+    "ramp": {
+        "workload": {
+            "arrivals": {"num_prompts": 6, "ramp_up_strategy": "linear"}
+            | {"ramp_up_start_rps": 1, "ramp_up_end_rps": 3, **LENGTHS}
+        }
+    },
+    "diurnal": {
+        "workload": {
+            "arrivals": {"num_prompts": 6, "request_rate": 2.0, **LENGTHS}
+            | {"diurnal": {"period": 9.0, "amplitude": 0.5}}
+        }
+    },
+    "burst": {"workload": {"burst": {"num_prompts": 3, "prompt_tokens": 9, "output_tokens": 4}}},
+    "requests": {"workload": {"requests": [{"prompt_tokens": 9, "output_tokens": 4}] * 2}},
+    "sessions": {
+        "workload": {
+            "sessions": {"num_sessions": 2, "turns": 2, "request_rate": 1.0, "think_time": 1.0}
+            | LENGTHS
+        }
+    },
+    "threads": {
+        "engine": {"name": "fastdeploy", "num_blocks": 512},
+        "pipeline": {"put_gap": 0.1},
+    },
+    "mistralrs": {"engine": {"name": "mistralrs", "num_gpu_blocks": 512}},
+    "sglang": {"engine": {"name": "sglang", "max_total_num_tokens": 8192}},
+    "trace": {"workload": {"trace": str(HERE.parents[2] / "traces" / "spikes.csv")}},
+    "fleet": {"fleet": {"replicas": 2}},
+    "outages": {
+        "fleet": {"replicas": 3, "failures": OUTAGE, "drains": DRAIN, "router": "cache_aware"}
+    },
+    "scaled": {"fleet": {"replicas": 2, "autoscale": SCALE, "router": {"name": "least_loaded"}}},
+    "groups": {
+        "fleet": {
+            "replicas": [{"role": "prefill"}, {"role": "decode", "profile": "unit-step"}],
+            "kv_transfer": ROLES,
+            "decode_router": {"name": "least_loaded"},
+        }
+    },
+}
+#: Fields that go only with others, so that no change of one alone will do.
+TIED = {
+    *("requests", "burst", "arrivals", "sessions", "trace", "format", "hash_ids", "segments"),
+    *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "diurnal", "distribution"),
+    *("prefix_group", "prefix_tokens", "prefix_groups", "name", "role", "kv_transfer", 0),
+    *("num_cpu_blocks", "lpm_aging_tokens_per_pass", "eq", "le", "ge", "within"),
+}
+
+
+def words(node: Any) -> Iterator[str]:
+    """The words that the schema knows for any field."""
+    if isinstance(node, dict):
+        yield from node.get("enum", ())
+        yield from (node[key] for key in ("const",) if key in node)
+    below: Any = node.values() if isinstance(node, dict) else node
+    for value in below if isinstance(node, dict | list) else ():
+        yield from words(value)
+
+
+#: Something for every field: numbers, words, and the least that sections say.
+OTHERS: tuple[Any, ...] = (
+    *(1, 2, 5, 64, 0.5, 2.5, True, False, None, {}, ["x"], "unit-step", "l4-mistralrs-pr2034"),
+    *({"steps": 2.0}, {1: 3.0}, {"le": 1.0}, [0.0, 2.0], {0: {"preemptions": 0.0}}),
+    *dict.fromkeys(word for word in words(json_schema()) if isinstance(word, str)),
+)
+
+
+def scenario_of(tree: Tree) -> Scenario:
+    return Scenario.model_validate(deepcopy(tree))
+
+
+@cache
+def base(name: str) -> Scenario:
+    return scenario_of({**BARE, **WHOLE[name]})
+
+
+def again(*given: Scenario) -> list[Scenario]:
+    """The scenarios as they come back from a file in which they are variants."""
+    names = ["run", *(f"v{i}" for i in range(1, len(given)))]
+    text = to_yaml(dict(zip(names, given, strict=True)))
+    return list(resolve(Document(HERE, YAML(typ="safe", pure=True).load(text))).values())
+
+
+def digest(scenario: Scenario) -> str:
+    return digest_of(scenario, HERE.parent)
+
+
+def paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every field in a tree, sections and what is in them; of a list the first entry."""
+    if path:
+        yield path
+    items: Any = node.items() if isinstance(node, dict) else ()
+    if isinstance(node, list) and node and isinstance(node[0], dict):
+        items = [(0, node[0])]
+    for key, value in items:
+        yield from paths(value, (*path, key))
+
+
+def at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """What is at a path of a tree; None if nothing is."""
+    for key in path:
+        known = (
+            key in tree if isinstance(tree, dict) else isinstance(tree, list) and key < len(tree)
+        )
+        tree = tree[key] if known else None
+    return tree
+
+
+def other(name: str, path: tuple[Any, ...]) -> Scenario | None:
+    """The scenario with another value of one field, the first that it accepts."""
+    elsewhere = [found for tree in WHOLE.values() if (found := at(tree, path)) is not None]
+    for value in (*elsewhere, *OTHERS):
+        tree: Any = base(name).model_dump(exclude_unset=True)
+        node = tree
+        for key in path[:-1]:
+            if isinstance(node, dict):
+                node.setdefault(key, {})
+            node = node[key]
+        node[path[-1]] = deepcopy(value)
+        try:
+            changed = scenario_of(tree)
+            digest(changed)  # which opens the files that it names
+        except (ValidationError, InputError):
+            continue
+        if changed != base(name):
+            return changed
+    return None
+
+
+PATHS: dict[tuple[Any, ...], list[str]] = {}
+for _name in WHOLE:
+    for _path in paths(base(_name).model_dump()):
+        PATHS.setdefault(_path, []).append(_name)
+
+
+@pytest.mark.parametrize("field", Scenario.model_fields)
+def test_a_field_comes_back_and_does_what_its_role_says(field: str) -> None:
+    mine = [path for path in PATHS if path[0] == field]
+    assert mine
+    for path in mine:
+        found = ((name, other(name, path)) for name in PATHS[path])
+        name, changed = next((one for one in found if one[1]), ("", None))
+        if changed is None:
+            assert path[-1] in TIED, f"no other value is known for {path}"
+            continue
+        said = {"name": "t", **run_fields(changed, defaults=False)}
+        assert differences(scenario_of(said), changed) == [], path
+        assert again(base(name), changed) == [base(name), changed], path
+        told = {found.field.split(".")[0] for found in differences(base(name), changed)}
+        if roles(Scenario)[field] is Role.ABOUT:
+            assert (digest(changed), told) == (digest(base(name)), set()), path
+        else:
+            assert digest(changed) != digest(base(name)), path
+            assert told == {field}, path
+
+
+@pytest.mark.parametrize("make", [scenarios, fleets])
+@given(data=st.data())
+def test_random_scenarios_come_back(make: Any, data: st.DataObject) -> None:
+    pair = [data.draw(make(*data.draw(st.sampled_from(ENGINES)))) for _ in range(2)]
+    assert again(*pair) == pair
+    assert again(*pair[:1]) == pair[:1]
+    same = digest(pair[0]) == digest(pair[1])
+    assert same == (not differences(*pair))
