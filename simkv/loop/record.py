@@ -15,7 +15,7 @@ from simkv.core.scheduler import Batch, Cause, Held, Why
 from simkv.costs.load import Load
 
 
-class Segment(NamedTuple):
+class RowSpan(NamedTuple):
     """A request in consecutive rows ``first`` to ``last`` of the step log.
 
     If ``emits``, a ``decode`` emits one token at the end of each of them and a ``prefill`` one at
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
     emits: bool
 
 
-NOTHING = Segment("", -1, -1, False)
+NOTHING = RowSpan("", -1, -1, False)
 #: For whose sake, where the scheduler does not say.
 UNKNOWN = Cause(None)
 
@@ -69,7 +69,7 @@ class Life:
     recomputed_tokens: int = 0
     preempted_at: list[float] = field(default_factory=list)
     preempted_rows: list[int] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[RowSpan] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     seen: float | None = None
     causes: list[Cause] = field(default_factory=list)
@@ -227,9 +227,9 @@ class Record:
             previous = segments[-1] if segments else NOTHING
             goes_on = previous.kind == kind and previous.last == row - 1
             if goes_on and (kind == "decode" or not previous.emits):
-                segments[-1] = Segment(kind, previous.first, row, i in emits)
+                segments[-1] = RowSpan(kind, previous.first, row, i in emits)
             else:
-                segments.append(Segment(kind, row, row, i in emits))
+                segments.append(RowSpan(kind, row, row, i in emits))
             if kind == "prefill" or not goes_on:
                 life.chunks.append(Chunk(row, tokens, context))
         known |= emits
@@ -274,7 +274,7 @@ class Record:
         first = self._decoding_since.pop(i)
         steps = last - first + 1
         if steps > 0:
-            self.lives[i].segments.append(Segment("decode", first, last, True))
+            self.lives[i].segments.append(RowSpan("decode", first, last, True))
             self._computed[i] += steps
         return steps
 
@@ -328,7 +328,7 @@ def emitting_rows(life: Life) -> Iterator[tuple[int, int]]:
 def _drop(life: Life) -> None:
     """Cut the rows whose token the engine threw away out of the emitting segments."""
     gone = set(life.dropped)
-    kept: list[Segment] = []
+    kept: list[RowSpan] = []
     for segment in life.segments:
         here = [row for row in range(segment.first, segment.last + 1) if row in gone]
         if segment.kind == "prefill":
@@ -337,9 +337,9 @@ def _drop(life: Life) -> None:
         start = segment.first
         for row in here:
             if row > start:
-                kept.append(Segment("decode", start, row - 1, segment.emits))
-            kept.append(Segment("decode", row, row, False))
+                kept.append(RowSpan("decode", start, row - 1, segment.emits))
+            kept.append(RowSpan("decode", row, row, False))
             start = row + 1
         if start <= segment.last:
-            kept.append(Segment("decode", start, segment.last, segment.emits))
+            kept.append(RowSpan("decode", start, segment.last, segment.emits))
     life.segments = kept

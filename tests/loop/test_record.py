@@ -5,7 +5,7 @@ from __future__ import annotations
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch
-from simkv.loop.record import Record, Segment, emitting_rows
+from simkv.loop.record import Record, RowSpan, emitting_rows
 from tests.fakes import Fifo, Seconds, simulate
 
 
@@ -32,8 +32,8 @@ def run_preempted() -> Record:
 def test_consecutive_decodes_are_one_segment() -> None:
     record = simulate(Fifo(), [ask(0, out=5)])
     assert record.lives[0].segments == [
-        Segment("prefill", 0, 0, True),
-        Segment("decode", 1, 4, True),
+        RowSpan("prefill", 0, 0, True),
+        RowSpan("decode", 1, 4, True),
     ]
 
 
@@ -49,8 +49,8 @@ def test_a_prefill_in_chunks_is_one_segment_that_emits_at_its_end() -> None:
 
     record = simulate(Fifo(decide), [ask(0, prompt=6, out=2)])
     assert record.lives[0].segments == [
-        Segment("prefill", 0, 2, True),
-        Segment("decode", 3, 3, True),
+        RowSpan("prefill", 0, 2, True),
+        RowSpan("decode", 3, 3, True),
     ]
     assert list(emitting_rows(record.lives[0])) == [(2, 2), (3, 3)]
     assert record.lives[0].first_token == 3.0
@@ -65,10 +65,10 @@ def test_a_preemption_is_counted_once_and_its_tokens_are_recomputed() -> None:
     # KV of 4 prompt tokens and the first output was there; the second output had none yet
     assert life.recomputed_tokens == 5
     assert life.segments == [
-        Segment("prefill", 0, 0, True),
-        Segment("decode", 1, 1, True),
-        Segment("prefill", 3, 3, True),
-        Segment("decode", 4, 4, True),
+        RowSpan("prefill", 0, 0, True),
+        RowSpan("decode", 1, 1, True),
+        RowSpan("prefill", 3, 3, True),
+        RowSpan("decode", 4, 4, True),
     ]
     assert (life.first_token, life.last_token, life.tokens) == (1.0, 5.0, 4)
 

@@ -12,7 +12,7 @@ import pytest
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.loop.record import Life, Record, Segment, Standstill
+from simkv.loop.record import Life, Record, RowSpan, Standstill
 from simkv.measure.simulate import run_file
 from simkv.report.lanes import BARS, Bar, _pixels, _shares, lanes, sample, states
 from simkv.report.latency import points
@@ -90,7 +90,7 @@ def life_of(
     life = Life(request, outcome, ended_at=ended_at)
     if preempted:
         life.preempted_at, life.preempted_rows = [preempted[0]], [preempted[1]]
-    life.segments = [Segment(kind, first, last, True) for kind, first, last in segments]
+    life.segments = [RowSpan(kind, first, last, True) for kind, first, last in segments]
     return life
 
 

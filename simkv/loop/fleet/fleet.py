@@ -17,7 +17,7 @@ from simkv.loop.fleet.lockstep import LockStep
 from simkv.loop.fleet.merge import whole
 from simkv.loop.fleet.routers import Router, Signal
 from simkv.loop.fleet.signals import LoadBoard
-from simkv.loop.fleet.ticks import Ticks
+from simkv.loop.fleet.ticks import Recurring
 from simkv.loop.outcomes import cut_off, give_outcomes
 from simkv.loop.record import Life, Record, Standstill
 from simkv.loop.replica import Replica
@@ -94,7 +94,7 @@ class Fleet:
         self._door = Record(0)
         self._in_system: set[int] = set()
         self._counted_to = 0.0
-        self._ticks = Ticks(env)
+        self._ticks = Recurring(env)
         self._board = LoadBoard(self._engines, router, self.rules.refresh_interval)
         if self.rules.autoscale:
             self._scaler = Scaler(self.rules.autoscale)

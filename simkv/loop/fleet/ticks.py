@@ -10,7 +10,7 @@ import simpy
 from simkv.loop.clock import Moment, Process
 
 
-class Ticks:
+class Recurring:
     """Repeated work that keeps no world alive: it rests when nothing else is left to come."""
 
     def __init__(self, env: simpy.Environment) -> None:

@@ -16,7 +16,7 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     """Decisions of simkv's scheduler on the workload of ``header`` (see ``conform.replay``)."""
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
-    emitted, standstill = Emitted(header["requests"]), Standstill()
+    emitted, standstill = Emitted(header["requests"]), StallWatch()
     arrivals = arrivals_by_step(header["requests"])
     alive = {request["id"] for request in header["requests"]}
     under_way: deque[tuple[Batch, list[int]]] = deque()
@@ -103,7 +103,7 @@ class Emitted:
             self._left[i] -= 1
 
 
-class Standstill:
+class StallWatch:
     """Notices that a scheduler's state repeats while nothing comes from outside."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from simkv.core.scheduler import Batch, Completion
 from simkv.proof.conform.conform import ENDED, check, compare
-from simkv.proof.conform.lockstep import Emitted, Standstill, arrivals_by_step
+from simkv.proof.conform.lockstep import Emitted, StallWatch, arrivals_by_step
 from simkv.proof.conform.trace import Trace, TraceError
 from tests.conformance.test_committed import FILES
 
@@ -137,7 +137,7 @@ def test_a_request_ends_with_its_last_token() -> None:
 
 
 def test_progress_makes_a_state_new_again() -> None:
-    watch = Standstill()
+    watch = StallWatch()
     assert not watch.repeats("a")
     assert not watch.repeats("b")
     assert watch.repeats("a")
