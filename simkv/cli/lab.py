@@ -76,14 +76,17 @@ def serve(
 
     from simkv.lab.serve import DeviceServer
     from simkv.lab.served import write_served
+    from simkv.proof.validation.served.replay import verdict_of_run
 
-    runs = {}
+    runs, same = {}, True
     for name, loaded in chosen.items():
-        runs[name] = DeviceServer(loaded, setup).serve()
-        print(_report(name, runs[name]))
+        runs[name] = run = DeviceServer(loaded, setup).serve()
+        different = verdict_of_run(run.scenario, run.passes, run.recorder).step
+        print(_report(name, run, different))
+        same &= different is None
     written = write_served(folder, runs, setup)
     print(f"Written to {folder}: {', '.join(written)}")
-    if any(_l0(run) is not None for run in runs.values()):
+    if not same:
         raise typer.Exit(1)
 
 
@@ -262,11 +265,11 @@ def device_setup(
     return Setup(shape, device, layouts[layout], 2816 if graphs else 0, warm_up, seed)
 
 
-def _report(name: str, run: Served) -> str:
-    """The main figures of a run, and whether a simulation fed its times decides the same."""
+def _report(name: str, run: Served, different: int | None) -> str:
+    """The main figures of a run, and the first decision that a simulation fed its times makes
+    otherwise."""
     found = run.summary
     ttft, tpot = found["ttft_ms"], found["tpot_ms"]
-    different = _l0(run)
     decisions = f"{len(run.recorder.lines)} decisions"
     return (
         f"{name}: {found['finished']} of {found['requests']} finished in "
@@ -279,10 +282,3 @@ def _report(name: str, run: Served) -> str:
         f"  L0: "
         + (f"{decisions}, all the same" if different is None else f"parts at step {different}")
     )
-
-
-def _l0(run: Served) -> int | None:
-    """The first decision that a simulation fed with the run's times makes otherwise."""
-    from simkv.proof.validation.served.replay import verdict_of_run
-
-    return verdict_of_run(run.scenario, run.passes, run.recorder).step
