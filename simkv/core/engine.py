@@ -65,6 +65,10 @@ class EngineSpec:
     type bool or Literal): ``build(config, rules)`` goes by others than the variant's.
     ``rules_read`` names the fields that a variant looks at, if not all.
 
+    ``cache_lines`` are regular expressions for what the engine logs of its cache's size, with the
+    groups ``blocks`` or ``tokens``, and ``size`` (of a block) where it is told; ``cache_example``
+    shows them to the reader.
+
     ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
     by side, as the ``pipeline`` of a scenario has it.
     """
@@ -75,6 +79,8 @@ class EngineSpec:
     build: Callable[..., Scheduler]
     with_tables: Callable[[Any], Tabled]
     recording: Recording
+    cache_lines: tuple[str, ...]
+    cache_example: str
     memory: str
     seats: str = "max_num_seqs"
     longest: str | None = None

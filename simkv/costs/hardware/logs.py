@@ -8,6 +8,7 @@ from pathlib import Path
 
 from simkv.core.errors import InputError
 from simkv.core.files import disk_errors
+from simkv.schedulers.registry import ENGINES
 
 
 @dataclass(frozen=True)
@@ -24,22 +25,10 @@ class Cache:
     block_size: int | None = None
 
 
-_NUMBER = r"([\d,]+)"
-#: Engine, what is counted, and the line that tells it.
-_LINES = (
-    ("vllm", "blocks", re.compile(rf"# (?:GPU|cuda) blocks: {_NUMBER}")),
-    ("vllm", "blocks", re.compile(rf"num_gpu_blocks_override[=: ]+{_NUMBER}\b")),
-    ("vllm", "blocks", re.compile(rf"num_gpu_blocks[=: ]+{_NUMBER}\b")),
-    ("vllm", "tokens", re.compile(rf"GPU KV cache size: {_NUMBER} tokens")),
-    ("sglang", "tokens", re.compile(rf"max_total_num_tokens=\s*{_NUMBER}")),
-    ("sglang", "tokens", re.compile(rf"KV Cache is allocated.*#tokens: {_NUMBER}")),
-    ("fastdeploy", "blocks", re.compile(rf"total_block_num[=: ]+{_NUMBER}")),
-    (
-        "mistralrs",
-        "blocks",
-        re.compile(r"with block size (?P<size>\d+) and (?P<count>[\d,]+) GPU blocks"),
-    ),
-)
+#: Engine, and a line that tells it.
+_LINES = [
+    (name, re.compile(line)) for name, engine in ENGINES.items() for line in engine.cache_lines
+]
 
 
 def cache_size(log: Path, block_size: int | None = None) -> Cache:
@@ -52,20 +41,15 @@ def cache_size(log: Path, block_size: int | None = None) -> Cache:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     found: Cache | None = None
     for number, line in enumerate(lines, start=1):
-        for engine, what, pattern in _LINES:
+        for engine, pattern in _LINES:
             if match := pattern.search(line):
-                told = match.groupdict()
-                count = int(told.get("count", match[1]).replace(",", ""))
-                blocks, tokens = (count, None) if what == "blocks" else (None, count)
-                size = int(told["size"]) if "size" in told else None
-                found = Cache(engine, blocks, tokens, number, size)
+                told = {k: int(v.replace(",", "")) for k, v in match.groupdict().items()}
+                counts = told.get("blocks"), told.get("tokens")
+                found = Cache(engine, *counts, number, told.get("size"))
                 break
     if found is None:
-        raise InputError(
-            f"{log}: no line tells the size of the KV cache, such as vLLM's '# GPU blocks: 2588' "
-            f"or 'GPU KV cache size: 41,408 tokens', SGLang's 'max_total_num_tokens=41408', "
-            f"FastDeploy's 'total_block_num:2588', mistral.rs's 'and 2588 GPU blocks'"
-        )
+        examples = ", ".join(engine.cache_example for engine in ENGINES.values())
+        raise InputError(f"{log}: no line tells the size of the KV cache, such as {examples}")
     block_size = found.block_size or block_size
     if block_size:
         blocks = found.blocks if found.blocks is not None else (found.tokens or 0) // block_size

@@ -20,6 +20,8 @@ FASTDEPLOY = EngineSpec(
     build=FastDeploy,
     with_tables=_with_tables,
     recording=RECORDING,
+    cache_lines=(r"total_block_num[=: ]+(?P<blocks>[\d,]+)",),
+    cache_example="FastDeploy's 'total_block_num:2588'",
     memory="num_blocks",
     has_threads=True,
 )

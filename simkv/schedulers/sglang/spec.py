@@ -22,6 +22,11 @@ SGLANG = EngineSpec(
     build=SglangScheduler,
     with_tables=_with_tables,
     recording=RECORDING,
+    cache_lines=(
+        r"max_total_num_tokens=\s*(?P<tokens>[\d,]+)",
+        r"KV Cache is allocated.*#tokens: (?P<tokens>[\d,]+)",
+    ),
+    cache_example="SGLang's 'max_total_num_tokens=41408'",
     memory="max_total_num_tokens",
     memory_in_tokens=True,
     seats="max_running_requests",

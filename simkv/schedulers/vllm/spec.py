@@ -30,6 +30,12 @@ VLLM = EngineSpec(
     build=build,
     with_tables=_with_tables,
     recording=RECORDING,
+    cache_lines=(
+        r"# (?:GPU|cuda) blocks: (?P<blocks>[\d,]+)",
+        r"num_gpu_blocks(?:_override)?[=: ]+(?P<blocks>[\d,]+)\b",
+        r"GPU KV cache size: (?P<tokens>[\d,]+) tokens",
+    ),
+    cache_example="vLLM's '# GPU blocks: 2588' or 'GPU KV cache size: 41,408 tokens'",
     memory="num_gpu_blocks",
     longest="max_model_len",
     transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), VllmTransferScheduler),
