@@ -53,6 +53,7 @@ app.command()(blocks.blocks)
 def main() -> None:
     """Entry point: bad input ends in one message and exit code 2, an interrupt in 130."""
     try:
+        plan.take_options(all_of_them=sys.argv[1:2] == ["plan"])
         app()
     except InputError as error:
         print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,83 +27,6 @@ def plan(
             metavar="SCENARIO", help="A scenario file (YAML), or the name of a packaged one."
         ),
     ],
-    smallest: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH=VALUES",
-            help="The knob of which as little as possible is wanted, and its candidates: "
-            "fleet.replicas=1..20, engine.num_gpu_blocks=256..8192:64; see 'simkv sweep --over'.",
-        ),
-    ] = None,
-    largest: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH=VALUES",
-            help="The knob of which as much as possible is wanted, as a rate: "
-            "workload.rate_scale=0.5..8:0.25.",
-        ),
-    ] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIGURE<=NUMBER",
-            help="An objective, as 'ttft_ms.p99<=500' or 'jain_index>=0.5'; in quotes. May be "
-            "repeated. That everybody is served is assumed unless something is said about it.",
-        ),
-    ] = None,
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ttft:MS tpot:MS e2el:MS",
-            help="Limits per request as in 'vllm bench serve'. Of all requests 99 % must keep to "
-            "them unless an objective bounds goodput (per second) or goodput_share.",
-        ),
-    ] = None,
-    survive: Annotated[
-        int | None,
-        typer.Option(min=0, max=1, help="Also with so many replicas failing when that is worst."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
-    ] = None,
-    variant: Annotated[
-        list[str] | None, typer.Option(help="Plan for this variant only; may be repeated.")
-    ] = None,
-    repeats: Annotated[
-        int | None,
-        typer.Option(min=1, help="Seeds; default 6 where the workload is drawn by chance."),
-    ] = None,
-    profile_error: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=0.9,
-            metavar="SHARE",
-            help="Relative error of a step (0.1: a tenth), if the profile tells none or another.",
-        ),
-    ] = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Prices of a GPU hour, YAML 'H100: 2.5' or CSV."),
-    ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Which GPU; default that of the profile.")] = None,
-    gpus_per_replica: Annotated[
-        int | None, typer.Option(min=1, help="How many GPUs make a replica; default 1.")
-    ] = None,
-    held_back: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH=VALUE",
-            help="Check the answer on this other scenario, as workload.start=1200; may be "
-            "repeated, all apply together.",
-        ),
-    ] = None,
-    neighbours: Annotated[
-        int, typer.Option(min=0, help="So many candidates on both sides of an answer are tried.")
-    ] = 2,
-    exhaustive: Annotated[bool, typer.Option(help="Try all candidates.")] = False,
-    cliff: Annotated[bool, typer.Option(help="Try the answer at other rates too.")] = True,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder; default runs/<scenario>-plan/. What it holds is not redone."),
@@ -116,6 +40,7 @@ def plan(
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster; default RAY_ADDRESS, or one started here.")
     ] = None,
+    **asked: Any,
 ) -> None:
     """The smallest fleet or cache, or the highest rate, that meets the objectives; what it costs.
 
@@ -129,26 +54,8 @@ def plan(
     from simkv.search.plan.prepare import prepare
     from simkv.search.plan.request import request_of
 
-    file, limits = _words(scenario, goodput or [])
-    asked = {
-        "smallest": smallest,
-        "largest": largest,
-        "objectives": slo,
-        "goodput": limits,
-        "survive": survive,
-        "repeats": repeats,
-        "profile_error": profile_error,
-        "prices": prices,
-        "gpu": gpu,
-        "gpus_per_replica": gpus_per_replica,
-        "overrides": set_,
-        "variants": variant,
-        "held_back": held_back,
-        "neighbours": neighbours,
-        "exhaustive": exhaustive,
-        "cliff": cliff,
-    }
-    prepared = prepare(find(Path(file)), request_of(asked))
+    file, limits = _words(scenario, asked["goodput"] or [])
+    prepared = prepare(find(Path(file)), request_of({**asked, "goodput": limits}))
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_folder("--out", folder, "plan", lambda there: (there / STORE).is_file())
     try:
@@ -173,6 +80,53 @@ def plan(
     show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
         raise typer.Exit(1)
+
+
+_OWN = inspect.signature(plan, eval_str=True)
+
+
+def take_options(*, all_of_them: bool) -> None:
+    """Tell typer the options of ``plan``: its own, or with the fields of PlanRequest among them.
+
+    The latter have to be imported, which takes longer than all else that a command needs to start.
+    """
+    first, *own = (one for one in _OWN.parameters.values() if one.kind is not one.VAR_KEYWORD)
+    fields = _fields() if all_of_them else []
+    plan.__signature__ = _OWN.replace(parameters=[first, *fields, *own])  # type: ignore[attr-defined]
+
+
+def _fields() -> list[inspect.Parameter]:
+    from simkv.scenario.plan import PlanSection
+    from simkv.search.plan.request import PlanRequest, bounds_of, flag_of, shown_as
+
+    found = []
+    for name, field in PlanRequest.model_fields.items():
+        plain = next(
+            (one for one in (bool, int, float, str) if field.annotation in (one, one | None)), None
+        )
+        kind: Any = plain or list[str]
+        # What is not given must be told from its default, for then the file is asked.
+        asks_file = plain is None or name in PlanSection.model_fields
+        least, most = bounds_of(name)
+        option = typer.Option(
+            *([] if kind is bool else [flag_of(name)]),
+            metavar=shown_as(name).metavar,
+            help=field.description,
+            min=least,
+            max=most,
+        )
+        found.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=None if asks_file else field.default,
+                annotation=Annotated[kind | None if asks_file else kind, option],
+            )
+        )
+    return found
+
+
+take_options(all_of_them=False)
 
 
 def _words(words: list[str], goodput: list[str]) -> tuple[str, tuple[str, ...]]:

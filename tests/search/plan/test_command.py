@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from simkv.cli import main
+from simkv.search.plan.request import PlanRequest, flag_of
 
 ASK = [
     *("--smallest", "engine.num_gpu_blocks=64..288:16", "--slo", "ttft_ms.p99<=300"),
@@ -134,3 +135,13 @@ def test_bad_input_ends_in_2_and_writes_nothing(
     assert done.code == 2, done.err
     assert what in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_every_field_of_a_request_is_an_option(plan: Plan) -> None:
+    told = plan("--help").out
+    for name in PlanRequest.model_fields:
+        assert f"{flag_of(name)} " in told, name
+    assert {flag_of(name) for name in ("objectives", "overrides", "variants")} == {
+        *("--slo", "--set", "--variant")
+    }
+    assert "--no-cliff" in told
