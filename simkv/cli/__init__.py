@@ -22,7 +22,7 @@ from simkv.cli import (
     validate,
     zoo,
 )
-from simkv.cli.common import INTERRUPTED, Interrupted
+from simkv.cli.common import INTERRUPTED, Interrupted, complain
 from simkv.core.errors import InputError
 from simkv.core.version import __version__
 
@@ -56,12 +56,12 @@ def main() -> None:
         plan.take_options(all_of_them=sys.argv[1:2] == ["plan"])
         app()
     except InputError as error:
-        print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
+        complain(error)
         sys.exit(2)
     except SystemExit as end:  # typer turns an interrupt into this
         if end.code == INTERRUPTED:
             kept = end.kept if isinstance(end, Interrupted) else "nothing was written"
-            print(f"simkv: interrupted; {kept}", file=sys.stderr)
+            complain(f"interrupted; {kept}")
         raise
     except BrokenPipeError:
         sys.stderr.close()

@@ -53,6 +53,11 @@ def show(*parts: RenderableType, on: Console | None = None) -> None:
             out.print(part)
 
 
+def complain(what: object) -> None:
+    """Print to standard error, each line under the name of the program."""
+    print(f"simkv: {what}".replace("\n", "\nsimkv: "), file=sys.stderr)
+
+
 class Advance(Protocol):
     """Moves a bar: by one, or to ``done`` of ``total``."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import progress
+from simkv.cli.common import complain, progress
 
 if TYPE_CHECKING:
     from simkv.proof.conform.conform import Result as TraceResult
@@ -35,7 +34,7 @@ def conform(
             try:
                 result = check(path)
             except TraceError as error:
-                print(f"simkv: {error}", file=sys.stderr)
+                complain(error)
                 bad += 1
                 continue
             results.append(result)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from simkv.cli.common import Interrupted, progress, show
+from simkv.cli.common import Interrupted, complain, progress, show
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder
 
@@ -67,8 +66,8 @@ def plan(
     except KeyboardInterrupt:
         raise Interrupted(folder / STORE) from None
     except RunsFailed as error:
-        print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
-        print(f"simkv: what is done is kept in {folder / STORE}", file=sys.stderr)
+        complain(error)
+        complain(f"what is done is kept in {folder / STORE}")
         raise typer.Exit(1) from None
 
     from simkv.report.plan_files import write_plans

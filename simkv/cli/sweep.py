@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from simkv.cli.common import Interrupted, progress, show
+from simkv.cli.common import Interrupted, complain, progress, show
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder, write_text
 from simkv.core.version import __version__
@@ -105,7 +104,7 @@ def sweep(
     folder = out or Path("runs") / f"{whole.name}-sweep"
     check_folder("--out", folder, "sweep", lambda there: (there / STORE).is_file())
     for knob in whole.idle_knobs:
-        print(f"simkv: note: {knob} changes nothing at any point", file=sys.stderr)
+        complain(f"note: {knob} changes nothing at any point")
     try:
         with (
             bench_for(folder / STORE, jobs, executor, address) as bench,
@@ -115,8 +114,8 @@ def sweep(
     except KeyboardInterrupt:
         raise Interrupted(folder / STORE) from None
     except RunsFailed as error:
-        print(f"simkv: {error}".replace("\n", "\nsimkv: "), file=sys.stderr)
-        print(f"simkv: what is done is kept in {folder / STORE}", file=sys.stderr)
+        complain(error)
+        complain(f"what is done is kept in {folder / STORE}")
         raise typer.Exit(1) from None
     asked = {
         "version": __version__,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import progress, show
+from simkv.cli.common import complain, progress, show
 from simkv.core.errors import InputError
 from simkv.core.files import check_new_file
 
@@ -190,4 +190,4 @@ def _part(text: str) -> int | float:
 
 def _tell(tally: Tally) -> None:
     for line in tally.lines():
-        print(f"simkv: note: {line}", file=sys.stderr)
+        complain(f"note: {line}")
