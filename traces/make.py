@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
-from simkv.workload.convert import write_requests
+import numpy as np
+
+from simkv.core.request import Request
+from simkv.workload.rows import OWN, Names, Pieces, Rows, piece_of
+from simkv.workload.source import Source
+from simkv.workload.traces.own import used_columns, write_file
+from simkv.workload.traces.parquet import write_parquet
 from simkv.workload.workload import Workload, clients
 
 HERE = Path(__file__).parent
@@ -38,6 +47,56 @@ WORKLOADS = {
         }
     },
 }
+
+
+def rows_of(
+    requests: Sequence[Request], after: Mapping[int, tuple[int, float]], streams: Names
+) -> Rows:
+    """Requests as columns, so that they can be written; ``after`` as in ``Clients``.
+
+    They must be numbered 0, 1, 2, ... in their order, as a trace's rows are.
+    """
+    thinks = [after[r.id][1] if r.id in after else math.nan for r in requests]
+    sessions: list[int] = []
+    fresh = count()
+    for request in requests:
+        before = after.get(request.id)
+        sessions.append(next(fresh) if before is None else sessions[before[0]])
+    pieces = [
+        [piece_of(segment, streams) for segment in request.segments if segment.end > segment.start]
+        for request in requests
+    ]
+    for request, row in zip(requests, pieces, strict=True):
+        if row and row[-1][:3] == (OWN, request.id, 0):
+            row.pop()  # what is left of a prompt is its own anyway
+    return Rows(
+        arrival=np.array([r.arrival for r in requests], np.float64),
+        prompt_tokens=np.array([r.prompt_tokens for r in requests], np.int64),
+        output_tokens=np.array([r.output_tokens for r in requests], np.int64),
+        max_tokens=np.array(
+            [0 if r.max_tokens == r.output_tokens else r.max_tokens for r in requests], np.int64
+        ),
+        priority=np.array([r.priority for r in requests], np.int64),
+        timeout=np.array([math.nan if r.timeout is None else r.timeout for r in requests]),
+        ignore_eos=np.array([r.ignore_eos for r in requests], np.bool_),
+        has_images=np.array([r.has_images for r in requests], np.bool_),
+        session=np.array(sessions, np.int64) if after else None,
+        think_time=np.array(thinks) if after else None,
+        number=np.arange(len(requests)),
+        pieces=Pieces.of(pieces),
+    )
+
+
+def write_requests(
+    path: Path, requests: Sequence[Request], after: Mapping[int, tuple[int, float]]
+) -> int:
+    """Write requests as a trace in simkv's own form; returns their number."""
+    source = Source(path)
+    rows = rows_of(requests, after, source.streams)
+    for session in range(int(rows.session.max()) + 1 if rows.session is not None else 0):
+        source.sessions.number(f"s{session}")
+    write = write_parquet if path.suffix == ".parquet" else write_file
+    return write(path, [rows], used_columns(rows), source)
 
 
 def main() -> None:

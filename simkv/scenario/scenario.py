@@ -23,7 +23,8 @@ from simkv.scenario.plan import PlanSection
 from simkv.scenario.roles import About, Engine, World
 from simkv.scenario.section import Name, Section, Span
 from simkv.schedulers.registry import ENGINES, spec_of
-from simkv.workload.workload import Time, Workload
+from simkv.workload.fields import Time
+from simkv.workload.workload import Workload
 
 
 class Provenance(Section):

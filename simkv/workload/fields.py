@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
 
 #: More than this is refused before anything is built: a typo, or a run for another tool.
@@ -16,6 +17,11 @@ Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
 Count = Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
 Time = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Seed = Annotated[int, Field(ge=0)]
+
+
+def stream(seed: int, *purpose: int) -> np.random.Generator:
+    """A random stream that depends on the seed and the purpose alone."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose)))
 
 
 class Model(BaseModel):

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from simkv.core.request import Request, Segment
 from simkv.workload.clients import After
-from simkv.workload.fields import MOST_REQUESTS, Count, Model, Seed, Tokens
+from simkv.workload.fields import MOST_REQUESTS, Count, Model, Seed, Tokens, stream
 from simkv.workload.forms import Shape, shared_prefix
 from simkv.workload.lengths import Length, Seconds, Which, draw_lengths, draw_seconds
 from simkv.workload.rows import Floats
@@ -24,11 +24,6 @@ Rate = Annotated[float, Field(ge=1e-9)]
 FiniteRate = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
 #: A session has so many turns at most: each repeats all that was said before it.
 MOST_TURNS = 1000
-
-
-def stream(seed: int, *purpose: int) -> np.random.Generator:
-    """A random stream that depends on the seed and the purpose alone."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose)))
 
 
 class Diurnal(Model):

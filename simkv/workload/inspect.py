@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simkv.core.errors import InputError
 from simkv.core.quantiles import quantile
 from simkv.workload.rows import HASH, OUTPUT, OWN, Floats, Ints, Rows, is_sorted
 from simkv.workload.trace import Reader, from_zero
@@ -325,8 +324,7 @@ def inspect(reader: Reader, service: Service | None = None, block_size: int = 16
         survey = Survey(survey.service, block_size)
         _take(survey, [from_zero(Rows.concat(list(reader)).by_arrival())])
     if not survey.requests:
-        left_out = "; ".join(reader.tally.lines()) or f"{reader.tally.rows:,} rows"
-        raise InputError(f"{reader.path}: no request is left of this trace ({left_out})")
+        raise reader.nothing_left()
     return survey
 
 

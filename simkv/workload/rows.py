@@ -58,8 +58,7 @@ class Pieces:
     @staticmethod
     def of(rows: Sequence[Sequence[tuple[int, int, int, int]]]) -> Pieces:
         """From ``(kind, value, start, end)`` tuples, a sequence of them for each row."""
-        first = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row) for row in rows], out=first[1:])
+        first = _starts([len(row) for row in rows])
         table = np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 4)
         kind, value, start, end = (np.ascontiguousarray(column) for column in table.T)
         return Pieces(first, kind.astype(np.int8), value, start, end)
@@ -68,8 +67,7 @@ class Pieces:
     def of_hashes(hashes: Sequence[Sequence[int]], block: int, prompts: Ints) -> Pieces:
         """From the hash ids of the prompts' blocks of ``block`` tokens, the last one partial."""
         counts = np.array([len(ids) for ids in hashes], np.int64)
-        first = np.zeros(len(hashes) + 1, np.int64)
-        np.cumsum(counts, out=first[1:])
+        first = _starts(counts)
         value = np.array([name for ids in hashes for name in ids], np.int64)
         index = np.arange(len(value)) - np.repeat(first[:-1], counts)
         end = np.minimum(block, np.repeat(prompts, counts) - index * block)
@@ -79,14 +77,12 @@ class Pieces:
     @staticmethod
     def none(count: int) -> Pieces:
         """No pieces for ``count`` rows."""
-        empty = np.zeros(0, np.int64)
-        return Pieces(np.zeros(count + 1, np.int64), empty.astype(np.int8), empty, empty, empty)
+        return Pieces.of([()] * count)
 
     def take(self, rows: Ints) -> Pieces:
         """The pieces of ``rows``, in that order."""
         counts = np.diff(self.first)[rows]
-        first = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=first[1:])
+        first = _starts(counts)
         index = np.repeat(self.first[:-1][rows] - first[:-1], counts) + np.arange(first[-1])
         columns = (self.kind, self.value, self.start, self.end)
         kind, value, start, end = (column[index] for column in columns)
@@ -113,6 +109,11 @@ class Pieces:
         first = self.first.tolist()
         for low, high in pairwise(first):
             yield flat[low:high]
+
+
+def _starts(counts: npt.ArrayLike) -> Ints:
+    """Where each of some parts of these sizes begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @dataclass(slots=True)

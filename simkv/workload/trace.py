@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request, Segment
-from simkv.workload.fields import MOST_REQUESTS
+from simkv.workload.fields import MOST_REQUESTS, stream
 from simkv.workload.rows import (
     EMPTY,
     NAME,
@@ -52,6 +52,11 @@ class Reader:
         self._progress = progress
         self.source = Source(self.path, self.selection, progress)
 
+    def nothing_left(self) -> InputError:
+        """The error that all of it was left out, and why."""
+        left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
+        return InputError(f"{self.path}: no request is left of this trace ({left_out})")
+
     @property
     def tally(self) -> Tally:
         """What has been read and left out so far."""
@@ -79,7 +84,7 @@ def select(parts: Iterable[Rows], source: Source) -> Iterator[Rows]:
 def _window(parts: Iterable[Rows], source: Source) -> Iterator[tuple[Rows, Floats]]:
     """The rows of the time that is wanted, each with its random number from 0 to 1."""
     wanted = source.selection
-    draws = np.random.Generator(np.random.PCG64(np.random.SeedSequence(wanted.seed)))
+    draws = stream(wanted.seed)
     origin: float | None = None
     for rows in parts:
         if not len(rows):
@@ -266,10 +271,9 @@ def read_trace(
             )
         parts.append(rows)
     if not parts:
-        left_out = "; ".join(reader.tally.lines()) or f"{reader.tally.rows:,} rows"
-        raise InputError(f"{path}: no request is left of this trace ({left_out})")
+        raise reader.nothing_left()
     source = reader.source
-    rows = numbered(from_zero(Rows.concat(parts).by_arrival()), source)
+    rows = in_order(parts, source)
     return Trace(
         path, reader.format.name, rows, reader.tally, source.sessions.names, source.streams.names
     )
@@ -287,6 +291,11 @@ def cached_trace(path: Path, selection: Selection | None = None, format: str = "
 @lru_cache(maxsize=4)
 def _cached(path: Path, _stamps: object, selection: Selection, format: str) -> Trace:
     return read_trace(path, selection, format, MOST_REQUESTS)
+
+
+def in_order(parts: Sequence[Rows], source: Source) -> Rows:
+    """All rows in the order of arrival, with pieces that tell of rows by their new places."""
+    return numbered(from_zero(Rows.concat(parts).by_arrival()), source) if parts else Rows(*EMPTY)
 
 
 def from_zero(rows: Rows) -> Rows:

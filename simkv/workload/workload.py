@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -21,18 +22,16 @@ from simkv.core.errors import InputError, nearest
 from simkv.core.request import Request
 from simkv.workload.clients import After, Clients
 from simkv.workload.fields import (
-    MOST_REQUESTS,
-    MOST_TOKENS,
     Count,
     Model,
     Seed,
     Time,
     Tokens,
     locate,
+    stream,
 )
-from simkv.workload.forms import Burst, Listed, Shape, hashed_prompt, shared_prefix
-from simkv.workload.generators import Arrivals, FiniteRate, Pace, Rate, Sessions, stream
-from simkv.workload.lengths import Length, LogNormal, Uniform
+from simkv.workload.forms import Burst, Listed
+from simkv.workload.generators import Arrivals, FiniteRate, Pace, Rate, Sessions
 from simkv.workload.source import Selection
 from simkv.workload.trace import Trace, cached_trace
 from simkv.workload.traces.find import NAMES
@@ -41,17 +40,8 @@ FORMS = ("requests", "burst", "arrivals", "sessions", "trace")
 #: Fields that say which part of a trace is taken, and how it is replayed.
 TRACE_OPTIONS = (
     "format",
-    "start",
-    "duration",
-    "rate_scale",
-    "limit",
-    "sample",
-    "seed",
-    "skip_bad",
-    "request_rate",
-    "burstiness",
-    "max_tokens",
-    "ignore_eos",
+    *(field.name for field in fields(Selection)),
+    *("request_rate", "burstiness", "max_tokens", "ignore_eos"),
 )
 
 
@@ -165,15 +155,7 @@ class Workload(Model):
     @property
     def selection(self) -> Selection:
         """Which part of the trace is taken."""
-        return Selection(
-            self.start,
-            self.duration,
-            self.rate_scale,
-            self.limit,
-            self.sample,
-            self.seed,
-            self.skip_bad,
-        )
+        return Selection(**{field.name: getattr(self, field.name) for field in fields(Selection)})
 
 
 def clients(workload: Workload, timeout: float | None) -> Clients:
@@ -241,29 +223,3 @@ def _replayed(workload: Workload, timeout: float | None) -> tuple[list[Request],
         )
     requests = trace.requests(timeout, arrivals, workload.max_tokens, workload.ignore_eos)
     return requests, trace.after()
-
-
-__all__ = [
-    "FORMS",
-    "MOST_REQUESTS",
-    "MOST_TOKENS",
-    "TRACE_OPTIONS",
-    "Arrivals",
-    "Burst",
-    "Clients",
-    "Count",
-    "Length",
-    "Listed",
-    "LogNormal",
-    "Sessions",
-    "Shape",
-    "Time",
-    "Tokens",
-    "Uniform",
-    "Workload",
-    "clients",
-    "fields_of_others",
-    "generate",
-    "hashed_prompt",
-    "shared_prefix",
-]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request
-from simkv.workload.workload import Clients, Workload, clients, generate
+from simkv.workload.clients import Clients
+from simkv.workload.workload import Workload, clients, generate
 
 
 def request(number: int, arrival: float = 0.0, timeout: float | None = None) -> Request:

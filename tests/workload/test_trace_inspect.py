@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from simkv.core.errors import InputError
 from simkv.core.prefix import Content
 from simkv.core.request import Request
-from simkv.workload.convert import write_requests
 from simkv.workload.inspect import BINS, Course, Demand, Lengths, Service, Survey, inspect
 from simkv.workload.rows import Names, Pieces, Rows, parse_pieces
 from simkv.workload.trace import Reader, read_trace
 from simkv.workload.workload import Workload, clients
 from tests.core.prefixes import common_prefix
+from traces.make import write_requests
 
 LENGTHS = st.lists(st.integers(1, 10**6), min_size=1, max_size=60)
 

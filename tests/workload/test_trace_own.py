@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request, Segment
-from simkv.workload.convert import convert, write_requests
+from simkv.workload.convert import convert
 from simkv.workload.trace import Reader, Selection, read_trace
 from simkv.workload.workload import Workload, clients
+from traces.make import write_requests
 
 NAMES = st.one_of(
     st.sampled_from(["h0", "h12", "u0", "o0", "system", "g a,b:c%", "ü-1", "h007", "o"]),

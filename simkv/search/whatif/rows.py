@@ -13,7 +13,8 @@ from simkv.core.scheduler import blocks_for
 from simkv.loop.record import Life
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.scenario import Scenario
-from simkv.workload.workload import Listed, clients
+from simkv.workload.forms import Listed
+from simkv.workload.workload import clients
 
 #: Nothing shared with any other prompt.
 ALONE: dict[str, Any] = {

@@ -29,7 +29,8 @@ from simkv.search.jobs import Job
 from simkv.search.whatif.condition import Condition, IsVerdict
 from simkv.search.whatif.evaluate import Evaluator, Figures, TooManyRuns
 from simkv.search.whatif.rows import ALONE, changed, listed, renumbered
-from simkv.workload.workload import Listed, Workload
+from simkv.workload.forms import Listed
+from simkv.workload.workload import Workload
 
 #: So many times as large is large; the first that the engine allows.
 LARGE = (256, 16, 4, 2)

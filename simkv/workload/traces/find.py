@@ -139,6 +139,3 @@ def _beginning(path: Path) -> bytes:
 
 def _folded(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name.strip().casefold() for name in names)
-
-
-__all__ = ["FORMATS", "NAMES", "Format", "Head", "find_format", "look"]

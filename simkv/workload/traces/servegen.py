@@ -25,7 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simkv.workload.rows import Floats, Ints, Rows
+from simkv.workload.fields import stream
+from simkv.workload.rows import EMPTY, Floats, Ints, Rows
 from simkv.workload.source import MOST_TOKENS, Source, found
 from simkv.workload.traces.base import Format, Head
 
@@ -132,16 +133,8 @@ def _rows(source: Source) -> Iterator[Rows]:
 
 def _draw(source: Source, client: Client, window: Window) -> Rows:
     """The requests of a client in a window."""
-    gaps, prompts, outputs = (
-        np.random.Generator(
-            np.random.PCG64(
-                np.random.SeedSequence(
-                    source.selection.seed, spawn_key=(client.number, window.index, purpose)
-                )
-            )
-        )
-        for purpose in range(3)
-    )
+    seed, place = source.selection.seed, (client.number, window.index)
+    gaps, prompts, outputs = (stream(seed, *place, purpose) for purpose in range(3))
     length = window.end - window.start
     count = round(window.rate * length)
     drawn = (
@@ -151,7 +144,7 @@ def _draw(source: Source, client: Client, window: Window) -> Rows:
     )
     times = np.cumsum(drawn)
     lengths = []
-    for field, stream in zip(FIELDS, (prompts, outputs), strict=True):
+    for field, random in zip(FIELDS, (prompts, outputs), strict=True):
         try:
             law = client.law_of(field, window.start)
         except ValueError as error:
@@ -163,9 +156,9 @@ def _draw(source: Source, client: Client, window: Window) -> Rows:
                 [0] * count,
             )
             source.tally.rows += count
-            return Rows(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+            return Rows(*EMPTY)
         values, total = law
-        lengths.append(values[np.searchsorted(total, stream.random(count), side="right")])
+        lengths.append(values[np.searchsorted(total, random.random(count), side="right")])
     session = np.full(count, source.sessions.number(f"client {client.number}"), np.int64)
     arrival = window.start + times[:-1] * (length / times[-1])
     prompt_tokens, output_tokens = lengths

@@ -8,7 +8,8 @@ import pytest
 from simkv.core.prefix import Content
 from simkv.scenario.scenario import Scenario
 from simkv.search.whatif.rows import changed, listed, renumbered
-from simkv.workload.workload import Listed, generate
+from simkv.workload.forms import Listed
+from simkv.workload.workload import generate
 from tests.core.prefixes import common_prefix
 
 SHAPE = {"prompt_tokens": 100, "output_tokens": 10}
