@@ -48,11 +48,13 @@ def run_scenario(
     """Run one scenario; profiles given as files are looked for beside ``folder``.
 
     ``resolved`` is called whenever a request ends. ``leaping`` changes nothing but the work. A
-    ``scheduler`` decides in place of the one that the scenario names. With ``intervals`` a profile
-    that knows its error has the run simulated twice more, for the interval of each figure; not
-    with a ``scheduler`` of one's own, which can run only once.
+    ``scheduler`` decides in place of the one that the scenario names, but not in a fleet. With
+    ``intervals`` a profile that knows its error has the run simulated twice more, for the interval
+    of each figure; not with a ``scheduler`` of one's own, which can run only once.
     Raises InputError if the profile cannot be used.
     """
+    if scenario.fleet is not None:  # whose replicas cannot share one
+        scheduler = None
     replicas = specs(scenario, folder)
     run = serve_scenario(scenario, replicas, resolved, leaping=leaping, scheduler=scheduler)
     record, fleet = run.record, run.fleet

@@ -11,7 +11,8 @@ from simkv.core.outcome import Outcome
 from simkv.costs.profile import load_profile
 from simkv.measure.metrics import e2e
 from simkv.measure.result import Result
-from simkv.measure.simulate import run_file
+from simkv.measure.simulate import run_file, run_scenario
+from simkv.schedulers.registry import build
 from tests.conftest import ROOT
 
 PLAIN = """\
@@ -83,7 +84,6 @@ def test_a_profile_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_the_same_run_with_leaping_off_has_the_same_figures(tmp_path: Path) -> None:
-    from simkv.measure.simulate import run_scenario
     from simkv.scenario.load import load
 
     (tmp_path / "s.yaml").write_text(PLAIN.replace("output_tokens: 3", "output_tokens: 300"))
@@ -175,3 +175,11 @@ def test_pressure_runs_every_variant_twice_and_shows_every_kind_of_end(
     assert pressure["rules-bucketed"].summary["preemptions"] > 0
     for result in pressure.values():
         assert sum(result.summary[outcome.value] for outcome in Outcome) == 40
+
+
+def test_a_fleet_does_not_share_a_scheduler_of_ones_own(tmp_path: Path) -> None:
+    scenario = run(tmp_path, PLAIN + "fleet: {replicas: 2}\n")["run"].scenario
+    own = build(scenario.engine)
+    assert run_scenario(scenario, tmp_path, scheduler=own).summary["finished"] == 4
+    assert own.free_blocks == own.num_blocks
+    assert not own.schedule()
