@@ -117,7 +117,7 @@ def check_file(option: str, file: Path) -> None:
             what = "is a folder"
         elif not file.parent.is_dir():
             what = "its folder does not exist"
-        elif not os.access(file.parent, os.W_OK):
+        elif not os.access(file.parent, os.W_OK) and (file.is_file() or not file.exists()):
             what = "its folder is read-only"
     if what:
         raise InputError(f"{option} {file}: {what}; expected a file in a folder that exists")

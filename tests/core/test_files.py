@@ -80,6 +80,7 @@ def test_where_a_file_cannot_be(tmp_path: Path, place: str, complaint: str) -> N
 
 def test_a_read_only_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
+    files.check_file("--out", Path(os.devnull))
     with pytest.raises(InputError, match="its folder is read-only"):
         files.check_file("--out", tmp_path / "x")
     with pytest.raises(InputError, match=f"--out {tmp_path}/a/b: {tmp_path} is read-only"):
