@@ -40,8 +40,8 @@ def resolve(document: Document, overrides: Sequence[str] = ()) -> dict[str, Scen
         for name, override in variants.items()
     }
     _check_profiles(document, scenarios)
-    _check_published(document, scenarios)
-    _check_expectations(document, scenarios)
+    _check_variants(document, scenarios)
+    _check_requests(document, scenarios)
     return scenarios
 
 
@@ -63,27 +63,26 @@ def _check_profiles(document: Document, scenarios: Mapping[str, Scenario]) -> No
                 raise InputError(f"{document.place(location)}: {error}") from error
 
 
-def _check_published(document: Document, scenarios: Mapping[str, Scenario]) -> None:
-    """Raise InputError if ``published`` names a variant that there is not."""
-    for scenario in scenarios.values():
-        for name in scenario.published:
-            if name not in scenarios:
-                raise InputError(
-                    f"{document.place(('published', name))}: published.{name}: there is no such "
-                    f"variant{nearest(name, scenarios)}; expected one of {', '.join(scenarios)}"
-                )
+def _check_variants(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if ``published`` or ``expect`` names a variant that there is not."""
+    named = [
+        (field, name)
+        for field in ("published", "expect")
+        for scenario in scenarios.values()
+        for name in getattr(scenario, field)
+    ]
+    for field, name in named:
+        if name not in scenarios:
+            raise InputError(
+                f"{document.place((field, name))}: {field}.{name}: there is no such variant"
+                f"{nearest(name, scenarios)}; expected one of {', '.join(scenarios)}"
+            )
 
 
-def _check_expectations(document: Document, scenarios: Mapping[str, Scenario]) -> None:
-    """Raise InputError if ``expect`` names a variant or a request that there is not."""
+def _check_requests(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if ``expect`` names a request that there is not."""
     for scenario in scenarios.values():
         for name, expected in scenario.expect.items():
-            place = document.place(("expect", name))
-            if name not in scenarios:
-                raise InputError(
-                    f"{place}: expect.{name}: there is no such variant{nearest(name, scenarios)}; "
-                    f"expected one of {', '.join(scenarios)}"
-                )
             size = scenarios[name].workload.size
             for number in expected.request:
                 if number >= size:
