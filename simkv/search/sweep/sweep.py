@@ -28,7 +28,7 @@ MOST_ERRORS = 50
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRun:
     """One row of the table: the number of its point, knobs, variant, which repeat, and the job."""
 
     point: int
@@ -49,7 +49,7 @@ class Sweep:
 
     name: str
     knobs: tuple[str, ...]
-    runs: tuple[Row, ...]
+    runs: tuple[SweepRun, ...]
 
     @property
     def idle_knobs(self) -> list[str]:
@@ -94,7 +94,7 @@ def sweep_of(
         raise InputError(
             f"--over: {count:,} runs, with all variants and repeats; at most {MOST_POINTS:,}"
         )
-    runs: list[Row] = []
+    runs: list[SweepRun] = []
     errors: dict[str, list[Knobs]] = {}
     checked: set[str] = set()
     for number, point in enumerate(points):
@@ -108,7 +108,7 @@ def sweep_of(
                     checked.add(workload)
                 for repeat in range(repeats if seed_of(scenario.workload) is not None else 1):
                     job = job_of(repeated(scenario, repeat), path.parent.resolve())
-                    runs.append(Row(number, point, variant, repeat, job))
+                    runs.append(SweepRun(number, point, variant, repeat, job))
         except InputError as error:
             for line in str(error).splitlines():
                 errors.setdefault(line, []).append(point)
@@ -167,7 +167,7 @@ def finish(sweep: Sweep, bench: Bench, advance: Advance | None = None) -> dict[s
 
 def _failures(sweep: Sweep, failed: Mapping[str, Exception]) -> str:
     """The first point of every different error, and how many have it."""
-    by_error: dict[str, list[Row]] = {}
+    by_error: dict[str, list[SweepRun]] = {}
     for run in sweep.runs:
         if run.job.digest in failed:
             by_error.setdefault(str(failed[run.job.digest]), []).append(run)
