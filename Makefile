@@ -23,7 +23,7 @@ test: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadfile
 
 coverage: $(TESTED)
 	$(BIN)/coverage run -m pytest $(COUNTED:%=tests/%)

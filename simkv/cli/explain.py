@@ -28,9 +28,9 @@ def explain(
     """
     from simkv.measure.simulate import run_scenario
     from simkv.report.explain import story, story_in_brief, story_of
-    from simkv.report.runs import plan
+    from simkv.report.runs import reruns
 
-    planned = plan([run])
+    planned = reruns([run])
     if variant is not None and variant not in planned:
         raise InputError(
             f"--variant {variant}: there is no such variant{nearest(variant, planned)}; expected "

@@ -49,10 +49,10 @@ def report(
     from simkv.measure.result import apart, parts_of
     from simkv.report.html import write_html
     from simkv.report.perfetto import write_perfetto
-    from simkv.report.runs import QUICK, page_of, plan, remedies, run_all
+    from simkv.report.runs import QUICK, page_of, remedies, reruns, run_all
     from simkv.report.story import first_to_look_at
 
-    planned = plan(runs)
+    planned = reruns(runs)
     page = out or page_of(runs)
     if out:
         check_file("--out", out)

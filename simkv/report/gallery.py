@@ -24,7 +24,7 @@ from simkv.report.html import (
 )
 from simkv.report.lanes import BARS, painted, sample
 from simkv.report.page_words import badge
-from simkv.report.runs import Planned, remedies
+from simkv.report.runs import Rerun, remedies
 from simkv.report.style import by_arrival, span
 from simkv.scenario.packaged import Incident
 
@@ -62,7 +62,7 @@ def write_gallery(
             for name, scenario in incident.variants.items()
         }
         pair = story.pair_of(results)
-        lead = Planned(incident.variants[pair[0]], incident.path.parent)
+        lead = Rerun(incident.variants[pair[0]], incident.path.parent)
         changes = remedies(lead) if whatif else []
         path = folder / f"{incident.name}.html"
         write_html(path, results, changes, shared=True)

@@ -26,21 +26,21 @@ QUICK = 1_000
 
 
 @dataclass(frozen=True)
-class Planned:
+class Rerun:
     """A variant to be run; its profile, if it is a file, lies beside ``folder``."""
 
     scenario: Scenario
     folder: Path
 
 
-def plan(runs: Iterable[Path]) -> dict[str, Planned]:
+def reruns(runs: Iterable[Path]) -> dict[str, Rerun]:
     """The variants of ``runs`` by name: run folders, scenario files or names of packaged ones.
 
     Of several runs the name of each stands before that of its variant. Raises InputError for what
     is none of these, and if two variants would have the same name.
     """
     files = [(run, scenario_of(run)) for run in runs]
-    planned: dict[str, Planned] = {}
+    planned: dict[str, Rerun] = {}
     for run, path in files:
         variants = load(path)
         own = run.resolve().name if run.is_dir() else next(iter(variants.values())).name
@@ -50,7 +50,7 @@ def plan(runs: Iterable[Path]) -> dict[str, Planned]:
                 name = own if list(variants) == ["run"] else f"{own}/{variant}"
             if name in planned:
                 raise InputError(f"{run}: {name} stands twice; expected runs of different names")
-            planned[name] = Planned(scenario, path.parent)
+            planned[name] = Rerun(scenario, path.parent)
     return planned
 
 
@@ -72,7 +72,7 @@ def page_of(runs: Sequence[Path]) -> Path:
     return Path("runs") / f"{'-'.join(names)[:100]}.html"
 
 
-def run_all(planned: dict[str, Planned], resolved: Callable[[], None]) -> dict[str, Result]:
+def run_all(planned: dict[str, Rerun], resolved: Callable[[], None]) -> dict[str, Result]:
     """Run the variants; ``resolved`` is called whenever a request ends."""
     return {
         name: run_scenario(variant.scenario, variant.folder, resolved)
@@ -80,7 +80,7 @@ def run_all(planned: dict[str, Planned], resolved: Callable[[], None]) -> dict[s
     }
 
 
-def remedies(variant: Planned, tick: Callable[[], None] = lambda: None) -> list[str]:
+def remedies(variant: Rerun, tick: Callable[[], None] = lambda: None) -> list[str]:
     """Single changes that would have helped a variant, the best first, as sentences.
 
     ``tick`` is called after each of the runs that this takes, some tens.

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from simkv.report.style import BLUE, RED, SKY, SLATE, WIDTH, house_style, save
-from simkv.workload.inspect import Course, Lengths, Survey
+from simkv.workload.inspect import Binned, Lengths, Survey
 
 #: Points across a panel.
 POINTS = 300
@@ -94,7 +94,7 @@ def _sharing(axes: Axes, survey: Survey) -> None:
     axes.set_xlabel("requests")
 
 
-def _bins(course: Course, last: float) -> tuple[np.ndarray, np.ndarray]:
+def _bins(course: Binned, last: float) -> tuple[np.ndarray, np.ndarray]:
     """Edges (s) and sums of at most POINTS bins up to ``last``."""
     count = int(last / course.width) + 1
     step = -(-count // POINTS)

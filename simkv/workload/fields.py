@@ -24,7 +24,7 @@ def stream(seed: int, *purpose: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose)))
 
 
-class Model(BaseModel):
+class Strict(BaseModel):
     """A part of a scenario file: no unknown fields, no guessing of types, never changed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

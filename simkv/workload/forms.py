@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 
 from simkv.core.request import Request, Segment
 from simkv.core.scheduler import blocks_for
-from simkv.workload.fields import MOST_REQUESTS, MOST_TOKENS, Count, Model, Time, Tokens
+from simkv.workload.fields import MOST_REQUESTS, MOST_TOKENS, Count, Strict, Time, Tokens
 
 
-class Shape(Model):
+class Shape(Strict):
     """What is common to the ways of describing requests.
 
     ``max_tokens`` is the limit that the client asks for; by default what will be emitted.

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from simkv.core.request import Request, Segment
 from simkv.workload.clients import After
-from simkv.workload.fields import MOST_REQUESTS, Count, Model, Seed, Tokens, stream
+from simkv.workload.fields import MOST_REQUESTS, Count, Seed, Strict, Tokens, stream
 from simkv.workload.forms import Shape, shared_prefix
 from simkv.workload.lengths import Length, Seconds, Which, draw_lengths, draw_seconds
 from simkv.workload.rows import Floats
@@ -26,7 +26,7 @@ FiniteRate = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
 MOST_TURNS = 1000
 
 
-class Diurnal(Model):
+class Diurnal(Strict):
     """The rate goes up and down: ``request_rate * (1 + amplitude * sin(2 pi t / period))``."""
 
     period: FiniteRate = 86_400.0
@@ -45,7 +45,7 @@ class Diurnal(Model):
         return np.maximum(high, 0.0)
 
 
-class Pace(Model):
+class Pace(Strict):
     """When requests arrive, as in vLLM 0.33 (``vllm/benchmarks/serve.py``, ``get_request``).
 
     ``request_rate`` requests per second (``.inf``: all at once). Gaps are gamma distributed with

@@ -84,7 +84,7 @@ class Lengths:
         return figures
 
 
-class Course:
+class Binned:
     """Amounts by bins of time, which double their width when a trace becomes too long."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class Demand:
         self.service = service
         self.block_size = block_size
         self.requests = self.blocks = 0
-        self.held = Course()
+        self.held = Binned()
         self._ends = np.zeros(0)
         self._blocks = np.zeros(0, np.int64)
 
@@ -228,7 +228,7 @@ class Survey:
         self.requests = 0
         self.first = self.last = math.nan
         self.prompts, self.outputs = Lengths(), Lengths()
-        self.arrivals, self.sharing = Course(), Sharing()
+        self.arrivals, self.sharing = Binned(), Sharing()
         self.demand = Demand(self.service, self.block_size)
         self.sessions: set[int] = set()
         self.longest_gap = 0.0

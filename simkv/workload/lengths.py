@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from simkv.workload.fields import MOST_TOKENS, Model, Time, Tokens, locate
+from simkv.workload.fields import MOST_TOKENS, Strict, Time, Tokens, locate
 from simkv.workload.trace import cached_trace
 
 Which = Literal["prompt_tokens", "output_tokens"]
@@ -25,7 +25,7 @@ Which = Literal["prompt_tokens", "output_tokens"]
 MOST_LENGTHS = 1_000_000
 
 
-class Uniform(Model):
+class Uniform(Strict):
     """Whole numbers from ``low`` to ``high``, both included, all equally likely."""
 
     distribution: Literal["uniform"]
@@ -42,7 +42,7 @@ class Uniform(Model):
         return [int(x) for x in random.integers(self.low, self.high, count, endpoint=True)]
 
 
-class Random(Model):
+class RandomRange(Strict):
     """As ``vllm bench serve --dataset-name random``: uniform around ``len``.
 
     Whole numbers from ``len * (1 - range_ratio)``, rounded down, to ``len * (1 + range_ratio)``,
@@ -59,7 +59,7 @@ class Random(Model):
         return [int(x) for x in random.integers(low, high, count, endpoint=True)]
 
 
-class LogNormal(Model):
+class LogNormal(Strict):
     """Rounded log-normal lengths with the given ``mean``, cut to 1 .. ``max``.
 
     ``sigma`` is the standard deviation of the logarithm.
@@ -75,7 +75,7 @@ class LogNormal(Model):
         return [int(x) for x in np.clip(np.rint(drawn), 1, self.max)]
 
 
-class Zipf(Model):
+class Zipf(Strict):
     """Lengths from ``low`` to ``high``; the k-th of them has the weight ``k ** -exponent``."""
 
     distribution: Literal["zipf"]
@@ -99,7 +99,7 @@ class Zipf(Model):
         return [self.low + int(place) for place in places]
 
 
-class Empirical(Model):
+class Empirical(Strict):
     """Lengths drawn from those of a ``trace``: all requests of it are equally likely.
 
     ``of`` says which lengths; by default those of the same name as the field.
@@ -129,7 +129,7 @@ class Empirical(Model):
 
 def kind(value: Any) -> str:
     """Which kind of length or time a value is: a number, or the name of a distribution."""
-    if isinstance(value, Model):
+    if isinstance(value, Strict):
         return str(getattr(value, "distribution", None))
     return str(value.get("distribution")) if isinstance(value, dict) else "number"
 
@@ -137,7 +137,7 @@ def kind(value: Any) -> str:
 Length = Annotated[
     Annotated[Tokens, Tag("number")]
     | Annotated[Uniform, Tag("uniform")]
-    | Annotated[Random, Tag("random")]
+    | Annotated[RandomRange, Tag("random")]
     | Annotated[LogNormal, Tag("lognormal")]
     | Annotated[Zipf, Tag("zipf")]
     | Annotated[Empirical, Tag("empirical")],
@@ -157,7 +157,7 @@ def draw_lengths(
     return length.draw(random, count)
 
 
-class Exponential(Model):
+class Exponential(Strict):
     """Times with the given ``mean`` (s), as between the events of a Poisson process."""
 
     distribution: Literal["exponential"]
@@ -167,7 +167,7 @@ class Exponential(Model):
         return [float(x) for x in random.exponential(self.mean, count)]
 
 
-class Between(Model):
+class Between(Strict):
     """Times (s) from ``low`` to ``high``, all equally likely."""
 
     distribution: Literal["uniform"]
@@ -184,7 +184,7 @@ class Between(Model):
         return [float(x) for x in random.uniform(self.low, self.high, count)]
 
 
-class LogNormalTime(Model):
+class LogNormalTime(Strict):
     """Log-normal times with the given ``mean`` (s); ``sigma`` is that of the logarithm."""
 
     distribution: Literal["lognormal"]

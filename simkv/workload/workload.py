@@ -23,8 +23,8 @@ from simkv.core.request import Request
 from simkv.workload.clients import After, Clients
 from simkv.workload.fields import (
     Count,
-    Model,
     Seed,
+    Strict,
     Time,
     Tokens,
     locate,
@@ -75,7 +75,7 @@ Part = Annotated[
 ]
 
 
-class Workload(Model):
+class Workload(Strict):
     """What the clients send: one of ``requests``, ``burst``, ``arrivals``, ``sessions``, ``trace``.
 
     ``max_concurrency`` is how many requests the client has in flight at most; the others wait in

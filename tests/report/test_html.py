@@ -23,7 +23,7 @@ from simkv.report.gallery import write_gallery
 from simkv.report.html import html, library, write_html
 from simkv.report.lanes import BARS
 from simkv.report.palette import DARK, LIGHT
-from simkv.report.runs import page_of, plan, scenario_of
+from simkv.report.runs import page_of, reruns, scenario_of
 from simkv.scenario.fields import differences
 from simkv.scenario.packaged import Incident
 from tests.report.browser import Browser, Page, chromium
@@ -360,15 +360,15 @@ def test_runs_are_found_by_folder_file_and_name(
         app, ["run", str(folder / "starving.yaml"), "--out", str(run), "--no-plots", "--exit-zero"]
     )
     assert done.exit_code == 0, done.output
-    assert list(plan([run])) == list(plan([folder / "starving.yaml"])) == ["before", "after"]
-    assert "after" in plan([Path("mistralrs-six")])
-    assert list(plan([run, folder / "starving.yaml"]))[0::2] == ["mine/before", "starving/before"]
+    assert list(reruns([run])) == list(reruns([folder / "starving.yaml"])) == ["before", "after"]
+    assert "after" in reruns([Path("mistralrs-six")])
+    assert list(reruns([run, folder / "starving.yaml"]))[0::2] == ["mine/before", "starving/before"]
     assert page_of([run]) == run / "report.html"
     assert page_of([Path("mistralrs-six")]) == Path("runs/mistralrs-six.html")
     with pytest.raises(InputError, match="holds no scenario"):
         scenario_of(tmp_path)
     with pytest.raises(InputError, match="stands twice"):
-        plan([run, run])
+        reruns([run, run])
 
 
 def test_the_command_writes_the_same_report_from_folder_and_file(

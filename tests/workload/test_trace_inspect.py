@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simkv.core.errors import InputError
 from simkv.core.prefix import Content
 from simkv.core.request import Request
-from simkv.workload.inspect import BINS, Course, Demand, Lengths, Service, Survey, inspect
+from simkv.workload.inspect import BINS, Binned, Demand, Lengths, Service, Survey, inspect
 from simkv.workload.rows import Names, Pieces, Rows, parse_pieces
 from simkv.workload.trace import Reader, read_trace
 from simkv.workload.workload import Workload, clients
@@ -59,7 +59,7 @@ def test_peaks_are_those_of_a_sweep_however_the_rows_are_cut(data: st.DataObject
 
 
 def test_bins_of_time_widen_when_a_trace_is_long() -> None:
-    course = Course()
+    course = Binned()
     course.add(np.array([0.5, 0.6, 1.5]))
     assert (course.most(1.0), course.width) == (2, 1.0)
     course.add(np.array([3.0 * BINS]))

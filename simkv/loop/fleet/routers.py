@@ -83,7 +83,7 @@ class _Forgets:
         """Nothing to do."""
 
 
-class RoundRobin(_Forgets):
+class RoundRobinRouter(_Forgets):
     """The next replica in order after the last one chosen."""
 
     reads_load = reads_kv = counts_own_sends = False
@@ -239,7 +239,7 @@ def build(config: RouterConfig, session: SessionOf) -> Router:
         case CacheAware():
             return ByPrefix(config)
         case _:
-            return RoundRobin()
+            return RoundRobinRouter()
 
 
 def _known(keys: Sequence[int], sent: Set[int]) -> int:

@@ -96,7 +96,7 @@ class QueueOrder:
         self.fcfs_passes += 1
 
 
-class Verdict(Enum):
+class Admission(Enum):
     """What to do after looking at a candidate."""
 
     GO = "look at the next one"
@@ -143,13 +143,13 @@ class PrefillAdder:
         self._lasting: list[tuple[float, int]] | None = None
 
     @property
-    def state(self) -> Verdict:
+    def state(self) -> Admission:
         """What the budgets alone say."""
         if not (self._left > 0 and self.memory.room - self.needed > 0):
-            return Verdict.NO_TOKEN
+            return Admission.NO_TOKEN
         if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
-            return Verdict.OTHER
-        return Verdict.GO
+            return Admission.OTHER
+        return Admission.GO
 
     def continue_chunked(self, r: Req) -> None:
         """Compute the next part of ``r``, whose prompt is partly done; there is no admission test.
@@ -167,7 +167,7 @@ class PrefillAdder:
         todo = r.fill - r.prefix
         self._take(r, min(todo, limit), cut=todo > limit)
 
-    def add(self, r: Req) -> Verdict:
+    def add(self, r: Req) -> Admission:
         """Take the head of the queue, whole or its first chunk, if the budgets allow it.
 
         A candidate must fit with all of its prompt and output, even if only a chunk is computed
@@ -175,21 +175,21 @@ class PrefillAdder:
         """
         prefix, node = self.memory.match(r, r.fill - 1)
         if self.most is not None and len(self.can) >= self.most:
-            return Verdict.OTHER
+            return Admission.OTHER
         if r.ignore_eos and self.memory.tree is None:
             return self._add_lasting(r)
         self.memory.lock(node)
         tokens = self._admit(r, prefix)
-        if isinstance(tokens, Verdict):
+        if isinstance(tokens, Admission):
             self.memory.unlock(node)
             return tokens
         r.node, r.prefix, r.owned = node, prefix, prefix
         self._take(r, tokens, cut=tokens < r.fill - prefix)
         return self.state
 
-    def why_not(self, r: Req, verdict: Verdict) -> Why:
+    def why_not(self, r: Req, admission: Admission) -> Why:
         """Why ``r``, the first that was not taken, has to wait."""
-        if verdict is Verdict.OTHER:
+        if admission is Admission.OTHER:
             return "budget"
         fits = self.memory.up(r.fill) <= self.memory.room - self.needed
         return "reserved" if fits else "blocks"
@@ -198,21 +198,21 @@ class PrefillAdder:
     def _left(self) -> float:
         return self.memory.room - self.promised
 
-    def _admit(self, r: Req, prefix: int) -> int | Verdict:
+    def _admit(self, r: Req, prefix: int) -> int | Admission:
         """How many tokens of ``r`` to compute now, if any."""
         up, page = self.memory.up, self.memory.page_size
         tokens = r.fill - prefix
         want = tokens + min(max(r.max_new - r.out, 0), self.clip) + page
         if not want < self._left:
-            return Verdict.NO_TOKEN
+            return Admission.NO_TOKEN
         if self.chunk is None:
             enough = bool(self.can) and up(tokens) >= self.inputs
-            return Verdict.OTHER if enough else tokens
+            return Admission.OTHER if enough else tokens
         if up(tokens) > self.chunk:
             tokens = self.chunk // page * page
-        return tokens if tokens > 0 else Verdict.OTHER
+        return tokens if tokens > 0 else Admission.OTHER
 
-    def _add_lasting(self, r: Req) -> Verdict:
+    def _add_lasting(self, r: Req) -> Admission:
         """Admission of a request that will emit all its tokens, as there is no prefix cache.
 
         The requests' ends are foreseen one after the other, in the order of what they still emit;
@@ -221,19 +221,19 @@ class PrefillAdder:
         paged = self.memory.up(r.fill) + self.memory.page_size
         now = self.memory.room - self.needed
         if paged > min(now, self._left):
-            return Verdict.NO_TOKEN
+            return Admission.NO_TOKEN
         self._foresee(r)
         assert self._lasting is not None
         left, freed, alive = now - paged, 0, len(self._lasting)
         for emits, occupies in self._lasting:
             if left + freed - emits * alive <= alive:
-                return Verdict.NO_TOKEN
+                return Admission.NO_TOKEN
             freed += occupies
             alive -= 1
         if self.chunk is None or r.fill <= self.chunk:
             self._take(r, r.fill, cut=False)
         elif self.chunk <= 0:
-            return Verdict.OTHER
+            return Admission.OTHER
         else:
             self._take(r, self.chunk, cut=True)  # not rounded to pages
         return self.state

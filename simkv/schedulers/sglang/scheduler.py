@@ -18,7 +18,7 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Held, Kind, Why
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.memory import EngineDies, Memory, Req
-from simkv.schedulers.sglang.prefill import REFRESH_INTERVAL, PrefillAdder, QueueOrder, Verdict
+from simkv.schedulers.sglang.prefill import REFRESH_INTERVAL, Admission, PrefillAdder, QueueOrder
 
 
 @dataclass(slots=True, eq=False)
@@ -218,27 +218,27 @@ class SglangScheduler:
             prefill_max_requests=self.config.prefill_max_requests,
             mixed=self.mixed,
         )
-        continued, verdict = 0, Verdict.GO
+        continued, admission = 0, Admission.GO
         if self.chunked:
             adder.continue_chunked(self.chunked)
             continued = 1
         for r in self.waiting:
-            if adder.state is Verdict.OTHER:
-                verdict = Verdict.OTHER
+            if adder.state is Admission.OTHER:
+                admission = Admission.OTHER
                 break
             if len(adder.can) >= self._slots(continued):
                 running.full = True
                 self._why = "slot"
             if running.full:
                 break
-            verdict = adder.add(r)
-            if verdict is Verdict.NO_TOKEN:
+            admission = adder.add(r)
+            if admission is Admission.NO_TOKEN:
                 running.full = bool(adder.can or running.rows)
-            if verdict is not Verdict.GO:
+            if admission is not Admission.GO:
                 break  # nobody is passed over
         taken = len(adder.can) - continued
-        if verdict is not Verdict.GO and taken < len(self.waiting):
-            self._why = adder.why_not(self.waiting[taken], verdict)
+        if admission is not Admission.GO and taken < len(self.waiting):
+            self._why = adder.why_not(self.waiting[taken], admission)
         if not adder.can:
             return None
         del self.waiting[: len(adder.can) - continued]
