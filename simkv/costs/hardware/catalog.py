@@ -1,21 +1,28 @@
 """Models and GPUs as data: what decides how much KV fits, and how fast it can be read.
 
 ``models.json`` and ``gpus.json`` hold published configurations (the model hub's ``config.json``,
-data sheets); a name is found whatever its case, with or without the organisation.
+data sheets). A name is found whatever its case and whatever stands between its words, with or
+without the organisation: ``Llama-3.1-70B``, ``llama 3.1 70b`` and ``llama_3.1_70b`` are one.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
 from simkv.core.errors import InputError, nearest
 from simkv.costs.data import Data
+from simkv.costs.hardware.architecture import Architecture, Gqa, Moe, Published
+from simkv.costs.hardware.configs import architecture_of
+from simkv.costs.hardware.formats import FormatName
+from simkv.costs.hardware.interconnect import Interconnect
 
 Positive = Annotated[int, Field(gt=0)]
 _HERE = Path(__file__).parent
@@ -26,11 +33,19 @@ class _Named(Data):
     also: list[str] = Field(default=[])
 
 
+class _Entry(_Named):
+    """A model as ``models.json`` has it: the fields of its ``config.json`` that decide shapes."""
+
+    config: dict[str, Any]
+    source: str
+
+
 class Model(_Named):
-    """A decoder: ``heads`` query heads share ``kv_heads`` of ``head_dim``; a gated MLP.
+    """A plain decoder: ``heads`` query heads share ``kv_heads`` of ``head_dim``; a gated MLP.
 
     With ``experts`` every layer has so many MLPs of ``intermediate``, of which a token takes
     ``experts_per_token``. ``tied``: the output head is the embedding. ``itemsize`` is in bytes.
+    Those whose layers are not all alike have an ``Architecture`` only.
     """
 
     layers: Positive
@@ -82,22 +97,87 @@ class Model(_Named):
 class Gpu(_Named):
     """A card: ``memory_bytes`` as CUDA reports them, ``bandwidth`` (bytes/s), 16-bit ``flops``.
 
-    ``collectives`` have, by name and number of cards, measured ``[bytes, seconds]``: bytes that
-    go into an all-reduce, that a card gives to an all-gather, that it gets of a reduce-scatter.
+    ``flops_fp8`` and ``flops_fp4`` are those of smaller numbers, None where the card has none.
+    ``nvlink`` and ``pcie`` are bytes/s each way of one card, as data sheets have them; ``system``
+    is what published points and operator tables call it. ``collectives`` have, by name and number
+    of cards, measured ``[bytes, seconds]``: bytes that go into an all-reduce, that a card gives to
+    an all-gather, that it gets of a reduce-scatter.
     """
 
     memory_bytes: Positive
     bandwidth: Annotated[float, Field(gt=0)]
     flops: Annotated[float, Field(gt=0)]
+    flops_fp8: Annotated[float, Field(gt=0)] | None = None
+    flops_fp4: Annotated[float, Field(gt=0)] | None = None
+    nvlink: Annotated[float, Field(gt=0)] | None = None
+    pcie: Annotated[float, Field(gt=0)]
+    gpus_per_node: Positive
+    system: str | None = None
     collectives: dict[str, dict[int, list[tuple[int, float]]]] = Field(default={})
     source: str
+
+    def flops_of(self, bits: int) -> float:
+        """Operations per second on numbers of so many bits, or of the next size that it has."""
+        rates = {16: self.flops, 8: self.flops_fp8, 4: self.flops_fp4}
+        return next(rate for size in (4, 8, 16) if size >= bits and (rate := rates[size]))
+
+    def interconnect(self, kind: str | None = None) -> Interconnect:
+        """NVLink or PCIe as the data sheet has them; None is NVLink where there is one.
+
+        Raises InputError for a kind that the card does not have.
+        """
+        if kind == "NVLink" and not self.nvlink:
+            raise InputError(f"interconnect: {self.name} has no NVLink; expected PCIe")
+        if self.nvlink and kind in (None, "NVLink"):
+            return Interconnect("NVLink", self.nvlink)
+        return Interconnect("PCIe", self.pcie)
+
+
+@lru_cache(maxsize=1)
+def _entries() -> tuple[_Entry, ...]:
+    data = json.loads((_HERE / "models.json").read_text(encoding="utf-8"))
+    return tuple(TypeAdapter(list[_Entry]).validate_python(data))
+
+
+@lru_cache(maxsize=1)
+def architectures() -> tuple[Architecture, ...]:
+    """All models, as layers."""
+    return tuple(
+        replace(architecture_of(entry.config, entry.name), source=entry.source)
+        for entry in _entries()
+    )
 
 
 @lru_cache(maxsize=1)
 def models() -> tuple[Model, ...]:
-    """All models."""
-    data = json.loads((_HERE / "models.json").read_text(encoding="utf-8"))
-    return tuple(TypeAdapter(list[Model]).validate_python(data))
+    """All models whose layers are all alike and attend to everything."""
+    plain = (_plain(*pair) for pair in zip(_entries(), architectures(), strict=True))
+    return tuple(model for model in plain if model)
+
+
+def _plain(entry: _Entry, known: Architecture) -> Model | None:
+    """An architecture as a plain decoder, or None if it is not one."""
+    part, attention = known.layers[0], known.layers[0].attention
+    if len(known.layers) > 1 or not isinstance(attention, Gqa) or attention.window:
+        return None
+    if attention.output_gate or (isinstance(part.mlp, Moe) and part.mlp.shared_intermediate):
+        return None
+    moe = part.mlp if isinstance(part.mlp, Moe) else None
+    return Model(
+        name=known.name,
+        also=entry.also,
+        layers=part.count,
+        hidden=known.hidden,
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        intermediate=part.mlp.intermediate,
+        vocab=known.vocab,
+        experts=moe.experts if moe else 0,
+        experts_per_token=moe.per_token if moe else 0,
+        tied=known.tied,
+        max_model_len=known.max_model_len,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -107,16 +187,50 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(TypeAdapter(list[Gpu]).validate_python(data))
 
 
-D = TypeVar("D", Model, Gpu)
+#: Ends of names of quantised models, and the format of their weights.
+_ENDINGS: dict[str, FormatName] = {
+    "fp8": "fp8",
+    "fp8dynamic": "fp8",
+    "fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+    "awq": "int4",
+    "awqint4": "int4",
+    "gptqint4": "int4",
+}
 
 
 def find_model(name: str) -> Model:
-    """A model by its name, with or without the organisation. Raises InputError if unknown."""
-    wanted = _short(name)
+    """A plain model by its name. Raises InputError if unknown or not plain."""
+    wanted = _squeezed(name)
     for model in models():
-        if wanted in {_short(known) for known in (model.name, *model.also)}:
+        if wanted in _all_names(model):
             return model
-    raise _unknown("model", name, models())
+    if any(wanted in _all_names(entry) for entry in _entries()):
+        raise InputError(
+            f"model {name!r}: its layers are not all alike or do not attend to everything, which "
+            "this needs"
+        )
+    raise _unknown("model", name, [model.name for model in models()])
+
+
+def find_architecture(name: str) -> Architecture:
+    """A model by its name, with or without the organisation. Raises InputError if unknown.
+
+    The name of a quantised one (``Llama-3.1-70B-Instruct-FP8``, ``-NVFP4``, ``-AWQ``) is that of
+    the model with such weights.
+    """
+    wanted = _squeezed(name)
+    for entry, known in zip(_entries(), architectures(), strict=True):
+        if wanted in _all_names(entry):
+            return known
+    for ending, weights in sorted(_ENDINGS.items(), key=lambda item: -len(item[0])):
+        base = wanted.removesuffix(ending)
+        if base == wanted:
+            continue
+        for entry, known in zip(_entries(), architectures(), strict=True):
+            if base in _all_names(entry):
+                return replace(known, published=Published(weights))
+    raise _unknown("model", name, [entry.name for entry in _entries()])
 
 
 def find_gpu(name: str) -> Gpu:
@@ -124,6 +238,9 @@ def find_gpu(name: str) -> Gpu:
 
     Of several the one with most words in common is taken. Raises InputError if none fits.
     """
+    for gpu in gpus():
+        if _squeezed(name) in {_squeezed(known) for known in (gpu.name, *gpu.also)}:
+            return gpu
     words = _words(name)
     best: tuple[int, Gpu] | None = None
     for gpu in gpus():
@@ -132,7 +249,7 @@ def find_gpu(name: str) -> Gpu:
             if own <= words and (best is None or len(own) > best[0]):
                 best = (len(own), gpu)
     if best is None:
-        raise _unknown("GPU", name, gpus())
+        raise _unknown("GPU", name, [gpu.name for gpu in gpus()])
     return best[1]
 
 
@@ -152,16 +269,27 @@ def known_gpu(name: str) -> Gpu | None:
         return None
 
 
-def _short(name: str) -> str:
-    return name.rsplit("/", 1)[-1].casefold()
+def _all_names(item: _Named) -> set[str]:
+    """A model's names as ``_squeezed`` has them, with and without what is often left out."""
+    names = {_squeezed(known) for known in (item.name, *item.also)}
+    shorter = {re.sub(r"^meta(?=llama)|(?:instruct|chat)?(?:hf)?$", "", name) for name in names}
+    return names | shorter
+
+
+def _squeezed(name: str) -> str:
+    """A name's letters and digits, without the organisation or the maker."""
+    return re.sub(r"[^a-z0-9]", "", _plain_words(name.rsplit("/", 1)[-1]))
 
 
 def _words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", name.casefold())) - {"nvidia", "geforce", "edition"}
+    return set(re.findall(r"[a-z0-9]+", _plain_words(name)))
 
 
-def _unknown(kind: str, name: str, known: tuple[D, ...]) -> InputError:
-    names = [item.name for item in known]
+def _plain_words(name: str) -> str:
+    return re.sub(r"(?<![a-z])(nvidia|geforce|amd|instinct|edition)(?![a-z])", "", name.casefold())
+
+
+def _unknown(kind: str, name: str, names: Sequence[str]) -> InputError:
     return InputError(
         f"{kind} {name!r} is not known{nearest(name, names)}; expected one of {', '.join(names)}"
     )

@@ -32,7 +32,7 @@ VLLM = EngineSpec(
     recording=RECORDING,
     cache_lines=(
         r"# (?:GPU|cuda) blocks: (?P<blocks>[\d,]+)",
-        r"num_gpu_blocks(?:_override)?[=: ]+(?P<blocks>[\d,]+)\b",
+        r"num_gpu_blocks(?:_override)?[=: ]+(?P<blocks>[1-9][\d,]*)\b",
         r"GPU KV cache size: (?P<tokens>[\d,]+) tokens",
     ),
     cache_example="vLLM's '# GPU blocks: 2588' or 'GPU KV cache size: 41,408 tokens'",

@@ -1,0 +1,206 @@
+"""What a model's layers are: the shapes that decide its weights, its KV and its kernels.
+
+Read from the ``config.json`` of the Hugging Face hub by ``architecture_of`` in ``configs.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simkv.costs.hardware.formats import FormatName, KvFormatName
+
+
+@dataclass(frozen=True)
+class Gqa:
+    """``heads`` query heads share ``kv_heads`` of ``head_dim``; a token sees ``window`` (0: all).
+
+    ``output_gate``: queries come with as many gates for the output, as in Qwen3.5.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+    output_gate: bool = False
+
+    def weights(self, hidden: int) -> int:
+        """Parameters of the projections; biases and norms are left out (below 0.1 %)."""
+        queries = self.heads * (2 if self.output_gate else 1)
+        return hidden * self.head_dim * (queries + 2 * self.kv_heads + self.heads)
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Sparse attention as in DeepSeek-V3.2: every query reads the ``topk`` best of all tokens.
+
+    They are found by ``heads`` of ``head_dim`` over one key of ``head_dim`` a token.
+    """
+
+    heads: int
+    head_dim: int
+    topk: int
+
+
+@dataclass(frozen=True)
+class Mla:
+    """Multi-head latent attention: a token's KV is ``kv_lora_rank + qk_rope_head_dim`` numbers.
+
+    Without ``q_lora_rank`` (0) queries are projected straight.
+    """
+
+    heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    sparse: Indexer | None = None
+
+    @property
+    def latent(self) -> int:
+        """Numbers of KV of one token."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def weights(self, hidden: int) -> int:
+        """Parameters of the projections, the indexer's included."""
+        return self.shared_weights(hidden) + self.split_weights(hidden)
+
+    def shared_weights(self, hidden: int) -> int:
+        """Those that each GPU of a tensor-parallel group holds whole: to latents, for the index."""
+        down = hidden * (self.q_lora_rank + self.latent)
+        if not self.sparse:
+            return down
+        queries = (self.q_lora_rank or hidden) * self.sparse.heads * self.sparse.head_dim
+        return down + queries + hidden * (self.sparse.head_dim + self.sparse.heads)
+
+    def split_weights(self, hidden: int) -> int:
+        """Those that such GPUs share by heads."""
+        queries = (self.q_lora_rank or hidden) * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        keys_values = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+        return self.heads * (queries + keys_values + self.v_head_dim * hidden)
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """Gated delta net: a state of fixed size for each sequence in place of KV.
+
+    ``conv`` is the width of the short convolution over keys, queries and values.
+    """
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv: int
+
+    @property
+    def channels(self) -> int:
+        """Channels that the convolution sees: queries, keys and values."""
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+    def weights(self, hidden: int) -> int:
+        """Parameters: q, k, v, the output's gate, beta and decay a head, convolution, output."""
+        values = self.v_heads * self.v_dim
+        wide = hidden * (self.channels + values + 2 * self.v_heads)
+        return wide + self.conv * self.channels + values * hidden
+
+
+Attention = Gqa | Mla | GatedDelta
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A gated MLP (gate, up, down) of so many channels."""
+
+    intermediate: int
+
+    def weights(self, hidden: int) -> int:
+        """Parameters."""
+        return 3 * hidden * self.intermediate
+
+
+@dataclass(frozen=True)
+class Moe:
+    """``experts`` gated MLPs, of which a token takes ``per_token``, and a shared one for all."""
+
+    experts: int
+    per_token: int
+    intermediate: int
+    shared_intermediate: int = 0
+
+    def expert_weights(self, hidden: int) -> int:
+        """Parameters of all experts, without the shared one."""
+        return 3 * hidden * self.intermediate * self.experts
+
+    def shared_weights(self, hidden: int) -> int:
+        """Parameters of the shared expert."""
+        return 3 * hidden * self.shared_intermediate
+
+    def weights(self, hidden: int) -> int:
+        """Parameters of the experts, the shared one and the router."""
+        router = hidden * self.experts
+        return self.expert_weights(hidden) + self.shared_weights(hidden) + router
+
+
+Mlp = Dense | Moe
+
+
+@dataclass(frozen=True)
+class Layers:
+    """``count`` layers of one kind, wherever in the model they stand."""
+
+    count: int
+    attention: Attention
+    mlp: Mlp
+
+
+@dataclass(frozen=True)
+class Published:
+    """The number formats of the published weights; None is as ``weights``."""
+
+    weights: FormatName = "bf16"
+    attention: FormatName | None = None
+    experts: FormatName | None = None
+    kv: KvFormatName = "bf16"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder: ``layers`` by kind, of width ``hidden``; ``tied``: the head is the embedding."""
+
+    name: str
+    hidden: int
+    vocab: int
+    tied: bool
+    max_model_len: int
+    layers: tuple[Layers, ...]
+    published: Published = field(default=Published())
+    source: str = ""
+
+    @property
+    def depth(self) -> int:
+        """Layers in all."""
+        return sum(layers.count for layers in self.layers)
+
+    @property
+    def embeddings(self) -> int:
+        """Parameters of the embedding and, where it is not tied, of the head."""
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        """All weights; biases and the norms inside attention are left out (below 0.1 %)."""
+        norms = (2 * self.depth + 1) * self.hidden
+        return (
+            norms
+            + self.embeddings
+            + sum(
+                part.count * (part.attention.weights(self.hidden) + part.mlp.weights(self.hidden))
+                for part in self.layers
+            )
+        )
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer that has any; 0 of a dense model."""
+        return max((p.mlp.experts for p in self.layers if isinstance(p.mlp, Moe)), default=0)

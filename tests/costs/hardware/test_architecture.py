@@ -1,0 +1,180 @@
+"""What a model's configuration says of its layers, and names by which things are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.costs.hardware.architecture import Dense, GatedDelta, Gqa, Indexer, Mla, Moe
+from simkv.costs.hardware.catalog import (
+    architectures,
+    find_architecture,
+    find_gpu,
+    find_model,
+    gpus,
+)
+from simkv.costs.hardware.configs import architecture_of
+from simkv.costs.hardware.formats import FORMATS, find_format
+from simkv.costs.hardware.hardware import Hardware, make_hardware
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gpt-oss-20b", 20.91),
+        ("gpt-oss-120b", 116.83),
+        ("DeepSeek-V3", 671.0),
+        ("Kimi-K2.5", 1026.0),
+        ("Qwen3.5-397B-A17B", 397.0),
+        ("Qwen3-235B-A22B", 235.1),
+        ("GLM-5", 744.0),
+        ("MiniMax-M2.5", 229.0),
+        ("Llama-3.1-405B", 405.85),
+    ],
+)
+def test_parameters_are_the_published_ones(name: str, billions: float) -> None:
+    assert find_architecture(name).parameters / 1e9 == pytest.approx(billions, rel=3e-3)
+
+
+def test_layers_are_told_apart() -> None:
+    kinds = {
+        name: [(part.count, part.attention, part.mlp) for part in find_architecture(name).layers]
+        for name in ("gpt-oss-20b", "Qwen3.5-27B", "DeepSeek-V3.2")
+    }
+    moe = Moe(32, 4, 2880)
+    assert kinds["gpt-oss-20b"] == [(12, Gqa(64, 8, 64, 128), moe), (12, Gqa(64, 8, 64), moe)]
+    assert kinds["Qwen3.5-27B"] == [
+        (48, GatedDelta(16, 48, 128, 128, 4), Dense(17408)),
+        (16, Gqa(24, 4, 256, output_gate=True), Dense(17408)),
+    ]
+    mla = Mla(128, 1536, 512, 128, 64, 128, Indexer(64, 128, 2048))
+    sparse = (58, mla, Moe(256, 8, 2048, 2048))
+    assert kinds["DeepSeek-V3.2"] == [(3, mla, Dense(18432)), sparse]
+
+
+def test_weights_of_one_small_model_by_hand() -> None:
+    tiny = architecture_of(TINY, "tiny")
+    attention = 64 * (64 + 32 + 32 + 64)
+    assert tiny.layers[0].attention.weights(64) == attention
+    assert tiny.parameters == 2 * (attention + 3 * 64 * 128) + 2 * 100 * 64 + 5 * 64
+    tied = architecture_of({**TINY, "tie_word_embeddings": True})
+    assert tiny.parameters - tied.parameters == 100 * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "rwkv"}, "model_type: 'rwkv' is not understood; expected one of"),
+        ({"hidden_size": None}, "hidden_size: is missing"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers: 'two'; expected a whole number from 1"),
+        ({"layer_types": ["full_attention"]}, "layer_types: expected a list of 2 names"),
+        ({"layer_types": ["full_attention", "odd"]}, "layer_types: 'odd' is not understood"),
+        ({"attention_chunk_size": 8192}, "attention_chunk_size: changes the layers"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: quant_method"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_its_field(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in {**TINY, **change}.items() if v is not None}))
+    with pytest.raises(InputError, match=f"config.json: {words}"):
+        architecture_of(path)
+    path.write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        architecture_of(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["h100_sxm", "H100-SXM", "h100 sxm", "H100SXM", "NVIDIA H100 80GB HBM3", "h100"]
+)
+def test_any_spelling_of_a_gpu_is_found(name: str) -> None:
+    assert find_gpu(name).name == "NVIDIA H100 80GB HBM3"
+
+
+def test_cards_of_one_family_are_told_apart() -> None:
+    names = ("h100-pcie", "h200_sxm", "gb200", "b200_sxm", "a100-40", "A100 80GB PCIe", "rtx_3090")
+    found = [find_gpu(name).name for name in names]
+    assert found == [
+        "NVIDIA H100 PCIe",
+        "NVIDIA H200",
+        "NVIDIA GB200",
+        "NVIDIA B200",
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA GeForce RTX 3090",
+    ]
+    systems = [gpu.system for gpu in gpus() if gpu.system]
+    assert [find_gpu(system).system for system in systems] == systems
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "weights"),
+    [
+        ("llama-3.1-70b", "meta-llama/Llama-3.1-70B", "bf16"),
+        ("LLAMA 3.1_70B instruct", "meta-llama/Llama-3.1-70B", "bf16"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", "meta-llama/Llama-3.1-70B", "fp8"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP4", "meta-llama/Llama-3.1-70B", "nvfp4"),
+        ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B-FP8", "fp8_block"),
+        ("deepseek r1", "deepseek-ai/DeepSeek-R1", "fp8_block"),
+        ("zhipuai/GLM-5", "zai-org/GLM-5", "bf16"),
+    ],
+)
+def test_any_spelling_of_a_model_is_found(name: str, model: str, weights: str) -> None:
+    found = find_architecture(name)
+    assert (found.name, found.published.weights) == (model, weights)
+
+
+def test_every_packaged_model_names_its_source_and_no_two_share_a_name() -> None:
+    assert all("config.json" in known.source for known in architectures())
+    for known in architectures():
+        assert find_architecture(known.name) is known
+    with pytest.raises(InputError, match="layers are not all alike"):
+        find_model("gpt-oss-120b")
+    with pytest.raises(InputError, match="did you mean 'openai/gpt-oss-20b'"):
+        find_architecture("openai/gpt-oss-21b")
+
+
+def _hardware(model: str, **fields: Any) -> Hardware:
+    return make_hardware(find_gpu("H100"), find_architecture(model), **fields)
+
+
+def test_formats_follow_the_published_weights_or_what_was_said() -> None:
+    gpt = _hardware("gpt-oss-120b")
+    assert (gpt.weights, gpt.attention, gpt.experts, gpt.kv) == ("bf16", "bf16", "mxfp4", "bf16")
+    kimi = _hardware("Kimi-K2.5", tp=8)
+    assert (kimi.weights, kimi.attention, kimi.experts) == ("bf16", "bf16", "int4_g32")
+    said = _hardware("Kimi-K2.5", tp=8, weights="nvfp4", attention="bf16")
+    assert (said.weights, said.attention, said.experts) == ("nvfp4", "bf16", "nvfp4")
+    assert FORMATS["nvfp4"].bytes == 0.5625
+    with pytest.raises(InputError, match="did you mean 'fp8'"):
+        find_format("fp9")
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "words"),
+    [
+        ("Llama-3.1-8B", {"tp": 7}, "tp: 32 heads of meta-llama/Llama-3.1-8B cannot be shared"),
+        ("Llama-3.1-8B", {"ep": 2}, "ep: meta-llama/Llama-3.1-8B has no experts"),
+        ("gpt-oss-20b", {"tp": 4, "ep": 3}, "ep: 3 must divide tp x dp, which is 4 GPUs"),
+    ],
+)
+def test_gpus_that_cannot_share_a_model_are_refused(
+    model: str, fields: dict[str, int], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        _hardware(model, **fields)
