@@ -37,7 +37,8 @@ class SglangConfig:
     ``disable_radix_cache``. With ``enable_mixed_chunk`` running requests decode in the prefill's
     step. After a prefill ``prefill_decode_interval`` (0) steps take none, if at least
     ``prefill_decode_interval_min_bs`` (0) requests run. Unless ``disable_overlap_schedule``, a
-    step is scheduled before the tokens of the step before it are known.
+    step is scheduled before the tokens of the step before it are known. New requests are received
+    every ``scheduler_recv_interval`` (1) steps only while others decode, and after a prefill.
 
     A running request is promised the tokens it may still emit, at most
     ``clip_max_new_tokens_estimation`` (4096), times a ratio. The ratio starts at
@@ -70,6 +71,7 @@ class SglangConfig:
     enable_mixed_chunk: bool = False
     prefill_decode_interval: Annotated[int, Ge(0)] = 0
     prefill_decode_interval_min_bs: Annotated[int, Ge(0)] = 0
+    scheduler_recv_interval: Annotated[int, Gt(0)] = 1
     schedule_conservativeness: Annotated[float, Ge(0)] = 1.0
     init_new_token_ratio: Annotated[float, Ge(0)] = 0.7
     min_new_token_ratio_factor: Annotated[float, Ge(0)] = 0.14
