@@ -103,7 +103,7 @@ class SglangScheduler:
             self.receiver.unread.append(request_id)
 
     def _receive(self) -> None:
-        for message in self.receiver.receive(self.last and self.last.kind):
+        for message in self.receiver.receive(self.last.kind if self.last else None):
             if isinstance(message, Prompt):
                 self._take(message)
             else:
