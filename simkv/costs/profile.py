@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from simkv.core.errors import InputError, nearest
 from simkv.costs.attention import AttentionCost, AttentionTable
 from simkv.costs.data import Data
+from simkv.costs.grid import AttentionGrid, GridCost
 from simkv.costs.lines import beyond
 from simkv.costs.load import Load
 
@@ -106,7 +107,9 @@ class Fit(Data):
 class Profile(Data):
     """What a step costs, on what, how that is known, and where it holds.
 
-    The time is the sum of the ``terms`` and, where there is one, of the ``attention`` table.
+    The time is the sum of the ``terms`` and, where there is one, of the ``attention`` table or of
+    the ``grid``. ``floor`` is what the host needs to launch a step while the GPU runs: the step
+    takes as long as the sum of these terms at least.
     ``graph_sizes`` are the numbers of tokens for which the engine has captured CUDA graphs: a step
     is padded to the next one (``slots``), beyond the largest none is.
     ``range`` gives, by feature, the smallest and largest value per step that the data cover.
@@ -120,9 +123,17 @@ class Profile(Data):
     engine: str
     model: str
     gpu: str
-    basis: Literal["measured", "fitted to published figures", "assumed"]
+    basis: Literal[
+        "measured",
+        "composed of measured operators",
+        "estimated from the data sheet",
+        "fitted to published figures",
+        "assumed",
+    ]
     terms: list[Term] = Field(min_length=1)
     attention: AttentionTable | None = None
+    grid: AttentionGrid | None = None
+    floor: list[Term] | None = None
     graph_sizes: list[int] = Field(default=[])
     idle_pass_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     front_s: Seconds = 0.0
@@ -134,6 +145,11 @@ class Profile(Data):
     def _costs_time(self) -> Profile:
         if self.graph_sizes != sorted(set(self.graph_sizes)):
             raise ValueError("graph_sizes must rise strictly")
+        if self.attention and self.grid:
+            raise ValueError("attention: found beside grid; only one of the two is possible")
+        by_context = {"decode_context", "decode_mean"}
+        if any(term.feature in by_context for term in self.floor or ()):
+            raise ValueError("floor: what the host launches does not depend on the context")
         for load in (Load(1, 1, 0, 0, 0, 1, 1), Load(0, 0, 0, 1, 1, 0, 1)):
             if StepCost(self)(load) < 1e-9:
                 kind = "prefill" if load.prefill_seqs else "decode"
@@ -165,13 +181,19 @@ class StepCost:
 
     def __init__(self, profile: Profile) -> None:
         self._terms = [(term, _form(term)) for term in profile.terms]
-        self._attention = AttentionCost(profile.attention) if profile.attention else None
+        self._floor = [(term, _form(term)) for term in profile.floor or ()]
+        self._floors: dict[int, float] = {}
+        self._attention: AttentionCost | GridCost | None = None
+        if profile.attention:
+            self._attention = AttentionCost(profile.attention)
+        elif profile.grid:
+            self._attention = GridCost(profile.grid)
         self._graph_sizes = profile.graph_sizes
         by_context = [t for t in profile.terms if t.feature in ("decode_context", "decode_mean")]
         self._by_batch_only = not by_context and all(
             t.feature != "group_tokens" for t in profile.terms
         )
-        self._linear = self._attention is None and all(
+        self._linear = not (self._attention or self._floor) and all(
             t.seconds is not None and t.feature == "decode_context" for t in by_context
         )
         self._slope = sum(
@@ -180,6 +202,31 @@ class StepCost:
         self._by_batch: dict[int, float] = {}
 
     def __call__(self, load: Load) -> float:
+        seconds = self._device(load)
+        return max(seconds, self._host(load)) if self._floor else seconds
+
+    def ahead(self, load: Load, steps: int) -> list[float] | None:
+        """Seconds of the next ``steps`` steps of these decodes, each a token longer, at once.
+
+        None for a profile of which only one step after the other can be told.
+        """
+        if not (self._by_batch_only and isinstance(self._attention, GridCost)):
+            return None
+        base, _ = self.of_decodes(load.decode_seqs)
+        least = self._host(load._replace(prefill_seqs=0)) if self._floor else 0.0
+        return [max(base + more, least) for more in self._attention.ahead(load, steps)]
+
+    def _host(self, load: Load) -> float:
+        """What the host needs to launch a step, in seconds."""
+        if load.prefill_seqs:
+            return _total(self._floor, load, self._graph_sizes)
+        found = self._floors.get(load.decode_seqs)
+        if found is None:
+            found = _total(self._floor, load, self._graph_sizes)
+            self._floors[load.decode_seqs] = found
+        return found
+
+    def _device(self, load: Load) -> float:
         plain = not (load.prefill_seqs or load.swap_out_blocks or load.swap_in_blocks)
         if self._linear and plain:
             base, slope = self.of_decodes(load.decode_seqs)
@@ -203,7 +250,7 @@ class StepCost:
     @property
     def wants_spread(self) -> bool:
         """Whether it has to know the shortest and the longest decode of a step."""
-        return self._attention is not None and self._attention.wants_spread
+        return isinstance(self._attention, AttentionCost) and self._attention.wants_spread
 
     @property
     def linear(self) -> bool:
@@ -211,16 +258,22 @@ class StepCost:
         return self._linear
 
     def _sum(self, load: Load) -> float:
-        total = 0.0
-        for term, form in self._terms:
-            if term.when in ("prefill", "mixed") and not load.prefill_seqs:
-                continue
-            if term.when in ("decode", "mixed", "pure decode") and not load.decode_seqs:
-                continue
-            if term.when == "pure decode" and load.prefill_seqs:
-                continue
-            total += form(feature_of(load, term.feature, self._graph_sizes))
-        return max(total, 0.0)  # far outside the range a falling line may get below
+        return _total(self._terms, load, self._graph_sizes)
+
+
+def _total(
+    terms: Sequence[tuple[Term, Callable[[float], float]]], load: Load, graph_sizes: Sequence[int]
+) -> float:
+    total = 0.0
+    for term, form in terms:
+        if term.when in ("prefill", "mixed") and not load.prefill_seqs:
+            continue
+        if term.when in ("decode", "mixed", "pure decode") and not load.decode_seqs:
+            continue
+        if term.when == "pure decode" and load.prefill_seqs:
+            continue
+        total += form(feature_of(load, term.feature, graph_sizes))
+    return max(total, 0.0)  # far outside the range a falling line may get below
 
 
 def _form(term: Term) -> Callable[[float], float]:

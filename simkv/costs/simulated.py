@@ -42,6 +42,9 @@ class SimulatedExecutor:
 
     def foresee(self, load: Load, steps: int) -> list[float]:
         if not self._cost.linear:
+            ahead = self._cost.ahead(load, steps)
+            if ahead is not None:
+                return ahead
             return [self._cost(later(load, step)) for step in range(1, steps + 1)]
         base, slope = self._cost.of_decodes(load.decode_seqs)
         context, seqs = load.decode_context, load.decode_seqs

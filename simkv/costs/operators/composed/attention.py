@@ -1,0 +1,152 @@
+"""The core of attention over all layers: planes of prefills and decodes, and recurrences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simkv.costs.grid import AttentionGrid
+from simkv.costs.hardware.architecture import GatedDelta, Gqa, Mla
+from simkv.costs.hardware.hardware import Hardware
+from simkv.costs.operators.composed.part import Part
+from simkv.costs.operators.measured.attention import prompt_pairs
+from simkv.costs.operators.operators import DeltaShape, Lookup, Operators
+
+TOKENS = (1, 16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 32768)
+#: Tokens that one of a prefill attends to on the mean: half of these lengths.
+LENGTHS = (1, 15, 63, 127, 255, 511, 1023, 2047, 4095, 8191, 16383, 32767, 65535, 131071, 262143)
+SEQS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
+CONTEXTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+
+
+def attention_grid(
+    operators: Operators,
+    hardware: Hardware,
+    *,
+    prefill_factor: float = 1.0,
+    decode_factor: float = 1.0,
+) -> AttentionGrid | None:
+    """The grid of all layers that attend to KV; None for a model without."""
+    kinds: dict[Gqa | Mla, int] = {}
+    for part in hardware.architecture.layers:
+        if not isinstance(part.attention, GatedDelta):
+            kinds[part.attention] = kinds.get(part.attention, 0) + part.count
+    if not kinds:
+        return None
+    prefills = [(count, *_prefill(operators, hardware, kind)) for kind, count in kinds.items()]
+    decodes = [(count, _decode(operators, hardware, kind)) for kind, count in kinds.items()]
+    means = [(length + 1) / 2 for length in LENGTHS]
+    return AttentionGrid(
+        prefill_tokens=[float(tokens) for tokens in TOKENS],
+        prefill_mean=means,
+        prefill_s=_never_falling(
+            [
+                [
+                    prefill_factor
+                    * sum(count * _prompt(look, window, t, m) for count, look, window in prefills)
+                    for m in means
+                ]
+                for t in TOKENS
+            ]
+        ),
+        decode_seqs=[float(seqs) for seqs in SEQS],
+        decode_context=[float(context) for context in CONTEXTS],
+        decode_s=_never_falling(
+            [
+                [
+                    decode_factor * sum(count * look(b, c) for count, look in decodes)
+                    for c in CONTEXTS
+                ]
+                for b in SEQS
+            ]
+        ),
+    )
+
+
+def recurrences(operators: Operators, hardware: Hardware) -> list[Part]:
+    """Gated delta nets, which read a state and no KV, and what MLA adds to decodes."""
+    model, tp = hardware.architecture, hardware.tp
+    parts = []
+    for layers in model.layers:
+        kind = layers.attention
+        if isinstance(kind, GatedDelta):
+            heads = max(kind.k_heads // tp, 1), kind.v_heads // tp
+            shape = DeltaShape(model.hidden, *heads, kind.k_dim, kind.v_dim, kind.conv)
+            prompt = operators.delta(shape, "context").times(layers.count)
+            decode = operators.delta(shape, "generation").times(layers.count)
+            parts += [
+                Part("gated delta net, prompts", "prefill_tokens", prompt),
+                Part("gated delta net, decodes", "decode_seqs", decode),
+            ]
+        elif isinstance(kind, Mla) and not kind.sparse:
+            curve = operators.absorbed(_share(kind, tp)).times(layers.count)
+            parts.append(Part("absorbed projections", "decode_seqs", curve, "products"))
+    return parts
+
+
+def _share(kind: Mla, tp: int) -> Mla:
+    return replace(kind, heads=kind.heads // tp)
+
+
+def _gqa_share(kind: Gqa, tp: int) -> Gqa:
+    return replace(
+        kind,
+        heads=kind.heads // tp,
+        kv_heads=max(kind.kv_heads // tp, 1),
+        output_gate=False,
+    )
+
+
+def _prefill(operators: Operators, hardware: Hardware, kind: Gqa | Mla) -> tuple[Lookup, int]:
+    """Of one layer, and how many tokens one attends to at the most (0: all)."""
+    if isinstance(kind, Gqa):
+        return operators.prefill(_gqa_share(kind, hardware.tp), hardware.kv), kind.window
+    hidden = hardware.architecture.hidden
+    look = operators.mla_prefill(_share(kind, hardware.tp), hidden, hardware.attention, hardware.kv)
+    return look, kind.sparse.topk if kind.sparse else 0
+
+
+def _decode(operators: Operators, hardware: Hardware, kind: Gqa | Mla) -> Lookup:
+    if isinstance(kind, Gqa):
+        return operators.decode(_gqa_share(kind, hardware.tp), hardware.kv)
+    hidden = hardware.architecture.hidden
+    return operators.mla_decode(_share(kind, hardware.tp), hidden, hardware.attention, hardware.kv)
+
+
+def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
+    """A prefill of ``tokens`` that attend to ``mean`` each: prompts of twice that, or a chunk.
+
+    A chunk on top of KV costs what a prompt with as many pairs costs.
+    """
+    length = 2 * mean - 1
+    if length <= tokens:
+        return look(tokens / length, length)
+    if not window or tokens * mean <= prompt_pairs(window):
+        return look(1, _length_of(tokens * mean))
+    pairs = tokens * min(mean, window)
+    return look(1, max(tokens, pairs / window + (window - 1) / 2))
+
+
+def _length_of(pairs: float) -> float:
+    """The length of a prompt with so many pairs."""
+    return float(((8 * pairs + 1) ** 0.5 - 1) / 2)
+
+
+def _never_falling(plane: list[list[float]]) -> list[list[float]]:
+    """No point above one with more work, as more work would do it too."""
+    for row in plane:
+        for i in range(len(row) - 2, -1, -1):
+            row[i] = min(row[i], row[i + 1])
+    for i in range(len(plane) - 2, -1, -1):
+        plane[i] = [min(pair) for pair in zip(plane[i], plane[i + 1], strict=True)]
+    return [rounded(row) for row in plane]
+
+
+def _rounded(seconds: float) -> float:
+    """Four figures."""
+    return float(f"{seconds:.4g}")
+
+
+def rounded(values: Sequence[float]) -> list[float]:
+    """Four figures each."""
+    return [_rounded(value) for value in values]

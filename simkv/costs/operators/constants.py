@@ -1,0 +1,98 @@
+"""What a calibration may change of composed costs: a few factors and seconds for a kind of run.
+
+``constants.json`` holds rules in order, each for some systems, an engine, a range of its releases
+and the format of the experts, with the ``source`` of its figures; without a rule that fits, nothing
+is changed. The factors of all that fit are multiplied, their seconds added up.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from simkv.costs.data import Data
+from simkv.costs.hardware.hardware import Hardware
+from simkv.costs.hardware.setting import EngineSetting
+
+Factor = Annotated[float, Field(gt=0)]
+PATH = Path(__file__).with_name("constants.json")
+
+
+class Constants(Data):
+    """Factors on times of operators, and on all of a step with prefills or without; and seconds.
+
+    ``prefill`` and ``decode`` are of whole steps, ``prefill_step_s`` is added to a step with
+    prefills, ``step_s`` to every step, ``seq_s`` for each of its sequences.
+    """
+
+    products: Factor = 1.0
+    experts: Factor = 1.0
+    prefill_attention: Factor = 1.0
+    decode_attention: Factor = 1.0
+    collectives: Factor = 1.0
+    prefill: Factor = 1.0
+    decode: Factor = 1.0
+    prefill_step_s: float = 0.0
+    step_s: float = 0.0
+    seq_s: float = 0.0
+
+    def joined(self, other: Constants) -> Constants:
+        """Both changes after one another."""
+        mine, theirs = self.model_dump(), other.model_dump()
+        return Constants(
+            **{
+                name: value + theirs[name] if name.endswith("_s") else value * theirs[name]
+                for name, value in mine.items()
+            }
+        )
+
+
+class Rule(Data):
+    """Constants, and for whom: each of what is given must fit."""
+
+    systems: list[str] | None = None
+    engine: str | None = None
+    releases: tuple[str, str] | None = None  # from the first, before the second
+    experts: str | None = None  # a number format, or "none" for a dense model
+    constants: Constants
+    source: str
+
+    def fits(self, hardware: Hardware, setting: EngineSetting) -> bool:
+        """Whether it is for these."""
+        experts = hardware.experts if hardware.architecture.experts else "none"
+        first, end = self.releases or ("0", "9999")
+        return (
+            (self.systems is None or hardware.gpu.system in self.systems)
+            and self.engine in (None, setting.engine)
+            and self.experts in (None, experts)
+            and _version(first) <= _version(setting.release) < _version(end)
+        )
+
+
+@lru_cache(maxsize=1)
+def rules() -> tuple[Rule, ...]:
+    """The rules of ``constants.json``."""
+    data = json.loads(PATH.read_text(encoding="utf-8"))
+    return tuple(TypeAdapter(list[Rule]).validate_python(data))
+
+
+def constants_for(hardware: Hardware, setting: EngineSetting) -> Constants:
+    """What the rules change for a run; neutral where none fits."""
+    found = Constants()
+    for rule in rules():
+        if rule.fits(hardware, setting):
+            found = found.joined(rule.constants)
+    return found
+
+
+def _version(name: str) -> tuple[int, ...]:
+    """``0.5.6.post2`` as numbers that are in order."""
+    numbers = []
+    for part in name.lstrip("v").split("."):
+        digits = "".join(c for c in part if c.isdigit())
+        numbers.append(int(digits) if digits else 0)
+    return tuple(numbers)

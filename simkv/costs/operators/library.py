@@ -1,0 +1,85 @@
+"""The best that is known of what a step costs on some hardware.
+
+In order: operator tables in folders of the user's, those of the installed package, a packaged
+profile of exactly this GPU, model, parallelism and formats, and the data sheet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from simkv.costs.hardware.hardware import Hardware
+from simkv.costs.hardware.setting import EngineSetting
+from simkv.costs.operators.compose import compose
+from simkv.costs.operators.constants import Constants, constants_for
+from simkv.costs.operators.measured.measured import Tables
+from simkv.costs.operators.roofline import Roofline
+from simkv.costs.operators.tables import BACKENDS, Store, installed
+from simkv.costs.profile import Profile
+
+
+def profile_for(hardware: Hardware, setting: EngineSetting, tables: Sequence[Path] = ()) -> Profile:
+    """The profile of an engine on some hardware; ``tables`` are folders to look into first.
+
+    Composed once for each hardware and setting.
+    """
+    return _profile_for(_Key(hardware, setting, tuple(tables)))
+
+
+def composed(
+    hardware: Hardware,
+    setting: EngineSetting,
+    tables: Sequence[Path] = (),
+    constants: Constants | None = None,
+) -> Profile | None:
+    """The profile from operator tables; None where no table has products of this GPU."""
+    package = installed()
+    roots = (*tables, *([package] if package else []))
+    if not hardware.gpu.system:
+        return None
+    backend = setting.engine if setting.engine in BACKENDS else BACKENDS[0]
+    store = Store(roots, hardware.gpu.system, backend)
+    if not store.has("gemm"):
+        return None
+    operators = Tables(store, Roofline(hardware.gpu, hardware.interconnect))
+    changed = constants_for(hardware, setting) if constants is None else constants
+    made = compose(hardware, setting, operators, (), changed)
+    read = ", ".join(operators.versions())
+    source = [f"operator tables of aiconfigurator (Apache-2.0), {hardware.gpu.system}: {read}"]
+    if backend != setting.engine:
+        source.append(f"operators of {backend}: there are none of {setting.engine}")
+    return made.model_copy(update={"source": [*source, *made.source]})
+
+
+def estimated(
+    hardware: Hardware, setting: EngineSetting, constants: Constants | None = None
+) -> Profile:
+    """The profile from the GPU's data sheet."""
+    operators = Roofline(hardware.gpu, hardware.interconnect)
+    changed = constants_for(hardware, setting) if constants is None else constants
+    source = [f"data sheet of {hardware.gpu.name}: {hardware.gpu.source}"]
+    return compose(hardware, setting, operators, source, changed, measured=False)
+
+
+class _Key:
+    """Hardware and setting as a key of a cache: they are equal if they say the same."""
+
+    def __init__(
+        self, hardware: Hardware, setting: EngineSetting, tables: tuple[Path, ...]
+    ) -> None:
+        self.hardware, self.setting, self.tables = hardware, setting, tables
+        self._said = repr((hardware, setting, tables))
+
+    def __hash__(self) -> int:
+        return hash(self._said)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._said == other._said
+
+
+@lru_cache(maxsize=64)
+def _profile_for(key: _Key) -> Profile:
+    found = composed(key.hardware, key.setting, key.tables)
+    return found or estimated(key.hardware, key.setting)

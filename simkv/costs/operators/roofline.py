@@ -1,0 +1,177 @@
+"""Operator times estimated from a GPU's data sheet.
+
+An operator takes a constant, and the longer of its operations at a share of the peak and its bytes
+at a share of the bandwidth. The shares are those seen on measured GPUs (``efficiency.json``, taken
+by ``efficiency.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from simkv.costs.data import Data
+from simkv.costs.hardware.architecture import Gqa, Mla
+from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.hardware.formats import find_format
+from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.operators.curve import Curve, curve_of
+from simkv.costs.operators.measured.attention import prompt_pairs
+from simkv.costs.operators.operators import Collective, DeltaShape, Lookup, MoeShape
+
+#: Tokens at which a curve has points.
+TOKENS = (
+    *(1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768),
+    *(1024, 1536, 2048, 3072, 4096, 8192, 16384, 32768),
+)
+
+
+class Efficiency(Data):
+    """Shares of the data sheet's rates that operators reach, and what they take besides (s)."""
+
+    gemm_flops: float
+    gemm_bytes: float
+    gemm_s: float
+    prefill_flops: float
+    prefill_s: float
+    decode_bytes: float
+    decode_s: float
+    experts_flops: float
+    experts_bytes: float
+    experts_s: float
+    mla_prefill_flops: float
+    mla_decode_bytes: float
+    elementwise_bytes: float
+    elementwise_s: float
+    link: float
+    link_graph_s: float
+    link_eager_s: float
+
+
+@lru_cache(maxsize=1)
+def efficiency() -> Efficiency:
+    """The shares seen on all measured GPUs."""
+    path = Path(__file__).with_name("efficiency.json")
+    return Efficiency.model_validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+class Roofline:
+    """Operators of a GPU that was not measured, or of a shape that was not."""
+
+    def __init__(self, gpu: Gpu, link: Interconnect, shares: Efficiency | None = None) -> None:
+        self.gpu = gpu
+        self.link = link
+        self.shares = shares or efficiency()
+        self.notes: dict[str, None] = {}
+        self.points = 0
+
+    def gemm(self, form: str, n: int, k: int) -> Curve:
+        weights = find_format(form)
+        flops = self.gpu.flops_of(weights.activations) * self.shares.gemm_flops
+        rate = self.gpu.bandwidth * self.shares.gemm_bytes
+
+        def seconds(m: float) -> float:
+            nbytes = weights.bytes * n * k + 2 * m * (n + k)
+            return self.shares.gemm_s + max(2 * m * n * k / flops, nbytes / rate)
+
+        return _curve(seconds)
+
+    def prefill(self, attention: Gqa, kv: str) -> Lookup:
+        del kv
+        rate = self.gpu.flops * self.shares.prefill_flops
+        per_pair = 4 * attention.heads * attention.head_dim
+        return lambda batch, length: (
+            self.shares.prefill_s + batch * per_pair * prompt_pairs(length, attention.window) / rate
+        )
+
+    def decode(self, attention: Gqa, kv: str) -> Lookup:
+        rate = self.gpu.bandwidth * self.shares.decode_bytes
+        per_token = 2 * attention.kv_heads * attention.head_dim * (2 if kv == "bf16" else 1)
+        reach = attention.window or float("inf")
+        return lambda batch, length: (
+            self.shares.decode_s + batch * per_token * min(length, reach) / rate
+        )
+
+    def mla_prefill(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
+        del kv
+        width = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
+        rate = self.gpu.flops * self.shares.mla_prefill_flops
+        window = attention.sparse.topk if attention.sparse else 0
+        products = self._sparse_products(attention, hidden, form)
+        return lambda batch, length: (
+            self.shares.prefill_s
+            + batch * 2 * attention.heads * width * prompt_pairs(length, window) / rate
+            + products(batch * length)
+        )
+
+    def mla_decode(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
+        rate = self.gpu.bandwidth * self.shares.mla_decode_bytes
+        per_token = attention.latent * (2 if kv == "bf16" else 1)
+        reach = attention.sparse.topk if attention.sparse else float("inf")
+        products = self._sparse_products(attention, hidden, form)
+        return lambda batch, length: (
+            self.shares.decode_s + batch * per_token * min(length, reach) / rate + products(batch)
+        )
+
+    def _sparse_products(self, attention: Mla, hidden: int, form: str) -> Curve:
+        """Projections, which the times of the sparse kind have in them."""
+        if not attention.sparse:
+            return Curve((1.0,), (0.0,))
+        return self.gemm(form, attention.weights(hidden) // hidden, hidden)
+
+    def absorbed(self, attention: Mla) -> Curve:
+        """Both absorbed projections of decodes by tokens."""
+        width = attention.qk_nope_head_dim + attention.v_head_dim
+        nbytes = 2 * attention.heads * width * attention.kv_lora_rank
+        flops = self.gpu.flops * self.shares.gemm_flops
+        rate = self.gpu.bandwidth * self.shares.gemm_bytes
+        return _curve(lambda m: 2 * self.shares.gemm_s + max(m * nbytes / flops, nbytes / rate))
+
+    def experts(self, shape: MoeShape, form: str) -> Curve:
+        weights = find_format(form)
+        share = shape.tp * shape.ep
+        each = 3 * shape.hidden * shape.intermediate
+        flops = self.gpu.flops_of(weights.activations) * self.shares.experts_flops
+        rate = self.gpu.bandwidth * self.shares.experts_bytes
+
+        def seconds(m: float) -> float:
+            hit = shape.experts * (1 - float((1 - shape.per_token / shape.experts) ** m))
+            nbytes = weights.bytes * each * hit / share
+            work = 2 * m * shape.per_token * each / share
+            return self.shares.experts_s + max(work / flops, nbytes / rate)
+
+        return _curve(seconds)
+
+    def delta(self, shape: DeltaShape, phase: Literal["context", "generation"]) -> Curve:
+        state = 4 * shape.v_heads * shape.k_dim * shape.v_dim
+        rate = self.gpu.bandwidth * self.shares.elementwise_bytes
+        # A decode reads and writes its state; a prompt does so once for each chunk of 64 tokens.
+        per_token = 2 * state / (1 if phase == "generation" else 64)
+        return _curve(lambda m: 2 * self.shares.elementwise_s + m * per_token / rate)
+
+    def all_reduce(self, gpus: int, numbers: int, *, graph: bool) -> Curve:
+        start = self.shares.link_graph_s if graph else self.shares.link_eager_s
+        if self.link.measured:
+            start = self.link.latency
+        return self._over_link(2 * (gpus - 1) / gpus, numbers, start)
+
+    def collective(self, name: Collective, gpus: int, numbers: int) -> Curve:
+        trips = 2 if name == "all_reduce" else 1
+        start = self.link.latency if self.link.measured else self.shares.link_eager_s
+        return self._over_link(trips * (gpus - 1) / gpus, numbers, start)
+
+    def elementwise(self, nbytes: float) -> Curve:
+        rate = self.gpu.bandwidth * self.shares.elementwise_bytes
+        return _curve(lambda m: self.shares.elementwise_s + m * nbytes / rate)
+
+    def _over_link(self, trips: float, numbers: int, start: float) -> Curve:
+        share = 1.0 if self.link.measured else self.shares.link
+        rate = self.link.bandwidth * share
+        return _curve(lambda m: start + trips * 2 * numbers * m / rate)
+
+
+def _curve(seconds: Callable[[float], float], tokens: Iterable[float] = TOKENS) -> Curve:
+    return curve_of({m: seconds(m) for m in tokens})

@@ -1,0 +1,144 @@
+"""Measured operator tables as published: Parquet files by system, family, backend and version.
+
+``ROOT/<system>/<family>/<backend>/<version>/<table>_perf.parquet``, times in milliseconds, as in
+the package aiconfigurator-core (Apache-2.0), which is read as data; tables of one's own in the same
+form may stand in front. A row of an earlier root replaces those of the same key behind it.
+
+Rows are cleaned by one rule (``cleaned``):
+
+1. a row faster than the GPU's peak allows (``SLACK`` on top) is no measurement and is left out;
+2. of several rows of one shape, by kernel or version of the backend, the fastest counts;
+3. where it takes more than ``HOST_BOUND`` times the fastest row of the same shape in another
+   backend's table, the host was timed and not the GPU, and that row counts;
+4. no batch costs more than a larger one: it could be padded (``never_falling``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The package whose tables are used where it is installed (``pip install 'simkv[hardware]'``).
+PACKAGE = "aiconfigurator_core"
+#: Clocks run a little above those of the data sheet's peak.
+SLACK = 1.1
+#: The same product in two engines is seldom more than a third apart where the GPU is timed: over
+#: the fp8_block products of H100 to B300 the host-bound ones are 2 to 15 times slower.
+HOST_BOUND = 2.0
+BACKENDS = ("vllm", "sglang")
+
+Where = Mapping[str, object]
+
+
+def installed() -> Path | None:
+    """The tables of the installed package; None without it. Nothing of it is imported."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations))) / "systems" / "data"
+    return folder if folder.is_dir() else None
+
+
+@dataclass(frozen=True)
+class Store:
+    """The tables of a GPU (``system``) for a backend, in front of those of other backends."""
+
+    roots: tuple[Path, ...]
+    system: str
+    backend: str
+    #: The files that rows came from.
+    seen: set[Path] = field(default_factory=set, compare=False)
+
+    def has(self, table: str) -> bool:
+        """Whether the backend has that table."""
+        return bool(self._files(table, self.backend))
+
+    def rows(self, table: str, where: Where, *, anyone: bool = False) -> pd.DataFrame | None:
+        """Rows of all versions of the backend, or of the others (``anyone``); None without any."""
+        import pandas as pd
+
+        backends = ["nccl" if table == "nccl" else self.backend]
+        if anyone:
+            backends = [name for name in BACKENDS if name != self.backend]
+        for root in self.roots:
+            parts = []
+            for backend in backends:
+                for path in self._files(table, backend, root):
+                    frame = _read(path)
+                    for column, wanted in where.items():
+                        if column in frame:
+                            frame = frame[_matches(frame[column], wanted)]
+                    if len(frame):
+                        self.seen.add(path)
+                        parts.append(frame)
+            if parts:
+                return pd.concat(parts, ignore_index=True)
+        return None
+
+    def values(self, table: str, column: str, where: Where) -> list[Any]:
+        """The values that a column has, in order."""
+        found = self.rows(table, where)
+        return [] if found is None else sorted(found[column].unique().tolist())
+
+    def _files(self, table: str, backend: str, root: Path | None = None) -> list[Path]:
+        roots = (root,) if root else self.roots
+        name = f"*/{backend}/*/{table}_perf.parquet"
+        return [path for one in roots for path in sorted((one / self.system).glob(name))]
+
+
+def cleaned(
+    own: pd.DataFrame | None,
+    others: pd.DataFrame | None,
+    keys: Sequence[str],
+    fastest: pd.Series[float] | None = None,
+) -> dict[Any, float]:
+    """Seconds by the values of ``keys``, by rules 1 to 3 of this file.
+
+    ``fastest`` are the milliseconds that the peak allows, by the rows of ``own``.
+    """
+    if own is None:
+        return {} if others is None else _least(others, keys)
+    if fastest is not None:
+        own = own[own["latency"] * SLACK >= fastest]
+    found = _least(own, keys)
+    if others is None:
+        return found
+    elsewhere = _least(others, keys)
+    return {
+        key: elsewhere[key] if key in elsewhere and ms > HOST_BOUND * elsewhere[key] else ms
+        for key, ms in found.items()
+    }
+
+
+def _least(frame: pd.DataFrame, keys: Sequence[str]) -> dict[Any, float]:
+    least = frame.groupby(list(keys) if len(keys) > 1 else keys[0])["latency"].min()
+    return {key: 1e-3 * float(ms) for key, ms in least.items() if ms > 0}
+
+
+def _matches(column: pd.Series[Any], wanted: object) -> pd.Series[bool]:
+    return column.isin(wanted) if isinstance(wanted, (list, tuple, set)) else column == wanted
+
+
+@lru_cache(maxsize=24)
+def _read(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(path)
+    except ImportError as error:
+        raise InputError(f"{path}: needs pyarrow: pip install 'simkv[hardware]'") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as a table: {error}") from error
+    if "latency" not in frame:
+        raise InputError(f"{path}: there is no column 'latency' (milliseconds)")
+    names = frame.select_dtypes(exclude="number").columns
+    return frame.astype(dict.fromkeys(names, "category"))

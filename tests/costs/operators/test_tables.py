@@ -1,0 +1,110 @@
+"""Operator tables: how they are cleaned, and lookups between their points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simkv.costs.operators.curve import never_falling
+from simkv.costs.operators.measured.gemm import gemm
+from simkv.costs.operators.measured.plane import Plane
+from simkv.costs.operators.tables import Store, cleaned, installed
+
+pytest.importorskip("pyarrow")
+
+
+def table(root: Path, place: str, rows: list[dict[str, object]]) -> None:
+    """``place`` is ``system/family/backend/version/table``."""
+    path = root / f"{place}_perf.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_parquet(path)
+
+
+def product(m: int, n: int, k: int, latency: float) -> dict[str, object]:
+    return {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": latency}
+
+
+def test_between_shapes_work_and_bytes_are_met_exactly(tmp_path: Path) -> None:
+    rows = [
+        product(m, n, k, 0.001 + 1e-9 * n * k + 1e-12 * m * n * k)
+        for m in (1, 64)
+        for n in (1024, 2048, 4096)
+        for k in (1024, 4096)
+    ]
+    table(tmp_path, "x/gemm/vllm/1.0/gemm", rows)
+    store = Store((tmp_path,), "x", "vllm")
+    for n, k in ((1024, 1024), (3000, 2000), (8000, 4096)):
+        curve = gemm(store, "bf16", n, k, 1e15)
+        assert curve is not None
+        for m in (1, 64):
+            expected = 1e-3 * (0.001 + 1e-9 * n * k + 1e-12 * m * n * k)
+            assert curve(m) == pytest.approx(expected)
+    assert gemm(store, "nvfp4", 1024, 1024, 1e15) is None
+
+
+def test_the_four_steps_of_cleaning(tmp_path: Path) -> None:
+    """A row faster than the peak, a slower version, a row timed with the host, a falling batch."""
+    shape = {"n": 64, "k": 64}
+    own = [
+        product(1, **shape, latency=0.200),  # the host: the other engine needs 0.010
+        product(2, **shape, latency=0.030),
+        product(4, **shape, latency=0.020),  # a larger batch that is faster
+        product(8, **shape, latency=1e-9),  # faster than the peak
+        product(8, **shape, latency=0.040),
+    ]
+    table(tmp_path, "x/gemm/vllm/1.0/gemm", own)
+    table(tmp_path, "x/gemm/vllm/2.0/gemm", [product(8, **shape, latency=0.050)])
+    table(tmp_path, "x/gemm/sglang/1.0/gemm", [product(1, **shape, latency=0.010)])
+    curve = gemm(Store((tmp_path,), "x", "vllm"), "bf16", 64, 64, 1e12)
+    assert curve is not None
+    assert dict(zip(curve.xs, curve.ys, strict=True)) == pytest.approx(
+        {1: 1e-5, 2: 2e-5, 4: 2e-5, 8: 4e-5}
+    )
+
+
+def test_a_folder_in_front_replaces_what_is_behind_it(tmp_path: Path) -> None:
+    for root, latency in (("mine", 0.1), ("theirs", 0.2)):
+        table(tmp_path / root, "x/gemm/vllm/1.0/gemm", [product(1, 64, 64, latency)])
+    store = Store((tmp_path / "mine", tmp_path / "theirs"), "x", "vllm")
+    rows = store.rows("gemm", {})
+    assert rows is not None
+    assert rows["latency"].tolist() == [0.1]
+    assert {path.parts[-6] for path in store.seen} == {"mine"}
+
+
+def test_no_batch_costs_more_than_a_larger_one() -> None:
+    assert never_falling({1: 3.0, 2: 2.0, 4: 5.0}) == {4: 5.0, 2: 2.0, 1: 2.0}
+    plane = Plane({(1, 1): 3.0, (1, 2): 2.0, (2, 1): 1.0, (2, 2): 4.0}, float)
+    assert [plane(b, n) for b, n in ((1, 1), (1, 2), (2, 1), (2, 2))] == [1.0, 2.0, 1.0, 4.0]
+    assert plane(4, 2) == 8.0
+    assert plane(2, 8) == 16.0
+
+
+def test_the_known_bad_rows_of_the_published_tables() -> None:
+    """vLLM 0.24.0 on B200: products in fp8 blocks are flat at 170 to 280 us up to 2,048 tokens."""
+    root = installed()
+    if root is None:
+        pytest.skip("needs the tables: pip install 'simkv[hardware]'")
+    store = Store((root,), "b200_sxm", "vllm")
+    where = {"gemm_dtype": "fp8_block", "n": 4096, "k": 7168}
+    rows = store.rows("gemm", where)
+    assert rows is not None
+    raw = rows.groupby("m")["latency"].min()
+    assert raw[1] > 0.17
+    assert raw[2048] < 1.1 * raw[8]
+    curve = gemm(store, "fp8_block", 4096, 7168, 4.5e15)
+    assert curve is not None
+    # 29 MB of weights at 8 TB/s are 3.7 us, and an engine whose table was timed well needs 13.
+    assert curve(1) < 2e-5
+    assert curve(2048) > 2 * curve(1)
+    assert list(curve.ys) == sorted(curve.ys)
+    whole = store.rows("gemm", {"gemm_dtype": "fp8"})
+    assert whole is not None
+    falling = whole.groupby(["n", "k", "m"])["latency"].min().groupby(level=[0, 1])
+    assert falling.apply(lambda s: bool((s.diff() < 0).any())).mean() > 0.9
+
+
+def test_nothing_is_left_of_a_table_without_rows() -> None:
+    assert cleaned(None, None, ("m",)) == {}
