@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -61,6 +61,8 @@ class EngineSpec:
     which the whole cache has to be enough (None if nothing does), ``memory`` is the size of the KV
     cache, in blocks or ``memory_in_tokens``, and ``block`` the tokens in a block.
 
+    ``lacks`` are the knobs that a variant does not have, by variant: it refuses or ignores them.
+
     ``rules`` are the variants whose single rules can be changed (fields of a frozen dataclass, of
     type bool or Literal): ``build(config, rules)`` goes by others than the variant's.
     ``rules_read`` names the fields that a variant looks at, if not all.
@@ -86,6 +88,7 @@ class EngineSpec:
     longest: str | None = None
     block: str = "block_size"
     memory_in_tokens: bool = False
+    lacks: Mapping[str, Collection[str]] = field(default_factory=dict)
     rules: Mapping[str, Any] = field(default_factory=dict)
     rules_read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     transfer: Transfer | None = None

@@ -9,13 +9,13 @@ expect:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isclose
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from simkv.core.figures import FIGURES
+from simkv.core.figures import REGISTRY
 from simkv.scenario.section import Section
 
 Verdict = Literal[
@@ -34,15 +34,15 @@ Ending = Literal["finished", "starved", "rejected", "lost", "stalled", "cut_off"
 
 
 #: Columns of ``requests.csv`` that one request may be held to; times in seconds.
-REQUEST_FIGURES = (
-    "first_token_s",
-    "finish_s",
-    "ttft_s",
-    "tpot_s",
-    "e2e_s",
-    "preemptions",
-    "recomputed_tokens",
-)
+REQUEST_FIGURES = {
+    "first_token_s": "when its first token came",
+    "finish_s": "when it ended",
+    "ttft_s": "how long its first token took",
+    "tpot_s": "the time per output token after the first",
+    "e2e_s": "how long it took as a whole",
+    "preemptions": "how often it was preempted",
+    "recomputed_tokens": "how many of its tokens were computed again",
+}
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -56,9 +56,13 @@ class Bound(Section):
     """
 
     eq: Number | None = None
+    """Exactly this, to 1e-9 of it; a bare number says the same."""
     le: Number | None = None
+    """At most this."""
     ge: Number | None = None
+    """At least this."""
     within: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    """From the first to the second, both included."""
 
     @model_validator(mode="after")
     def _one(self) -> Bound:
@@ -107,9 +111,15 @@ def _bare_word(value: Any) -> Any:
 Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type=float | Bound)]
 
 
-def _with_bounds(base: type[Section], names: tuple[str, ...]) -> Any:
-    """``base`` with an optional bound for each of ``names``, so that a wrong name is an error."""
-    fields: dict[str, Any] = dict.fromkeys(names, (Expected | None, None))
+def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
+    """``base`` with an optional bound on each of the ``figures``; a wrong name is an error.
+
+    They are given by their names and what they are.
+    """
+    fields: dict[str, Any] = {
+        name: (Annotated[Expected | None, Field(description=f"Bound on {what}.")], None)
+        for name, what in figures.items()
+    }
     return create_model(base.__name__.lstrip("_"), __base__=base, __doc__=base.__doc__, **fields)
 
 
@@ -117,6 +127,7 @@ class _OfRequest(Section):
     """What must come of one request: its ``outcome``, and bounds on its row of requests.csv."""
 
     outcome: Annotated[Ending, BeforeValidator(_bare_word)] | None = None
+    """How the request must end."""
 
 
 if TYPE_CHECKING:
@@ -132,13 +143,17 @@ class _Expectations(Section):
     """
 
     verdict: Annotated[Verdict, BeforeValidator(_bare_word)] | None = None
+    """How the run as a whole must end."""
     request: dict[Annotated[int, Field(ge=0, strict=False)], OfRequest] = Field(default={})
+    """Bounds on single requests, by their numbers."""
 
 
 if TYPE_CHECKING:
     Expectations = _Expectations
 else:
-    Expectations = _with_bounds(_Expectations, FIGURES)
+    Expectations = _with_bounds(
+        _Expectations, {name: f"the {metric.label}" for name, metric in REGISTRY.items()}
+    )
 
 
 def given(expected: Expectations | OfRequest) -> Iterator[tuple[str, Bound | str]]:

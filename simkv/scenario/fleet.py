@@ -49,6 +49,7 @@ class Random(_Router):
 
     name: Literal["random"] = "random"
     seed: Seed = 0
+    """Of the draw."""
 
 
 class _Scored(_Router):
@@ -61,10 +62,15 @@ class _Scored(_Router):
     """
 
     waiting_weight: Weight = 4.0
+    """How much one request that waits adds to a replica's score."""
     running_weight: Weight = 1.0
+    """How much one that runs adds."""
     in_flight_weight: Weight = 0.0
+    """How much one adds that the router has sent and that has not ended."""
     kv_weight: Weight = 0.0
+    """How much the share of KV blocks in use adds."""
     count_own_sends: bool = True
+    """Whether what the router sends counts as waiting until the next refresh."""
 
 
 class LeastLoaded(_Scored):
@@ -78,6 +84,7 @@ class PowerOfTwo(_Scored):
 
     name: Literal["power_of_two"] = "power_of_two"
     seed: Seed = 0
+    """Of the draw."""
 
 
 class _Affine(_Router):
@@ -89,7 +96,10 @@ class _Affine(_Router):
     """
 
     balance_abs_threshold: Weight = 64.0
+    """Out of balance needs so many more requests in flight on the fullest replica than on the
+    emptiest."""
     balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
+    """And so many times as many."""
 
 
 class Session(_Affine):
@@ -112,7 +122,9 @@ class CacheAware(_Affine):
 
     name: Literal["cache_aware"] = "cache_aware"
     cache_threshold: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Share of the prompt that a replica must have been sent before to get it for that."""
     block_size: Annotated[int, Field(gt=0)] = 16
+    """Tokens in the pieces by which prompts are compared."""
 
 
 RouterConfig = RoundRobin | Random | LeastLoaded | PowerOfTwo | Session | CacheAware
@@ -132,8 +144,11 @@ class Outage(Section):
     """A replica takes no requests from ``at`` (s) until ``back_at``, or for good."""
 
     replica: Annotated[int, Field(ge=0)]
+    """Which replica, from 0."""
     at: Seconds
+    """When it goes (s)."""
     back_at: Seconds | None = None
+    """When it comes back (s); left out, never."""
 
     @model_validator(mode="after")
     def _ends_after_it_begins(self) -> Self:
@@ -156,13 +171,21 @@ class Autoscale(Section):
     """
 
     metric: Literal["waiting", "running", "in_flight"] = "in_flight"
+    """Which requests are counted as load."""
     target: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """How many of them each replica is to have."""
     min_replicas: Count = 1
+    """Never fewer than this."""
     max_replicas: Count
+    """Never more than this."""
     interval: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 15.0
+    """Seconds from one look at the load to the next."""
     lag: Seconds = 0.0
+    """Seconds until a replica that was asked for is there; its cold start comes on top."""
     tolerance: Weight = 0.1
+    """A load that is off the target by less than this share is let be."""
     scale_down_after: Seconds = 300.0
+    """Seconds for which fewer must have been enough before one is drained."""
 
     @model_validator(mode="after")
     def _least_and_most(self) -> Self:
@@ -182,9 +205,13 @@ class KvTransfer(Section):
     """
 
     bytes_per_token: Annotated[int, Field(gt=0)]
+    """KV of one token."""
     bandwidth: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Of a link, in bytes per second."""
     latency: Seconds = 0.0
+    """Seconds that every transfer takes on top."""
     shared_link: bool = False
+    """Whether all transfers go over one link, rather than one from each replica."""
 
 
 class FleetRules(Section):
@@ -208,16 +235,27 @@ class FleetRules(Section):
     """
 
     router: AnyRouter = RoundRobin()
+    """How a request finds its replica; a name, or a mapping with the router's own knobs."""
     refresh_interval: Seconds = 0.0
+    """The router sees loads as old as the last multiple of so many seconds; 0 is always fresh."""
     lockstep: bool = False
+    """Whether every step of one replica is one of all, as long as the slowest."""
     failures: list[Outage] = Field(default=[])
+    """Replicas that lose their KV and all that they compute."""
     drains: list[Outage] = Field(default=[])
+    """Replicas that end what they have and take no more."""
     on_failure: Literal["retry", "lose"] = "retry"
+    """What becomes of the requests of a replica that fails: sent to another one, or lost."""
     cold_start: Seconds = 0.0
+    """Seconds before a replica that comes back, or is added, takes requests."""
     start_cold: bool = False
+    """Whether that holds at the start of the run, too."""
     autoscale: Autoscale | None = None
+    """Replicas that come and go with the load."""
     decode_router: AnyRouter = LeastLoaded()
+    """How a request that was prefilled finds the replica that decodes it."""
     kv_transfer: KvTransfer | None = None
+    """How KV gets from one to the other."""
 
 
 class ReplicaGroup(Section):
@@ -228,9 +266,13 @@ class ReplicaGroup(Section):
     """
 
     count: Count = 1
+    """How many equal replicas."""
     role: Literal["both", "prefill", "decode"] = "both"
+    """What they do: all, only prefill, or only decode."""
     engine: AnyEngine | None = None
+    """What differs from the scenario's engine."""
     profile: str | None = None
+    """What their steps cost, if not as the scenario says."""
 
 
 class FleetSection(FleetRules):
@@ -241,6 +283,7 @@ class FleetSection(FleetRules):
         | Annotated[list[ReplicaGroup], Field(min_length=1), Tag("list")],
         Discriminator(lambda value: "list" if isinstance(value, list) else "number"),
     ] = 1
+    """How many, or a list of groups that differ."""
 
     @property
     def groups(self) -> list[ReplicaGroup]:

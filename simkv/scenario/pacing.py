@@ -30,8 +30,14 @@ class Pacing(Section):
     """
 
     schedule_interval: Interval = 0.005
+    """Seconds that the engine sleeps after a call that gave no tasks."""
     queue_interval: Interval = 0.001
+    """Seconds that it sleeps while the worker has not taken the last tasks."""
     put_gap: Delay = 0.0
+    """Seconds from a decision until its tasks are put into the queue."""
     step_gap: Delay = 0.0
+    """Seconds from the end of a step until the worker takes new tasks."""
     token_processor_lag: Delay = 0.0
+    """Seconds from the end of a step until its tokens are heard."""
     max_prefill_num: Annotated[int, Field(gt=0)] | None = 3
+    """Most new requests that are pulled at a time; null takes all that have come."""

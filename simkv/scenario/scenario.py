@@ -31,8 +31,11 @@ class Provenance(Section):
     """What the scenario's numbers rest on, one sentence each."""
 
     given: list[str] = Field(default=[])
+    """What the public report says."""
     fitted: list[str] = Field(default=[])
+    """What was chosen so that its figures come out."""
     assumed: list[str] = Field(default=[])
+    """What nothing that is public pins down."""
 
 
 def _known_figure(name: str) -> str:
@@ -55,10 +58,15 @@ class Published(Section):
     """
 
     figures: dict[Figure, float] = Field(default={})
+    """Figures that the report gives, by their names in summary.json (e2e_ms.mean)."""
     at_least: dict[Figure, float] = Field(default={})
+    """The same where the report only says that they are no less."""
     e2e_s: dict[int, float] = Field(default={})
+    """How long single requests took (s), by their numbers."""
     finish_s: dict[int, float] = Field(default={})
+    """When single requests ended (s), by their numbers."""
     note: str = ""
+    """A sentence that is shown beside them."""
 
 
 Factor = Annotated[float, Field(gt=0, le=1000)]
@@ -68,8 +76,11 @@ class StepScale(Section):
     """How many times as long as in the profile a step takes, by what it does."""
 
     decode: Factor = 1.0
+    """Steps that only decode."""
     prefill: Factor = 1.0
+    """Steps that only compute prompts."""
     mixed: Factor = 1.0
+    """Steps that do both."""
 
 
 class Scenario(Section):
@@ -84,20 +95,35 @@ class Scenario(Section):
     """
 
     name: About[Name]
+    """What it is called; its results go to runs/<name>/."""
     report: About[str | None] = None
+    """Address of the public report that it replays."""
     summary: About[str] = ""
+    """What it shows, in a sentence."""
     workload: World[Workload]
+    """The requests that clients send."""
     engine: Engine[AnyEngine]
+    """Which scheduler decides, and its knobs under the engine's own names."""
     profile: World[str]
+    """What a step costs: a packaged profile, or a JSON file beside the scenario."""
     step_scale: World[StepScale | None] = None
+    """How many times as long as in the profile a step takes, by what it does."""
     timeout: World[Span | None] = None
+    """Seconds after which a client gives up; left out, it waits for ever."""
     horizon: World[Span | None] = None
+    """Seconds after which the run is cut off; left out, it goes on until nothing is left to do."""
     engine_ready: World[Time] = 0.0
+    """Seconds until the engine looks at its queue for the first time."""
     pipeline: Engine[Pacing | None] = None
+    """Delays between FastDeploy's three threads; left out, they go in lockstep."""
     fleet: Engine[FleetSection | None] = None
+    """Several replicas of the engine behind a router."""
     provenance: About[Provenance] = Provenance()
+    """What the numbers above rest on."""
     published: About[dict[str, Published]] = Field(default={})
+    """Figures of the public report by variant, shown beside the simulated ones."""
     expect: About[dict[str, Expectations]] = Field(default={})
+    """What must come of a variant, by its name; `run` is that of a file without variants."""
 
     @model_validator(mode="before")
     @classmethod
@@ -153,4 +179,6 @@ class ScenarioFile(Scenario):
     """
 
     variants: dict[Name, dict[str, Any]] = Field(default={})
+    """Named changes to all of the above, run side by side on the same workload."""
     plan: PlanSection | None = None
+    """What simkv plan looks for; the other commands pass over it."""

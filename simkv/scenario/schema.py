@@ -6,21 +6,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
+from simkv.core.told import told
 from simkv.scenario.document import find_key
 from simkv.scenario.scenario import Scenario, ScenarioFile
+from simkv.schedulers.registry import ENGINES
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of scenario files, for editors."""
-    schema = TypeAdapter(ScenarioFile).json_schema()
+    """The JSON schema of scenario files, for editors, with what is told of each field."""
+    schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=_Telling)
     whole = schema["$defs"]
     part = {f"Part{name}": _partial(definition) for name, definition in whole.items()}
-    part["PartScenario"] = _partial(TypeAdapter(Scenario).json_schema())
+    part["PartScenario"] = _partial(TypeAdapter(Scenario).json_schema(schema_generator=_Telling))
     del part["PartScenario"]["$defs"]
     names = schema["properties"]["variants"]["patternProperties"]
     names.update({name: {"$ref": "#/$defs/PartScenario"} for name in names})
     return {**schema, "$defs": {**whole, **part}}
+
+
+class _Telling(GenerateJsonSchema):
+    """Describes fields by the texts under them (see told.py)."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        described = super().model_schema(schema)
+        texts = told(_CONFIGS.get(schema["cls"].__name__, schema["cls"]))
+        for name, field in described.get("properties", {}).items():
+            if name in texts:
+                field["description"] = str(texts[name])
+        return described
+
+
+_CONFIGS: dict[str, type[Any]] = {spec.config.__name__: spec.config for spec in ENGINES.values()}
 
 
 def _partial(node: Any) -> Any:

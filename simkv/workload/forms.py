@@ -19,9 +19,13 @@ class Shape(Strict):
     """
 
     max_tokens: Tokens | None = None
+    """Most output tokens, as the client asks for them; by default what will come."""
     priority: int = 0
+    """Smaller is more urgent, where the engine's policy heeds it."""
     has_images: bool = False
+    """Whether the prompt has images; mistral.rs batches such requests apart."""
     ignore_eos: bool = False
+    """Whether the client asks that generation goes on past the end of text."""
     prefix_group: Annotated[
         str | None, Field(description="Requests of one group begin with the same tokens.")
     ] = None
@@ -87,9 +91,13 @@ class Listed(Shape):
     """
 
     arrival: Time = 0.0
+    """When the request is sent (s)."""
     prompt_tokens: Tokens
+    """Tokens of its prompt."""
     output_tokens: Tokens
+    """Tokens that it will emit; no scheduler sees this."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Seconds after which its client gives up, if not the scenario's."""
     hash_ids: Annotated[
         list[int] | None,
         Field(description="A name for each block of the prompt, as in Mooncake traces."),
@@ -138,11 +146,17 @@ class Burst(Shape):
     """``num_prompts`` equal requests, ``interval`` seconds apart; ``bursts`` times, ``every`` s."""
 
     num_prompts: Count
+    """Requests in a burst."""
     prompt_tokens: Tokens
+    """Tokens of each prompt."""
     output_tokens: Tokens
+    """Tokens that each will emit; no scheduler sees this."""
     interval: Time = 0.0
+    """Seconds from one request of a burst to the next."""
     bursts: Count = 1
+    """How many bursts."""
     every: Time = 0.0
+    """Seconds from the start of a burst to that of the next."""
 
     @model_validator(mode="after")
     def _not_too_many(self) -> Self:

@@ -30,7 +30,9 @@ class Diurnal(Strict):
     """The rate goes up and down: ``request_rate * (1 + amplitude * sin(2 pi t / period))``."""
 
     period: FiniteRate = 86_400.0
+    """Seconds from one peak of the rate to the next."""
     amplitude: Annotated[float, Field(ge=0, le=1)]
+    """How far it swings, as a share of the mean rate."""
 
     def times(self, counts: Floats, rate: float) -> Floats:
         """When so many requests are to be expected, by bisection of the integral of the rate."""
@@ -57,13 +59,21 @@ class Pace(Strict):
     """
 
     request_rate: Rate | None = None
+    """Requests (or sessions) per second; .inf sends all at once."""
     burstiness: Rate = 1.0
+    """Shape of the gaps: 1 is a Poisson process, smaller is burstier, .inf has equal gaps."""
     gaps: Literal["gamma", "weibull"] = "gamma"
+    """Distribution of the gaps."""
     rescale: bool = True
+    """Whether arrivals are stretched so that the last comes at exactly number / rate."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
+    """How the rate climbs, in place of a fixed one."""
     ramp_up_start_rps: FiniteRate | None = None
+    """Rate at the first request, with a ramp."""
     ramp_up_end_rps: FiniteRate | None = None
+    """Rate at the last request, with a ramp."""
     diurnal: Diurnal | None = None
+    """A rate that swings about its mean like day and night."""
 
     @model_validator(mode="after")
     def _one_pace(self) -> Self:
@@ -154,9 +164,13 @@ class Arrivals(Prefixed, Pace):
     """``num_prompts`` requests at a pace, with drawn lengths."""
 
     num_prompts: Count
+    """How many requests."""
     prompt_tokens: Length
+    """Tokens of a prompt: a number or a distribution."""
     output_tokens: Length
+    """Tokens that a request will emit: a number or a distribution; no scheduler sees this."""
     seed: Seed = 0
+    """Of all that is drawn here."""
 
     def requests(self, timeout: float | None) -> list[Request]:
         """The requests; ``timeout`` (s) is how long their clients wait."""
@@ -193,12 +207,19 @@ class Sessions(Prefixed, Pace):
     """
 
     num_sessions: Count
+    """How many conversations."""
     turns: Length
+    """Turns of each: a number or a distribution."""
     prompt_tokens: Length
+    """New tokens in the prompt of each turn, after all that was said before."""
     output_tokens: Length
+    """Tokens that each turn will emit; no scheduler sees this."""
     think_time: Seconds = 0.0
+    """Seconds from an answer to the next turn: a number or a distribution."""
     max_model_len: Tokens | None = None
+    """A session ends before prompt and answer exceed so many tokens."""
     seed: Seed = 0
+    """Of all that is drawn here."""
 
     @model_validator(mode="after")
     def _not_too_many(self) -> Self:

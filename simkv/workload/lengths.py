@@ -30,7 +30,9 @@ class Uniform(Strict):
 
     distribution: Literal["uniform"]
     low: Tokens
+    """The least."""
     high: Tokens
+    """The most."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -51,7 +53,9 @@ class RandomRange(Strict):
 
     distribution: Literal["random"]
     len: Tokens
+    """The middle."""
     range_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """How far to either side, as a share of it."""
 
     def draw(self, random: np.random.Generator, count: int) -> list[int]:
         low = max(math.floor(self.len * (1 - self.range_ratio)), 1)
@@ -67,8 +71,11 @@ class LogNormal(Strict):
 
     distribution: Literal["lognormal"]
     mean: Annotated[float, Field(gt=0, le=MOST_TOKENS)]
+    """Of the lengths themselves, not of their logarithm."""
     sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
+    """Standard deviation of the logarithm."""
     max: Tokens = MOST_TOKENS
+    """What is longer is cut to this."""
 
     def draw(self, random: np.random.Generator, count: int) -> list[int]:
         drawn = random.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
@@ -80,8 +87,11 @@ class Zipf(Strict):
 
     distribution: Literal["zipf"]
     low: Tokens = 1
+    """The shortest, which is the most frequent."""
     high: Tokens
+    """The longest."""
     exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """How steeply longer ones get rarer; 0 is uniform."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -107,7 +117,9 @@ class Empirical(Strict):
 
     distribution: Literal["empirical"]
     trace: str
+    """The file whose lengths are drawn from."""
     of: Which | None = None
+    """Which of its lengths; by default those of the same name as the field."""
     _path: Path = PrivateAttr(default_factory=Path)
 
     @field_validator("trace")
@@ -162,6 +174,7 @@ class Exponential(Strict):
 
     distribution: Literal["exponential"]
     mean: Time
+    """Of the times (s)."""
 
     def draw(self, random: np.random.Generator, count: int) -> list[float]:
         return [float(x) for x in random.exponential(self.mean, count)]
@@ -172,7 +185,9 @@ class Between(Strict):
 
     distribution: Literal["uniform"]
     low: Time
+    """The least (s)."""
     high: Time
+    """The most (s)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -189,7 +204,9 @@ class LogNormalTime(Strict):
 
     distribution: Literal["lognormal"]
     mean: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Of the times themselves (s), not of their logarithm."""
     sigma: Annotated[float, Field(ge=0, le=10)] = 0.7
+    """Standard deviation of the logarithm."""
 
     def draw(self, random: np.random.Generator, count: int) -> list[float]:
         drawn = random.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)

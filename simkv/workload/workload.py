@@ -84,25 +84,42 @@ class Workload(Strict):
     """
 
     requests: list[Listed] | None = Field(None, min_length=1)
+    """Requests one by one."""
     burst: Burst | None = None
+    """Equal requests, in one burst or several."""
     arrivals: Arrivals | None = None
+    """Requests drawn from an arrival process and distributions of lengths."""
     sessions: Sessions | None = None
+    """Conversations, each turn of which repeats what was said before."""
     max_concurrency: Count | None = None
+    """Most requests in flight; the others wait in the client."""
     trace: Annotated[
         str | None, Field(description="A file or folder beside the scenario, in a known format.")
     ] = None
     format: Annotated[str, AfterValidator(_known_format)] = "auto"
+    """Format of the trace; auto finds it."""
     start: Time = 0.0
+    """Seconds of the trace that are skipped."""
     duration: FiniteRate | None = None
+    """Seconds of it that are taken."""
     rate_scale: FiniteRate = 1.0
+    """How many times as fast it is replayed."""
     limit: Count | None = None
+    """Most requests taken."""
     sample: Part | None = None
+    """A share (0.1) or a number (1000) of its requests, drawn at random."""
     seed: Seed = 0
+    """Of that draw, and of arrivals at another pace."""
     skip_bad: bool = False
+    """Whether rows that cannot be read are counted and left out."""
     request_rate: Rate | None = None
+    """Requests per second in place of the trace's own arrivals; .inf sends all at once."""
     burstiness: Rate = 1.0
+    """Shape of the gaps then: 1 is a Poisson process, smaller is burstier."""
     max_tokens: Tokens | None = None
+    """What every client asks for, in place of the trace's own."""
     ignore_eos: bool = False
+    """Whether clients ask that generation goes on past the end of text."""
     _path: Path = PrivateAttr(default_factory=Path)
 
     @field_validator("trace")

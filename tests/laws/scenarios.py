@@ -100,6 +100,7 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "enable_mixed_chunk": draw(st.booleans()),
         "prefill_decode_interval": draw(_whole(0, 2)),
         "prefill_decode_interval_min_bs": draw(_whole(0, 2)),
+        "scheduler_recv_interval": draw(st.sampled_from([1, 1, 2, 5, 30])),
         "schedule_conservativeness": draw(st.sampled_from([0.0, 0.3, 1.0])),
         "new_token_ratio_decay_steps": draw(st.sampled_from([1, 5, 600])),
         "retract_decode_steps": draw(_whole(0, 5)),

@@ -421,3 +421,69 @@ def test_every_token_of_the_pool_has_one_owner(
         held = sum(memory.up(r.kv) - r.owned for r in admitted)
         assert memory.free + in_tree + held == 160
     assert retracted
+
+
+# ---------------------------------------------------------------------- receiving
+
+
+def _steps_until_received(interval: int, decodes: int, **knobs: Any) -> int:
+    """A request comes after so many decodes of another; the steps that pass it by."""
+    scheduler = engine(1000, scheduler_recv_interval=interval, **knobs)
+    scheduler.add(Prompt(0, 4, 500))
+    passes = 0
+    while not step(scheduler):
+        passes += 1
+    assert passes == interval - 1  # turns without a batch count 1 each
+    for _ in range(decodes):
+        assert ids(step(scheduler)) == [0]
+    scheduler.add(Prompt(1, 4, 500))
+    assert scheduler.waiting_ids() == [1]
+    passed = 0
+    while ids(batch := step(scheduler)) == [0]:
+        assert batch.held is not None
+        assert batch.held == (1, "rule")
+        passed += 1
+    assert (ids(batch), batch.kind) == ([1], "prefill")
+    return passed
+
+
+def test_with_a_receive_interval_of_1_every_step_looks_at_what_came() -> None:
+    assert [_steps_until_received(1, decodes) for decodes in range(3)] == [0, 0, 0]
+
+
+def test_a_receive_interval_lets_decodes_pass_and_looks_at_once_after_a_prefill() -> None:
+    """recv_skipper.py: the turn after the prefill weighs 1000 and receives, each decode 1."""
+    assert _steps_until_received(10, 0) == 0
+    assert _steps_until_received(10, 1) == 9
+    assert _steps_until_received(10, 10) == 0
+    assert _steps_until_received(10, 14) == 6
+
+
+def test_an_abort_waits_for_the_next_look_too() -> None:
+    scheduler = engine(1000, scheduler_recv_interval=5)
+    scheduler.add(Prompt(0, 4, 500))
+    while not step(scheduler):
+        pass
+    step(scheduler)
+    scheduler.abort(0)
+    left = 0
+    while ids(step(scheduler)) == [0]:
+        left += 1
+    assert left == 4 + 1  # four decodes pass, the one that hears of it computes a token more
+    assert scheduler.num_running == 0
+
+
+def test_a_leap_ends_where_something_unread_is_received() -> None:
+    scheduler = engine(1000, scheduler_recv_interval=10)
+    scheduler.add(Prompt(0, 4, 500))
+    while not step(scheduler):
+        pass
+    step(scheduler)
+    batch = scheduler.schedule()
+    assert scheduler.leap(400) == 400
+    scheduler.skip(15)  # looks in vain and begins to count anew
+    scheduler.add(Prompt(1, 4, 500))
+    assert scheduler.leap(400) - 1 == 10 - (1 + 15) % 10 - 1
+    scheduler.skip(3)
+    scheduler.complete(batch, ())
+    assert ids(step(scheduler)) == [1]

@@ -7,6 +7,38 @@ from simkv.schedulers.fastdeploy.config import VARIANTS, FastDeployConfig
 from simkv.schedulers.fastdeploy.recording import RECORDING
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 
+_FIXED = (
+    "max_num_batched_tokens",
+    "enc_dec_block_num",
+    "prealloc_dec_block_slot_num_threshold",
+    "reserve_init",
+    "reserve_decay",
+    "reserve_min",
+)
+_DECODE_ONLY = (
+    "use_new_token_ratio_reserve",
+    "min_new_token_ratio",
+    "new_token_ratio_decay",
+    "clip_max_new_tokens",
+)
+_RATIO = (
+    "min_new_token_ratio_factor",
+    "new_token_ratio_decay_steps",
+    "clip_max_new_tokens_estimation",
+    "chunked_prefill_size",
+    "rem_input_tokens",
+    "retract_decode_steps",
+)
+
+
+def _lacks(variant: str) -> tuple[str, ...]:
+    """The knobs that no rule of a variant reads."""
+    if variant.startswith("ratio"):
+        return (*_FIXED, *_DECODE_ONLY)
+    if variant == "decode-only-preempt":
+        return _RATIO
+    return ("init_new_token_ratio", *_DECODE_ONLY, *_RATIO)
+
 
 def _with_tables(config: FastDeployConfig) -> Tabled:
     scheduler = FastDeploy(config)
@@ -23,5 +55,6 @@ FASTDEPLOY = EngineSpec(
     cache_lines=(r"total_block_num[=: ]+(?P<blocks>[\d,]+)",),
     cache_example="FastDeploy's 'total_block_num:2588'",
     memory="num_blocks",
+    lacks={variant: _lacks(variant) for variant in VARIANTS},
     has_threads=True,
 )

@@ -14,24 +14,29 @@ VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034
 
 @dataclass(frozen=True)
 class MistralrsConfig:
-    """Knobs of the engine, under its own names.
-
-    ``block_size`` in tokens; ``num_gpu_blocks`` as given to the engine: all but ``seed`` keep one
-    of them as a null block. ``waiting_timeout`` counts failed admission attempts of the head of
-    the queue before it may evict (a constant 64 in the engine). The two ``prefill_batch`` limits
-    exist in ``pr2034`` only. Prefix caching is off by default here, unlike in the engine, because
-    a workload has to say which prompts share what.
-    """
+    """Knobs of the engine, under its own names; a variant ignores those that it does not read."""
 
     name: Literal["mistralrs"] = "mistralrs"
     variant: VariantName = "merged2250"
+    """Whose rules decide: a commit or pull request of mistral.rs. [`simkv policies` says where
+    each is from]"""
     block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 32
+    """Tokens in a block of KV. [the engine's paged attention, 32]"""
     num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
+    """Blocks of KV as given to the engine; all variants but seed keep one as a null block.
+    [made from GPU memory; the default is ours]"""
     max_num_seqs: Annotated[int, Gt(0)] = 16
+    """Most requests that run at a time. [mistralrs-server, 16]"""
     prefix_caching: bool = False
+    """Whether blocks of equal prompts are shared; off here, on in the engine, for a workload
+    has to say which prompts share what. [paged attention's prefix cache]"""
     waiting_timeout: Annotated[int, Ge(0)] = 64
+    """Failed tries of the head of the queue to be admitted before it may evict somebody. [a
+    constant in the engine, 64]"""
     prefill_batch_max_seqs: Annotated[int, Gt(0)] = 10
+    """Most requests whose prompts are computed in one step. [EricLBuehler/mistral.rs#2034]"""
     prefill_batch_max_tokens: Annotated[int, Gt(0)] = 16384
+    """Most prompt tokens computed in one step. [EricLBuehler/mistral.rs#2034]"""
 
     def __post_init__(self) -> None:
         if self.variant == "seed" and self.prefix_caching:

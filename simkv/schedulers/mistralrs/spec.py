@@ -8,6 +8,9 @@ from simkv.schedulers.mistralrs.recording import RECORDING
 from simkv.schedulers.mistralrs.scheduler import build
 from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES, VARIANTS
 
+#: Read by the variants whose rules have a ``prefill_limit``.
+PREFILL_LIMITS = ("prefill_batch_max_seqs", "prefill_batch_max_tokens")
+
 
 def _with_tables(config: MistralrsConfig) -> Tabled:
     scheduler = build(config)
@@ -24,6 +27,13 @@ MISTRALRS = EngineSpec(
     cache_lines=(r"with block size (?P<size>\d+) and (?P<blocks>[\d,]+) GPU blocks",),
     cache_example="mistral.rs's 'and 2588 GPU blocks'",
     memory="num_gpu_blocks",
+    lacks={
+        variant: (
+            *(("prefix_caching",) if variant == "seed" else ()),
+            *(() if variant in RULES and RULES[variant].prefill_limit else PREFILL_LIMITS),
+        )
+        for variant in VARIANTS
+    },
     rules=RULES,
     rules_read={"pr2034july": JULY_RULES},
 )

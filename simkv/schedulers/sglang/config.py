@@ -26,31 +26,8 @@ VARIANTS: dict[str, Variant] = {
 class SglangConfig:
     """SGLang's knobs under the names of its flags (environment variables in lower case).
 
-    ``max_total_num_tokens`` is the KV pool in tokens (``--max-total-tokens``; the product takes
-    what the GPU's memory holds, the default is ours), handed out in pages of ``page_size`` tokens
-    (1). At most ``max_running_requests`` (the product derives 2048 to 4096) hold a row at a time.
-
-    A prefill pass computes up to ``chunked_prefill_size`` tokens (the product takes 2048 to 16384
-    by GPU; 8192 on 80 GB; -1 is off) and cuts the prompt that passes it; it ends when
-    ``max_prefill_tokens`` (16384) are reached or ``prefill_max_requests`` (no limit) chosen.
-    ``schedule_policy`` is fcfs, lpm or hrrn; the last two fall back to fcfs with
-    ``disable_radix_cache``. With ``enable_mixed_chunk`` running requests decode in the prefill's
-    step. After a prefill ``prefill_decode_interval`` (0) steps take none, if at least
-    ``prefill_decode_interval_min_bs`` (0) requests run. Unless ``disable_overlap_schedule``, a
-    step is scheduled before the tokens of the step before it are known.
-
-    A running request is promised the tokens it may still emit, at most
-    ``clip_max_new_tokens_estimation`` (4096), times a ratio. The ratio starts at
-    ``init_new_token_ratio`` (0.7) times ``schedule_conservativeness`` (1.0), at most 1, and falls
-    to ``min_new_token_ratio_factor`` (0.14) of that in ``new_token_ratio_decay_steps`` (600)
-    decode steps; a retraction sets it so that the others can go on for about
-    ``retract_decode_steps`` (20) steps.
-
-    ``in_batch_prefix_caching_*_threshold`` (32 and 32 tokens): lpm and hrrn hold back a request
-    with at most ``check`` tokens in the cache that shares ``deprioritize`` or more with another.
-
-    ``lpm_aging_tokens_per_pass`` (0): as so many cached tokens counts each pass that a request
-    waited, in variant ``0.5.23-lpm-aging`` only.
+    A running request is promised a share of the tokens that it may still emit. The share sinks
+    with every decode step, and a retraction sets it anew.
 
     Raises ValueError if the pool or the chunk is not a whole number of pages, or for a knob that
     the variant does not have.
@@ -58,27 +35,68 @@ class SglangConfig:
 
     name: Literal["sglang"] = "sglang"
     variant: Literal["0.5.23", "0.5.23-lpm-aging"] = "0.5.23"
+    """Whose rules decide: a release of SGLang, or one with a named change. [`simkv policies`
+    says where each is from]"""
     max_total_num_tokens: Annotated[int, Gt(0)] = 16384
+    """Tokens of KV in the pool; SGLang takes what memory holds, the default is ours.
+    [--max-total-tokens]"""
     page_size: Annotated[int, Gt(0)] = 1
+    """Tokens in a page, the unit in which KV is handed out. [--page-size]"""
     max_running_requests: Annotated[int, Gt(0)] = 2048
+    """Most requests that hold a row at a time; SGLang derives 2048 to 4096.
+    [--max-running-requests]"""
     chunked_prefill_size: Annotated[int, Ge(-1)] = 8192
+    """Most prompt tokens in one prefill pass, after which a prompt is cut; -1 is no limit
+    (SGLang takes 2048 to 16384 by GPU). [--chunked-prefill-size]"""
     max_prefill_tokens: Annotated[int, Gt(0)] = 16384
+    """No further request joins a prefill pass that has reached so many tokens.
+    [--max-prefill-tokens]"""
     prefill_max_requests: Annotated[int, Gt(0)] | None = None
+    """Most requests in one prefill pass; left out, any number. [--prefill-max-requests]"""
     schedule_policy: Policy = "fcfs"
+    """Order of the waiting queue: by arrival, longest cached prefix first, or by response
+    ratio; the last two need the radix cache. [--schedule-policy]"""
     disable_radix_cache: bool = False
+    """Whether nothing is shared between prompts that begin alike. [--disable-radix-cache]"""
     disable_overlap_schedule: bool = False
+    """Whether a step is scheduled only when the tokens of the one before it are known.
+    [--disable-overlap-schedule]"""
     enable_mixed_chunk: bool = False
+    """Whether running requests decode in the step of a prefill, too; else they wait for it.
+    [--enable-mixed-chunk]"""
     prefill_decode_interval: Annotated[int, Ge(0)] = 0
+    """After a prefill so many steps take none. [managers/scheduler.py]"""
     prefill_decode_interval_min_bs: Annotated[int, Ge(0)] = 0
+    """That pause holds only while at least so many requests run. [managers/scheduler.py]"""
+    scheduler_recv_interval: Annotated[int, Gt(0)] = 1
+    """While others decode, new requests are received every so many steps only, and after a
+    prefill. [--scheduler-recv-interval]"""
     schedule_conservativeness: Annotated[float, Ge(0)] = 1.0
+    """Factor on the share of its remaining tokens that a running request is promised; more
+    means fewer retractions. [--schedule-conservativeness]"""
     init_new_token_ratio: Annotated[float, Ge(0)] = 0.7
+    """That share at the start, before the factor; at most 1 after it.
+    [SGLANG_INIT_NEW_TOKEN_RATIO]"""
     min_new_token_ratio_factor: Annotated[float, Ge(0)] = 0.14
+    """The share sinks no lower than so much of where it began.
+    [SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR]"""
     new_token_ratio_decay_steps: Annotated[int, Gt(0)] = 600
+    """Decode steps in which it sinks that far. [SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS]"""
     retract_decode_steps: Annotated[int, Ge(0)] = 20
+    """After a retraction the others are given room for about so many steps.
+    [SGLANG_RETRACT_DECODE_STEPS]"""
     clip_max_new_tokens_estimation: Annotated[int, Ge(0)] = 4096
+    """Of what a request may still emit no more than so many tokens are counted.
+    [SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION]"""
     in_batch_prefix_caching_check_threshold: Annotated[int, Ge(-1)] = 32
+    """lpm and hrrn hold back a request with at most so many tokens in the cache, if another in
+    the queue begins alike. [managers/schedule_policy.py]"""
     in_batch_prefix_caching_deprioritize_threshold: Annotated[int, Gt(0)] = 32
+    """Two requests begin alike in that sense if they share so many tokens.
+    [managers/schedule_policy.py]"""
     lpm_aging_tokens_per_pass: Annotated[int, Ge(0)] = 0
+    """Under lpm each pass that a request has waited counts as so many cached tokens.
+    [sgl-project/sglang#31723]"""
 
     def __post_init__(self) -> None:
         if self.lpm_aging_tokens_per_pass and self.variant != "0.5.23-lpm-aging":

@@ -26,6 +26,7 @@ LATER = (
     "lpm_aging_tokens_per_pass",
     "prefill_decode_interval",
     "prefill_decode_interval_min_bs",
+    "scheduler_recv_interval",
 )
 
 

@@ -19,6 +19,7 @@ from simkv.core.scheduler import Batch, Completion, Held, Kind, Why
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.memory import EngineDies, Memory, Req
 from simkv.schedulers.sglang.prefill import REFRESH_INTERVAL, Admission, PrefillAdder, QueueOrder
+from simkv.schedulers.sglang.receive import Receiver
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +72,7 @@ class SglangScheduler:
         self.min_ratio = min(self.init_ratio * config.min_new_token_ratio_factor, 1.0)
         self.decay = (self.init_ratio - self.min_ratio) / config.new_token_ratio_decay_steps
 
+        self.receiver = Receiver(config.scheduler_recv_interval)
         self.waiting: list[Req] = []
         self.running = ScheduleBatch()
         self.last: ScheduleBatch | None = None
@@ -87,6 +89,27 @@ class SglangScheduler:
     # ------------------------------------------------------------------ arrivals
 
     def add(self, prompt: Prompt) -> None:
+        """A request has come; the loop receives it when it looks next."""
+        if self.receiver.always:
+            self._take(prompt)
+        else:
+            self.receiver.unread.append(prompt)
+
+    def abort(self, request_id: int) -> None:
+        """The client has gone; the loop hears of it as of a request."""
+        if self.receiver.always:
+            self._drop(request_id)
+        else:
+            self.receiver.unread.append(request_id)
+
+    def _receive(self) -> None:
+        for message in self.receiver.receive(self.last.kind if self.last else None):
+            if isinstance(message, Prompt):
+                self._take(message)
+            else:
+                self._drop(message)
+
+    def _take(self, prompt: Prompt) -> None:
         """Queue a request, its output limit clipped to what the pool can hold beside its prompt.
 
         A prompt of the pool's size less 6 tokens or more is refused with the next batch.
@@ -102,7 +125,7 @@ class SglangScheduler:
         self._live[req.id] = req
         self._queue(req)
 
-    def abort(self, request_id: int) -> None:
+    def _drop(self, request_id: int) -> None:
         """The client has gone, as by an AbortReq.
 
         A waiting request leaves the queue and one in the middle of its prompt is freed, both at
@@ -129,6 +152,7 @@ class SglangScheduler:
 
     def schedule(self) -> Batch:
         """Choose and launch the next batch."""
+        self._receive()
         batch = Batch(ignored=self._refused)
         self._refused = []
         try:
@@ -144,6 +168,8 @@ class SglangScheduler:
         self.last = chosen
         if self.waiting:
             batch.held = Held(self.waiting[0].id, self._why)
+        elif unread := self.receiver.prompts:
+            batch.held = Held(unread[0], "rule")
         return batch
 
     def _choose(self, batch: Batch) -> ScheduleBatch | None:
@@ -395,6 +421,7 @@ class SglangScheduler:
             return 1
         if self.hold or (self.waiting and not self.running.full):
             return 1
+        most = self.receiver.quiet(most)
         ahead = self.pipeline_depth - 1  # the loop sees one step early that a limit is reached
         for r in rows:
             most = min(most, 1 if r.aborted else r.max_new - r.out - ahead)
@@ -417,13 +444,14 @@ class SglangScheduler:
             r.kv += steps
             r.out += steps
         self._flights = deque([self._flights[-1]] * len(self._flights))
+        self.receiver.skip(steps)
         return free
 
     # ------------------------------------------------------------------ what others may see
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting)
+        return len(self.waiting) + len(self.receiver.prompts)
 
     @property
     def num_running(self) -> int:
@@ -440,8 +468,8 @@ class SglangScheduler:
         return self.memory.room // self.config.page_size
 
     def waiting_ids(self) -> list[int]:
-        """Ids in the queue, as the last pass that sorted left it."""
-        return [r.id for r in self.waiting]
+        """Ids in the queue, as the last pass that sorted left it, then those not received yet."""
+        return [r.id for r in self.waiting] + self.receiver.prompts
 
     def decode_ids(self) -> list[int]:
         """Ids of the decode batch that the next step starts from."""
@@ -481,6 +509,8 @@ class SglangScheduler:
             tuple((_states(f.prefills), _states(f.decodes)) for f in self._flights),
             self.ratio,
             self.hold,
+            self.receiver.counter,
+            len(self.receiver.unread),
             self.memory.free,
             self.order.fcfs_passes % REFRESH_INTERVAL,
             tree and tree.fingerprint(),

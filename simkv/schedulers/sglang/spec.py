@@ -29,6 +29,7 @@ SGLANG = EngineSpec(
     cache_example="SGLang's 'max_total_num_tokens=41408'",
     memory="max_total_num_tokens",
     memory_in_tokens=True,
+    lacks={"0.5.23": ("lpm_aging_tokens_per_pass",)},
     seats="max_running_requests",
     block="page_size",
 )

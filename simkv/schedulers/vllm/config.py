@@ -15,55 +15,68 @@ from simkv.schedulers.vllm.versions import RULES
 class VllmConfig:
     """Knobs of the engine, under its own names and with its defaults.
 
-    ``block_size`` is in tokens. ``num_gpu_blocks`` counts the null block too, so one less can be
-    used; vLLM finds it by measuring memory and takes ``max_model_len`` (tokens, prompt and output
-    together) from the model: the defaults of these two are ours.
-
-    ``max_num_seqs`` limits running requests (``max_num_active_seqs`` replaces it if set) and
-    ``max_num_batched_tokens`` the tokens of a step (``max_num_scheduled_tokens`` too, if set).
-    Their defaults are those of ``vllm serve`` on a GPU with less than 70 GiB or an A100; with
-    more memory it takes 8192 tokens (16384 from 160 GiB on) and 1024 requests.
-
-    ``long_prefill_token_threshold`` caps the tokens that one request gets in a step, 0 is off;
-    ``..._adaptive`` raises it to an equal share of the batch. ``scheduler_reserve_full_isl`` asks
-    at admission for room for the whole sequence, not for its first chunk only. ``watermark`` is
-    the share of all blocks that an admission must leave free, unless nothing runs.
-    ``prefill_schedule_interval`` lets prefills into every n-th step only while others decode.
-
-    ``scheduler_reserve_full_isl``, ``async_scheduling`` and ``enable_prefix_caching`` left out are
-    as the version has them: on, but the first two off in 0.11.0. Knobs that a version does not
-    have cannot be set with it.
-
-    ``num_cpu_blocks`` are those in host memory, for the variant that swaps (vLLM V0 made them from
-    ``--swap-space``).
-
-    ``startup_check``: false lets ``max_model_len`` exceed the cache, as vLLM did when
-    ``num_gpu_blocks_override`` was set (until its #41069 and #47272), and does where it takes the
-    layers of a model for smaller than they are (its #39734).
+    Those for ``max_num_seqs`` and ``max_num_batched_tokens`` are those of ``vllm serve`` on a GPU
+    with less than 70 GiB or an A100. Knobs that a version does not have cannot be set with it.
 
     Raises ValueError where vLLM refuses to start.
     """
 
     name: Literal["vllm"] = "vllm"
     variant: Literal["0.33.0", "0.33.0-skip-blocked", "0.33.0-swap", "0.19.0", "0.11.0"] = "0.33.0"
+    """Whose rules decide: a release of vLLM, or one with a named change. [`simkv policies` says
+    where each is from]"""
     block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 16
+    """Tokens in a block of KV. [--block-size]"""
     num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
+    """Blocks of KV, the null block among them; vLLM finds them by measuring memory, the default
+    is ours. [--num-gpu-blocks-override]"""
     max_num_seqs: Annotated[int, Gt(0)] = 256
+    """Most requests that run at a time; vllm serve takes 1024 on a GPU with 70 GiB or more that
+    is no A100. [--max-num-seqs]"""
     max_num_batched_tokens: Annotated[int, Gt(0)] = 2048
+    """Most tokens computed in a step; vllm serve takes 8192 on a GPU with 70 GiB or more that
+    is no A100, 16384 from 160 GiB on. [--max-num-batched-tokens]"""
     max_num_scheduled_tokens: Annotated[int, Gt(0)] | None = None
+    """If set, a step is filled with at most so many tokens in place of max_num_batched_tokens.
+    [vllm/config/scheduler.py]"""
     max_num_active_seqs: Annotated[int, Gt(0)] | None = None
+    """If set, no request is admitted while so many run, in place of max_num_seqs.
+    [vllm/config/scheduler.py]"""
     max_model_len: Annotated[int, Gt(1)] = 8192
+    """Longest sequence, prompt and output together, in tokens; vLLM takes it from the model,
+    the default is ours. [--max-model-len]"""
     policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of the waiting queue: by arrival, or by the priority that requests bring (smaller
+    goes first). [--scheduling-policy]"""
     enable_chunked_prefill: bool = True
+    """Whether a prompt may be computed in pieces; else it waits until it fits into one step.
+    [--enable-chunked-prefill]"""
     enable_prefix_caching: bool | None = None
+    """Whether blocks of equal prompts are shared; left out, as the variant has it (on, but in
+    the one that swaps). [--enable-prefix-caching]"""
     long_prefill_token_threshold: Annotated[int, Ge(0)] = 0
+    """Most prompt tokens that one request gets in a step; 0 is no limit.
+    [--long-prefill-token-threshold]"""
     long_prefill_token_threshold_adaptive: bool = False
+    """Whether that limit is raised to an equal share of the batch. [vllm/config/scheduler.py]"""
     scheduler_reserve_full_isl: bool | None = None
+    """Whether a request is admitted only if its whole sequence fits, not just its first chunk;
+    left out, as the variant has it. [--scheduler-reserve-full-isl, #37307]"""
     watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of all blocks that an admission must leave free, unless nothing runs.
+    [vllm/config/scheduler.py]"""
     prefill_schedule_interval: Annotated[int, Gt(0)] = 1
+    """While others decode, prompts are computed in every n-th step only.
+    [vllm/config/scheduler.py]"""
     async_scheduling: bool | None = None
+    """Whether a step is scheduled before the tokens of the one before it are known; left out,
+    as the variant has it (off in 0.11.0). [--async-scheduling]"""
     num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
+    """Blocks in host memory that take the KV of preempted requests, in the variant that swaps.
+    [vLLM V0 made them from --swap-space]"""
     startup_check: bool = True
+    """Whether a max_model_len that the cache cannot hold is refused; vLLM let it pass with
+    num_gpu_blocks_override until #41069 and #47272. [vllm-project/vllm#39734]"""
 
     def __post_init__(self) -> None:
         rules = RULES[self.variant]
