@@ -39,9 +39,9 @@ def llmservingsim(
     max_num_seqs: Seqs = None,
 ) -> None:
     """From a bundle of LLMServingSim's kernel tables."""
-    from simkv.costs.graphs import graph_sizes
     from simkv.costs.hardware.catalog import find_model, known_model
     from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
+    from simkv.schedulers.vllm.setting import graph_sizes
 
     check_file("--out", out)
     found, measured = find_model(model), known_model(bundle_model(bundle))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from simkv.core.recording import Recording
 from simkv.core.scheduler import KvConnector, Scheduler, Variant
+from simkv.core.setting import EngineSetting
 
 #: For each request the numbers of its blocks, in order and from 1, which cover every token of the
 #: batch when ``schedule`` returns it. A list only grows; where blocks are replaced, another list
@@ -55,7 +56,8 @@ class EngineSpec:
     """An engine, for those who must not know which one it is.
 
     ``build(config)`` makes its scheduler, ``with_tables(config)`` one that a device can follow.
-    ``recording`` is how its decisions are written down and replayed.
+    ``recording`` is how its decisions are written down and replayed, ``setting(config)`` what of
+    its knobs decides seconds and KV.
 
     Knobs by their names: ``seats`` limits the running requests, ``longest`` the length of each, for
     which the whole cache has to be enough (None if nothing does), ``memory`` is the size of the KV
@@ -81,6 +83,7 @@ class EngineSpec:
     build: Callable[..., Scheduler]
     with_tables: Callable[[Any], Tabled]
     recording: Recording
+    setting: Callable[[Any], EngineSetting]
     cache_lines: tuple[str, ...]
     cache_example: str
     memory: str

@@ -116,6 +116,9 @@ class Gpu(_Named):
     collectives: dict[str, dict[int, list[tuple[int, float]]]] = Field(default={})
     source: str
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def flops_of(self, bits: int) -> float:
         """Operations per second on numbers of so many bits, or of the next size that it has."""
         rates = {16: self.flops, 8: self.flops_fp8, 4: self.flops_fp4}

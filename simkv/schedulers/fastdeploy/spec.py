@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.core.setting import EngineSetting
 from simkv.schedulers.fastdeploy.config import VARIANTS, FastDeployConfig
 from simkv.schedulers.fastdeploy.recording import RECORDING
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
@@ -45,6 +46,19 @@ def _with_tables(config: FastDeployConfig) -> Tabled:
     return Tabled(scheduler, scheduler.manager.pool.tables)
 
 
+def _setting(config: FastDeployConfig) -> EngineSetting:
+    """Without CUDA graphs, as by default; scheduler, worker and tokens are threads of their own."""
+    return EngineSetting(
+        engine=config.name,
+        release=config.variant,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        graph_mode="eager",
+        asynchronous=True,
+        block_size=config.block_size,
+    )
+
+
 FASTDEPLOY = EngineSpec(
     name="fastdeploy",
     config=FastDeployConfig,
@@ -52,6 +66,7 @@ FASTDEPLOY = EngineSpec(
     build=FastDeploy,
     with_tables=_with_tables,
     recording=RECORDING,
+    setting=_setting,
     cache_lines=(r"total_block_num[=: ]+(?P<blocks>[\d,]+)",),
     cache_example="FastDeploy's 'total_block_num:2588'",
     memory="num_blocks",

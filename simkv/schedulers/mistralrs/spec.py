@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.core.setting import EngineSetting
 from simkv.schedulers.mistralrs.config import MistralrsConfig
 from simkv.schedulers.mistralrs.recording import RECORDING
 from simkv.schedulers.mistralrs.scheduler import build
@@ -17,6 +18,19 @@ def _with_tables(config: MistralrsConfig) -> Tabled:
     return Tabled(scheduler, scheduler.pool.tables)
 
 
+def _setting(config: MistralrsConfig) -> EngineSetting:
+    """Prompts are computed whole and without graphs; a step is scheduled after the one before."""
+    return EngineSetting(
+        engine=config.name,
+        release=config.variant,
+        max_num_batched_tokens=config.prefill_batch_max_tokens,
+        max_num_seqs=config.max_num_seqs,
+        graph_mode="eager",
+        asynchronous=False,
+        block_size=config.block_size,
+    )
+
+
 MISTRALRS = EngineSpec(
     name="mistralrs",
     config=MistralrsConfig,
@@ -24,6 +38,7 @@ MISTRALRS = EngineSpec(
     build=build,
     with_tables=_with_tables,
     recording=RECORDING,
+    setting=_setting,
     cache_lines=(r"with block size (?P<size>\d+) and (?P<blocks>[\d,]+) GPU blocks",),
     cache_example="mistral.rs's 'and 2588 GPU blocks'",
     memory="num_gpu_blocks",

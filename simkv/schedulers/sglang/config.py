@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 
 from simkv.core.scheduler import Variant
 from simkv.schedulers.sglang.prefill import Policy
@@ -97,6 +97,9 @@ class SglangConfig:
     lpm_aging_tokens_per_pass: Annotated[int, Ge(0)] = 0
     """Under lpm each pass that a request has waited counts as so many cached tokens.
     [sgl-project/sglang#31723]"""
+    mem_fraction_static: Annotated[float, Gt(0), Lt(1)] | None = None
+    """Share of the GPU's memory for weights and KV, of which with `hardware` the pool follows; left
+    out it is derived as SGLang does. No decision depends on it. [--mem-fraction-static]"""
 
     def __post_init__(self) -> None:
         if self.lpm_aging_tokens_per_pass and self.variant != "0.5.23-lpm-aging":

@@ -7,6 +7,7 @@ from simkv.schedulers.sglang.config import VARIANTS, SglangConfig
 from simkv.schedulers.sglang.pages import PagedMemory
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.scheduler import SglangScheduler
+from simkv.schedulers.sglang.setting import setting_of
 
 
 def _with_tables(config: SglangConfig) -> Tabled:
@@ -22,6 +23,7 @@ SGLANG = EngineSpec(
     build=SglangScheduler,
     with_tables=_with_tables,
     recording=RECORDING,
+    setting=setting_of,
     cache_lines=(
         r"max_total_num_tokens=\s*(?P<tokens>[\d,]+)",
         r"KV Cache is allocated.*#tokens: (?P<tokens>[\d,]+)",

@@ -10,6 +10,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS
 from simkv.schedulers.vllm.versions import RULES
 
+#: Knobs that no decision depends on: what steps cost and how many blocks there are does.
+OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
+
+CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
+
 
 @dataclass(frozen=True)
 class VllmConfig:
@@ -74,6 +79,15 @@ class VllmConfig:
     num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
     """Blocks in host memory that take the KV of preempted requests, in the variant that swaps.
     [vLLM V0 made them from --swap-space]"""
+    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] | None = None
+    """Share of the GPU's memory that vLLM takes, from which with `hardware` the blocks follow; left
+    out 0.92, up to 0.19 0.9. No decision depends on it. [--gpu-memory-utilization]"""
+    cudagraph_mode: CudagraphMode | None = None
+    """Which steps are replayed from CUDA graphs, as far as costs ask; left out as the version has
+    it. No decision depends on it. [--compilation-config]"""
+    max_cudagraph_capture_size: Annotated[int, Gt(0)] | None = None
+    """Most tokens of a step that is a CUDA graph; left out twice the sequences, at most 512. No
+    decision depends on it. [--max-cudagraph-capture-size]"""
     startup_check: bool = True
     """Whether a max_model_len that the cache cannot hold is refused; vLLM let it pass with
     num_gpu_blocks_override until #41069 and #47272. [vllm-project/vllm#39734]"""

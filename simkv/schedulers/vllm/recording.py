@@ -11,13 +11,13 @@ from dataclasses import asdict, fields
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
-from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 
 def _config(header: Line) -> VllmConfig:
     """Knobs as recorded; the recorder drove the scheduler alone, past the check at start-up."""
-    ours = {"name", "variant", "startup_check"}
+    ours = {"name", "variant", "startup_check", *OF_COSTS}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
     variant = recorded.get("variant", "0.33.0")
@@ -27,9 +27,8 @@ def _config(header: Line) -> VllmConfig:
 
 
 def _knobs(config: VllmConfig) -> Line:
-    knobs = asdict(config)
-    del knobs["name"], knobs["startup_check"]
-    return knobs
+    ours = ("name", "startup_check", *OF_COSTS)
+    return {knob: value for knob, value in asdict(config).items() if knob not in ours}
 
 
 def _prompt(request: Line) -> Prompt:

@@ -6,6 +6,7 @@ from simkv.core.engine import EngineSpec, Tabled, Transfer
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.setting import setting_of
 from simkv.schedulers.vllm.swap import VllmSwapScheduler
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 from simkv.schedulers.vllm.versions import RULES, VARIANTS
@@ -30,6 +31,7 @@ VLLM = EngineSpec(
     build=build,
     with_tables=_with_tables,
     recording=RECORDING,
+    setting=setting_of,
     cache_lines=(
         r"# (?:GPU|cuda) blocks: (?P<blocks>[\d,]+)",
         r"num_gpu_blocks(?:_override)?[=: ]+(?P<blocks>[1-9][\d,]*)\b",

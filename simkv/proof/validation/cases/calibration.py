@@ -15,13 +15,13 @@ import re
 from pathlib import Path
 
 from simkv.core.errors import InputError
-from simkv.costs.graphs import graph_sizes
 from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.sources.files import read_settings
 from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
 from simkv.costs.sources.sync import Traits, read_alone, sync_profile
 from simkv.proof.validation.cases.case import Case
+from simkv.schedulers.vllm.setting import graph_sizes
 
 
 def calibrate(case: Case, given: Path | None = None, tables: Path | None = None) -> Profile:
