@@ -35,16 +35,18 @@ class Diurnal(Strict):
     """How far it swings, as a share of the mean rate."""
 
     def times(self, counts: Floats, rate: float) -> Floats:
-        """When so many requests are to be expected, by bisection of the integral of the rate."""
+        """When so many requests are to be expected: where the integral of the rate has got so far."""
+        from scipy.optimize.elementwise import find_root
+
         swing = self.amplitude * self.period / (2 * math.pi)
-        high = counts / rate
-        low = high - 2 * swing
-        for _ in range(60):
-            middle = (low + high) / 2
-            expected = middle + swing * (1 - np.cos(2 * math.pi * middle / self.period))
-            early = expected < counts / rate
-            low, high = np.where(early, middle, low), np.where(early, high, middle)
-        return np.maximum(high, 0.0)
+        even = counts / rate
+
+        def ahead(time: Floats, even: Floats) -> Floats:
+            return time + swing * (1 - np.cos(2 * math.pi * time / self.period)) - even
+
+        found = find_root(ahead, (even - 2 * swing, even), args=(even,))
+        times: Floats = np.maximum(found.x, 0.0)
+        return times
 
 
 class Pace(Strict):
