@@ -35,7 +35,7 @@ class Diurnal(Strict):
     """How far it swings, as a share of the mean rate."""
 
     def times(self, counts: Floats, rate: float) -> Floats:
-        """When so many requests are to be expected: where the integral of the rate has got so far."""
+        """When so many requests are to be expected: the integral of the rate is there then."""
         from scipy.optimize.elementwise import find_root
 
         swing = self.amplitude * self.period / (2 * math.pi)
