@@ -71,7 +71,7 @@ def test_a_mapping_and_a_loaded_scenario() -> None:
     assert str(contents) == kept
     loaded = outcome.results["run"].scenario
     assert simkv.run(loaded).figures.equals(outcome.figures)
-    assert simkv.run(loaded, timeout=1.5).figures.loc["starved", "run"] == 3
+    assert simkv.run(loaded, timeout=1.5).figures.loc["timed_out", "run"] == 3
 
 
 def test_every_packaged_scenario_survives_the_way_through_its_fields(root: Path) -> None:

@@ -40,8 +40,8 @@ def run(
     """Run a scenario's variants side by side; print the figures and write tables and pictures.
 
     Exit 0 if every request was served, or cut off by the scenario's own horizon; 3 if one starved,
-    stalled, was lost or rejected in any variant. Where the scenario expects something, that
-    decides instead: 0 if all of it comes true, 1 if not. 2 is bad input.
+    timed out, stalled, was lost or rejected in any variant. Where the scenario expects something,
+    that decides instead: 0 if all of it comes true, 1 if not. 2 is bad input.
     """
     from simkv.report.files import check_run_folder
     from simkv.report.junit import write_junit

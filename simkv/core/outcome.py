@@ -9,7 +9,8 @@ class Outcome(StrEnum):
     """How a request ended: exactly one of these."""
 
     FINISHED = "finished"
-    STARVED = "starved"  # the client gave up
+    STARVED = "starved"  # the client gave up, and waiting made the difference
+    TIMED_OUT = "timed_out"  # it gave up, and would have alone, too, or never waited
     REJECTED = "rejected"  # the engine said no
     LOST = "lost"  # the engine forgot it
     STALLED = "stalled"  # it can never finish, or the engine died
@@ -31,13 +32,14 @@ class Outcome(StrEnum):
 
         Not of one that the horizon cut off: it might yet have been served.
         """
-        if self is Outcome.STARVED:
-            return "starved"
+        if self in (Outcome.STARVED, Outcome.TIMED_OUT):
+            return str(self)
         return "failed" if self in (Outcome.STALLED, Outcome.LOST, Outcome.REJECTED) else None
 
 
 _LABELS = {
-    Outcome.STARVED: "starved: client gave up",
+    Outcome.STARVED: "starved: waited until client gave up",
+    Outcome.TIMED_OUT: "timed out: too long for its timeout",
     Outcome.STALLED: "stalled: engine stood still",
     Outcome.LOST: "lost by the engine",
     Outcome.REJECTED: "rejected by the engine",
@@ -49,6 +51,7 @@ FAILURES = (
     Outcome.LOST,
     Outcome.STARVED,
     Outcome.REJECTED,
+    Outcome.TIMED_OUT,
     Outcome.CUT_OFF,
 )
 

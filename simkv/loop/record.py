@@ -131,12 +131,25 @@ class Standstill:
     cycle_start: float | None = None
 
 
+class Shortfall(NamedTuple):
+    """What a request lacked when its client gave up, in seconds.
+
+    ``alone`` is how long it would have taken by itself, None if it would not have ended within
+    ten times its timeout. ``lacked`` is what was left of that when the client left, and
+    ``company`` how far others had thrown it back by then.
+    """
+
+    alone: float | None
+    lacked: float | None
+    company: float
+
+
 class Record:
     """Everything that a run leaves behind, written while it goes.
 
     ``alone_s`` is the time that each request would take by itself, where the executor knows it.
     ``heads`` are the times from which a request stood at the head of the queue, and why it was
-    held there; None where nobody waited.
+    held there; None where nobody waited. ``shortfalls`` are of requests that timed out.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -148,6 +161,7 @@ class Record:
         self.end = 0.0
         self.alone_s: dict[int, float] = {}
         self.heads: list[tuple[float, Held | None]] = []
+        self.shortfalls: dict[int, Shortfall] = {}
         self._held: Held | None = None
         self._aside: dict[int, Why] = {}
         self._computed: dict[int, int] = {}

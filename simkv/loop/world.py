@@ -88,27 +88,24 @@ def serve_scenario(
     leaping: bool = True,
     scheduler: Scheduler | None = None,
     changed: Change | None = None,
+    sent: Clients | None = None,
 ) -> ScenarioRun:
     """Send the scenario's workload to its replicas, in a world of its own.
 
     ``resolved`` is called whenever a request ends. A ``scheduler`` decides in place of the one that
     the only engine names. Steps take as long as the profiles say, times the scenario's own factors;
-    ``changed`` changes all executors before that.
+    ``changed`` changes all executors before that. ``sent`` comes in place of the workload.
     """
 
     def make(spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
         chosen = scheduler or _build(spec)
-        executor: Executor = SimulatedExecutor(spec.profile)
-        if changed is not None:
-            executor = changed(executor)
-        if scenario.step_scale is not None:
-            executor = Erring(executor, _factors(scenario.step_scale))
+        executor = executor_of(scenario, spec, changed)
         ready, pacing = scenario.engine_ready, scenario.pipeline
         if pacing and isinstance(chosen, FastDeploy):
             return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
         return Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
 
-    sent = clients(scenario.workload, scenario.timeout)
+    sent = sent or clients(scenario.workload, scenario.timeout)
     makers = [partial(make, spec) for spec in replicas]
     env = simpy.Environment()
     if scenario.fleet is None:
@@ -117,6 +114,16 @@ def serve_scenario(
         return ScenarioRun(serve(engine, sent, scenario.horizon), [Stint(0, engine, 0)])
     fleet = _fleet(env, makers, [spec.role for spec in replicas], scenario.fleet, sent, resolved)
     return ScenarioRun(serve(fleet, sent, scenario.horizon), fleet.stints, fleet)
+
+
+def executor_of(scenario: Scenario, spec: ReplicaSpec, changed: Change | None) -> Executor:
+    """What tells how long the steps of a replica take."""
+    executor: Executor = SimulatedExecutor(spec.profile)
+    if changed is not None:
+        executor = changed(executor)
+    if scenario.step_scale is not None:
+        executor = Erring(executor, _factors(scenario.step_scale))
+    return executor
 
 
 def _factors(scale: StepScale) -> dict[StepKind, float]:

@@ -28,6 +28,7 @@ FIGURES = (
     "preemptions",
     "recomputed_tokens",
     "starved",
+    "timed_out",
     "longest_stall_s",
     *(f"{name}.{s}" for name in LATENCIES for s in STATISTICS),
 )

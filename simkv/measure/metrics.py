@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.core.figures import STATISTICS
-from simkv.core.outcome import Outcome
+from simkv.core.outcome import FAILURES, Outcome
 from simkv.core.quantiles import quantile
 from simkv.loop.record import Life, Record, emitting_rows
 
@@ -194,7 +194,7 @@ def ending_of(record: Record) -> tuple[str, str]:
     }
     if stop and by_outcome[Outcome.STALLED]:
         return stop.kind, f"at {stop.since:.3f} s: {stop.why}"
-    for outcome in (Outcome.LOST, Outcome.STARVED, Outcome.REJECTED, Outcome.CUT_OFF):
+    for outcome in FAILURES[1:]:
         if lives := by_outcome[outcome]:
             ids = ", ".join(str(life.request.id) for life in lives[:8])
             more = f" and {len(lives) - 8} more" if len(lives) > 8 else ""

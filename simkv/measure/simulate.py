@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from simkv.measure.result import Result
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import build
+from simkv.why.gave_up import World, judge
 from simkv.workload.workload import clients
 
 
@@ -56,7 +59,9 @@ def run_scenario(
     if scenario.fleet is not None:  # whose replicas cannot share one
         scheduler = None
     replicas = specs(scenario, folder)
+    world = World(scenario, replicas, leaping, deepcopy(scheduler))
     run = serve_scenario(scenario, replicas, resolved, leaping=leaping, scheduler=scheduler)
+    judge(run, world)
     record, fleet = run.record, run.fleet
     requests = [life.request for life in record.lives.values()]
     alone = SimulatedExecutor(replicas[0].profile)
@@ -70,7 +75,9 @@ def run_scenario(
     figures = summary(record)
 
     def again(changed: Callable[[Executor], Executor]) -> dict[str, Any]:
-        return summary(serve_scenario(scenario, replicas, leaping=leaping, changed=changed).record)
+        other = serve_scenario(scenario, replicas, leaping=leaping, changed=changed)
+        judge(other, replace(world, changed=changed))
+        return summary(other.record)
 
     found = fidelity(
         _least_known(replicas),

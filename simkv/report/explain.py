@@ -137,7 +137,8 @@ def _end(life: Life) -> str:
     lasted = (life.ended_at or 0.0) - life.request.arrival
     ends = {
         Outcome.FINISHED: "finished",
-        Outcome.STARVED: "the client gave up",
+        Outcome.STARVED: "starved: the client gave up",
+        Outcome.TIMED_OUT: "timed out: the client gave up",
         Outcome.REJECTED: "rejected",
         Outcome.LOST: "lost",
         Outcome.STALLED: "stalled for good",

@@ -17,6 +17,7 @@ from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
 from simkv.report.style import (
     BLUE,
+    BROWN,
     GREY,
     PURPLE,
     RED,
@@ -46,6 +47,7 @@ BARS: dict[str, tuple[str, str]] = {
     "decode": ("decode", SKY),
     "preempted": ("preempted", YELLOW),
     "starved": ("waited in vain: starved", RED),
+    "timed_out": ("waited, too long for its timeout", BROWN),
     "failed": ("waited in vain: engine failed", PURPLE),
     "gone": ("client gone, not noticed", "#F4F4F4"),
     "wasted": ("computed for nobody", "#8C97AB"),

@@ -16,7 +16,14 @@ from simkv.report.style import FAILED, span
 from simkv.why.diagnosis import block_size
 from simkv.why.ledger import SERVED, WORDS, Kind, totals
 
-SYMBOLS = {"X": "x", "s": "square", "P": "cross", "D": "diamond", ">": "triangle-right"}
+SYMBOLS = {
+    "X": "x",
+    "s": "square",
+    "P": "cross",
+    "D": "diamond",
+    ">": "triangle-right",
+    "v": "triangle-down",
+}
 CAUSES = {
     "blocks": "too few blocks were free",
     "bucket": "its length was not that of those that run",
@@ -97,7 +104,7 @@ def _variant(name: str, result: Result, ticks: data.Ticks, edges: data.Floats) -
 def _outcome(outcome: Outcome) -> dict[str, str]:
     """How the page says and marks an outcome."""
     mark = FAILED.get(outcome)
-    in_vain = "red" if outcome is Outcome.STARVED else "purple"
+    in_vain = {Outcome.STARVED: "red", Outcome.TIMED_OUT: "brown"}.get(outcome, "purple")
     return {
         "key": outcome.value,
         "word": outcome.word,

@@ -7,7 +7,7 @@ tell apart. Greys and inks change with the background.
 from __future__ import annotations
 
 from simkv.report.lanes import BARS
-from simkv.report.style import BLUE, GREY, PURPLE, RED, SKY, YELLOW
+from simkv.report.style import BLUE, BROWN, GREY, PURPLE, RED, SKY, YELLOW
 from simkv.why.ledger import Kind
 
 GREEN, ORANGE, OLIVE, ROSE, WINE = "#009E73", "#E69F00", "#999933", "#CC6677", "#882255"
@@ -27,6 +27,7 @@ LIGHT: dict[str, str] = {
     "sky": SKY,
     "red": RED,
     "purple": PURPLE,
+    "brown": BROWN,
     "green": GREEN,
     "orange": ORANGE,
     **{f"kind-{kind}": colour for kind, (_, colour) in BARS.items()},
@@ -62,10 +63,12 @@ DARK: dict[str, str] = LIGHT | {
     "bad": "#FF9A57",
     "blue": "#3D9BD9",
     "purple": "#D06AA0",
+    "brown": "#C9833A",
     "kind-waiting": "#565E68",
     "kind-prefill": "#1C82BF",
     "kind-gone": "#23282E",
     "kind-failed": "#C75C97",
+    "kind-timed_out": "#C9833A",
     f"kind-{Kind.UNSEEN}": "#30363D",
     f"kind-{Kind.BEHIND}": "#565E68",
     f"kind-{Kind.SLOT}": "#B5487F",

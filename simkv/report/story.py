@@ -76,6 +76,8 @@ def _fate(outcome: Outcome, failed: Sequence[Life], record: Record) -> str:
             return f"starved: the clients gave up after {seconds(timeouts.pop() or 0.0)}."
         case Outcome.STARVED:
             return "starved: the clients gave up."
+        case Outcome.TIMED_OUT:
+            return "timed out: alone or at once they would not have ended in time either."
         case Outcome.STALLED if record.standstill:
             stop = record.standstill
             why = stop.why if stop.why.startswith(stop.kind) else f"{stop.kind}, {stop.why}"

@@ -22,7 +22,7 @@ from simkv.loop.record import Life, Record
 
 # From the palettes of M. Okabe and K. Ito and of P. Tol, which the colour-blind can tell apart.
 BLUE, SKY = "#0072B2", "#56B4E9"
-YELLOW, RED, PURPLE = "#F0E442", "#D55E00", "#AA3377"
+YELLOW, RED, PURPLE, BROWN = "#F0E442", "#D55E00", "#AA3377", "#8C510A"
 GREY, SLATE, DARK = "#D4D4D4", "#666666", "#222222"
 
 
@@ -35,6 +35,7 @@ class Mark(NamedTuple):
 
 FAILED: dict[Outcome, Mark] = {
     Outcome.STARVED: Mark(RED, "X"),
+    Outcome.TIMED_OUT: Mark(BROWN, "v"),
     Outcome.STALLED: Mark(PURPLE, "s"),
     Outcome.LOST: Mark(PURPLE, "P"),
     Outcome.REJECTED: Mark(PURPLE, "D"),

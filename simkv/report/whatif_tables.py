@@ -21,6 +21,7 @@ SHOWN = (
     "requests",
     "finished",
     "starved",
+    "timed_out",
     "stalled",
     "rejected",
     "lost",
@@ -39,6 +40,7 @@ SHOWN = (
 _COLUMNS = (
     "finished",
     "starved",
+    "timed_out",
     "stalled",
     "e2e_ms.median",
     "longest_stall_s",

@@ -26,11 +26,12 @@ Verdict = Literal[
     "lost",
     "starved",
     "rejected",
+    "timed_out",
     "cut_off",
 ]
 
 
-Ending = Literal["finished", "starved", "rejected", "lost", "stalled", "cut_off"]
+Ending = Literal["finished", "starved", "timed_out", "rejected", "lost", "stalled", "cut_off"]
 
 
 #: Columns of ``requests.csv`` that one request may be held to; times in seconds.

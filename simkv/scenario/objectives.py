@@ -15,6 +15,7 @@ from typing import Any
 
 from simkv.core.errors import InputError, nearest
 from simkv.core.figures import FIGURES, figure
+from simkv.core.outcome import Outcome
 
 #: Figures that are worked out from those of summary.json, and what they mean.
 DERIVED = {
@@ -31,7 +32,7 @@ KNOWN = (*FIGURES, *DERIVED)
 #: With limits of --goodput and no bound on it, this share of all requests must be good.
 DEFAULT_SHARE = 0.99
 #: Whoever bounds one of these has said what becomes of requests that are not served.
-_OF_FATE = {"unserved", "finished", "starved", "rejected", "lost", "stalled", "cut_off"}
+_OF_FATE = {"unserved", *Outcome}
 
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
 

@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.scenario.test_scenario import BROKEN, PLAIN, mutate
 
 SCENARIOS = ["mistralrs-six", "mistralrs-forty", "mistralrs-forty-pressure"]
-OUTCOMES = ["finished", "starved", "rejected", "lost", "stalled", "cut_off"]
+OUTCOMES = ["finished", "starved", "timed_out", "rejected", "lost", "stalled", "cut_off"]
 FIGURES = [
     "requests",
     *OUTCOMES,
@@ -186,7 +186,7 @@ def test_the_resolved_scenario_runs_to_the_same_result(simkv: Simkv) -> None:
     ("extra", "code", "outcome"),
     [
         ("", 0, "finished"),
-        ("timeout: 2.5\n", 3, "starved"),
+        ("timeout: 2.5\n", 3, "timed_out"),
         ("horizon: 2.5\n", 0, "cut_off"),
     ],
 )

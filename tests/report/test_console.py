@@ -30,7 +30,7 @@ PUBLISHED = """\
 published:
   one:
     figures: {finished: 2, makespan_s: 10.0}
-    at_least: {starved: 1}
+    at_least: {timed_out: 1}
     note: by hand
 """
 
@@ -60,7 +60,7 @@ def test_a_block_looks_like_that_of_vllm_bench_serve(tmp_path: Path) -> None:
     assert [line for line in block if len(line) > 60] == []
     assert "Successful requests:                    1" in block
     assert "Failed requests:                        1" in block
-    assert "  starved:                              1" in block
+    assert "  timed out:                            1" in block
     assert any(line.startswith("Output token throughput (tok/s):        0.") for line in block)
     for title in (
         "---------------Time to First Token----------------",
@@ -107,7 +107,7 @@ def test_published_stands_beside_simulated_with_its_error(text: str) -> None:
     rows = {line.split()[1]: line.split() for line in table.splitlines() if "  one" in line}
     assert rows["finished"][-2:] == ["-50.00", "%"]
     assert rows["makespan_s"][2:4] == ["10", "9.50"]
-    assert rows["starved"][2:] == ["≥", "1", "1.00", "holds"]
+    assert rows["timed_out"][2:] == ["≥", "1", "1.00", "holds"]
     assert "one: by hand" in table
 
 

@@ -70,11 +70,11 @@ def test_the_summary_has_the_figures_of_every_variant(
     assert (summary["scenario"], summary["version"]) == ("t", __version__)
     assert list(summary["variants"]) == ["a", "b"]
     variant = summary["variants"]["a"]
-    whole = ["requests", "finished", "starved", "rejected", "lost", "stalled", "cut_off"]
+    whole = ["requests", "finished", "starved", "timed_out", "rejected", "lost", "stalled"]
     assert {name: variant[name] for name in whole} == dict(
-        zip(whole, [2, 1, 1, 0, 0, 0, 0], strict=True)
+        zip(whole, [2, 1, 0, 1, 0, 0, 0], strict=True)
     )
-    assert variant["verdict"] == "starved"
+    assert variant["verdict"] == "timed_out"
     for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
         assert list(variant[name]) == ["mean", "median", "p90", "p95", "p99"]
     for name in (
@@ -110,9 +110,9 @@ def test_requests_csv_has_a_row_per_variant_and_request(
     found = rows(path)
     assert [(row["variant"], row["id"], row["outcome"]) for row in found] == [
         ("a", "0", "finished"),
-        ("a", "1", "starved"),
+        ("a", "1", "timed_out"),
         ("b", "0", "finished"),
-        ("b", "1", "starved"),
+        ("b", "1", "timed_out"),
     ]
     assert found[0] | {"tpot_s": "1.5", "e2e_s": "4.0", "finish_s": "4.0"} == found[0]
     assert (found[1]["finish_s"], found[1]["tpot_s"], found[1]["e2e_s"]) == ("", "", "")

@@ -20,7 +20,7 @@ profile: unit-step
 variants: {a: {}, b: {}}
 published:
   a:
-    figures: {makespan_s: 5.0, starved: 0}
+    figures: {makespan_s: 5.0, timed_out: 0}
     at_least: {finished: 1, preemptions: 3}
     e2e_s: {0: 2.0, 1: 4.0, 99: 1.0}
     finish_s: {0: 3.0}
@@ -36,11 +36,11 @@ def rows(tmp_path: Path) -> list[Comparison]:
 def test_every_published_figure_has_its_row(rows: list[Comparison]) -> None:
     assert [(row.variant, row.figure, row.published, row.simulated) for row in rows] == [
         ("a", "makespan_s", 5.0, 5.5),
-        ("a", "starved", 0, 1),
+        ("a", "timed_out", 0, 1),
         ("a", "finished", 1, 1),
         ("a", "preemptions", 3, 0),
         ("a", "request 0 e2e_s", 2.0, 3.0),
-        ("a", "request 1 e2e_s", 4.0, None),  # it starved
+        ("a", "request 1 e2e_s", 4.0, None),  # it timed out
         ("a", "request 99 e2e_s", 1.0, None),  # there is no such request
         ("a", "request 0 finish_s", 3.0, 3.0),
     ]
@@ -51,7 +51,7 @@ def test_errors_are_relative_to_the_published_figure(rows: list[Comparison]) -> 
     assert errors["makespan_s"] == pytest.approx(0.1)
     assert errors["request 0 e2e_s"] == pytest.approx(0.5)
     assert errors["request 0 finish_s"] == 0.0
-    assert errors["starved"] is None  # nothing is relative to 0
+    assert errors["timed_out"] is None  # nothing is relative to 0
     assert errors["request 1 e2e_s"] is None
 
 

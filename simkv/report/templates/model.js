@@ -112,8 +112,8 @@ const KINDS = PAGE.kinds; // {key, label, served, life}
 /** How a stretch is painted: what it did, as in the pictures, or the kind that the ledger names. */
 const PAINTS = {
   did: {
-    keys: ["waiting", "prefill", "recompute", "decode", "held_up", "preempted", "starved", "failed",
-      "gone", "wasted"],
+    keys: ["waiting", "prefill", "recompute", "decode", "held_up", "preempted", "starved", "timed_out",
+      "failed", "gone", "wasted"],
     of(kind, vain) {
       const { key, served, life } = KINDS[kind];
       if (served || !life) return this.keys.indexOf(key);

@@ -12,6 +12,7 @@ from simkv.why.verdicts.priority import priority_inversion
 from simkv.why.verdicts.starvation import starvation
 from simkv.why.verdicts.stops import standstill
 from simkv.why.verdicts.thrash import thrash
+from simkv.why.verdicts.timed_out import timed_out
 from simkv.why.verdicts.turned_away import forgotten, rejected, unservable
 from simkv.why.verdicts.verdict import Verdict
 
@@ -31,6 +32,7 @@ def verdicts(
         forgotten(record),
         starvation(record, ledger, pressure, overtakes),
         rejected(record),
+        timed_out(record),
         thrash(record, pressure, preemptions),
         head_of_line(record, ledger, block_size),
         priority_inversion(record, ledger, preemptions),

@@ -1,0 +1,210 @@
+"""Clients that gave up: who was kept from being served, and who had too little patience.
+
+A client that gives up has *starved* if its request waited (was queued, deferred, preempted, held up
+or never looked at) and alone on the same engine and profile would have ended within its timeout.
+Else it has *timed out*, and ``Record.shortfalls`` say how much it lacked, and how far others had
+thrown it back. Alone runs are made only for requests whose clients gave up, one per shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import inf, log
+from typing import NamedTuple
+
+from simkv.core.figures import seconds
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.core.scheduler import Scheduler
+from simkv.costs.load import Load, pairs
+from simkv.loop.record import Life, Record, Shortfall
+from simkv.loop.world import Change, ReplicaSpec, ScenarioRun, executor_of, serve_scenario
+from simkv.scenario.scenario import Scenario
+from simkv.why.ledger import WAITS, Kind, ledger, runs
+from simkv.workload.clients import Clients
+
+#: What counts as having waited. Whoever was not looked at until the end has waited, too.
+WAITED = WAITS - {Kind.UNSEEN} | {Kind.HELD_UP}
+#: An alone run is cut off after so many timeouts.
+FARTHEST = 10.0
+#: Of more shapes than this, those whose time alone by the profile is farthest from their timeout
+#: are judged by that time.
+MOST_RUNS = 100
+
+
+class Shape(NamedTuple):
+    """All that a request's time alone depends on.
+
+    ``request`` has neither id nor arrival, ``ready`` (s) is how long after its arrival the engine
+    looks at its queue, and ``replica`` is one of those on which it would take equally long.
+    """
+
+    request: Request
+    ready: float
+    replica: int
+
+    @property
+    def timeout(self) -> float:
+        """How long its client waits, in seconds."""
+        return self.request.timeout or inf
+
+
+@dataclass(frozen=True)
+class World:
+    """What alone runs are made of: as for ``serve_scenario``; they leave ``scheduler`` as it is."""
+
+    scenario: Scenario
+    replicas: Sequence[ReplicaSpec]
+    leaping: bool = True
+    scheduler: Scheduler | None = None
+    changed: Change | None = None
+
+    def shape(self, run: ScenarioRun, request: Request) -> Shape:
+        """The shape of a request of a run of this scenario, on the replica that had it last."""
+        replica = 0
+        if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
+            spec = self.replicas[run.fleet.stints[places[-1]].replica]
+            replica = next(i for i, other in enumerate(self.replicas) if other is spec)
+        plain = replace(request, id=0, arrival=0.0, priority=0, segments=())
+        ready = max(self.scenario.engine_ready - request.arrival, 0.0)
+        return Shape(plain, ready, replica)
+
+    @property
+    def _split(self) -> bool:
+        return self.scenario.fleet is not None and self.scenario.fleet.disaggregated
+
+    def alone(self, shape: Shape) -> Record:
+        """The record of a run of this one request, with an endless patience up to FARTHEST.
+
+        On one replica, which is there all the time; or on the whole fleet where some replicas
+        prefill and others decode.
+        """
+        changes = {"engine_ready": shape.ready, "horizon": FARTHEST * shape.timeout}
+        scenario = self.scenario.model_copy(update={**changes, "timeout": None})
+        replicas = self.replicas
+        if not self._split:
+            scenario = scenario.model_copy(update={"fleet": None})
+            replicas = [replicas[shape.replica]]
+        return serve_scenario(
+            scenario,
+            replicas,
+            leaping=self.leaping,
+            scheduler=deepcopy(self.scheduler),
+            changed=self.changed,
+            sent=Clients([replace(shape.request, timeout=None)]),
+        ).record
+
+    def by_profile(self, shape: Shape) -> float:
+        """About how long the request takes alone (s): a prefill, and decodes at their mean."""
+        executor = executor_of(self.scenario, self.replicas[shape.replica], self.changed)
+        prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
+        prefill = executor.run(Load(1, prompt, 0, 0, 0, pairs(prompt, 0), 1))
+        decode = executor.run(Load(0, 0, 0, 1, prompt + decodes // 2, 0, 1)) if decodes else 0.0
+        return shape.ready + prefill + decodes * decode
+
+
+def judge(run: ScenarioRun, world: World) -> None:
+    """Tell among the requests that starved those that timed out, in all records of a run."""
+    record = run.record
+    by_shape: dict[Shape, list[Life]] = {}
+    for life in record.lives.values():
+        if life.outcome is Outcome.STARVED:
+            by_shape.setdefault(world.shape(run, life.request), []).append(life)
+    if not by_shape:
+        return
+    roughly = {shape: world.by_profile(shape) for shape in by_shape}
+    waited = set(_waited(run, [life for lives in by_shape.values() for life in lives]))
+    nearest = sorted(by_shape, key=lambda shape: abs(log((roughly[shape] or 1e-9) / shape.timeout)))
+    for shape in nearest[:MOST_RUNS]:
+        solo = world.alone(shape)
+        end = _end(solo)
+        for life in by_shape[shape]:
+            if end is None or end >= shape.timeout or life.request.id not in waited:
+                _time_out(run, life, _shortfall(record, life, solo, end))
+    for shape in nearest[MOST_RUNS:]:
+        for life in by_shape[shape]:
+            if roughly[shape] >= shape.timeout or life.request.id not in waited:
+                _time_out(run, life, None)
+
+
+def _waited(run: ScenarioRun, lives: Sequence[Life]) -> Iterator[int]:
+    """Those of the requests that waited."""
+    ids = {life.request.id for life in lives}
+    for stint in run.stints:
+        here = stint.engine.record
+        for i, tiles in ledger(here, [i for i in here.lives if i in ids]).items():
+            if here.lives[i].seen is None or any(tile.kind in WAITED for tile in tiles):
+                yield i
+    known = {i for stint in run.stints for i in stint.engine.record.lives}
+    yield from ids - known  # they stood before the door
+
+
+def _end(solo: Record) -> float | None:
+    """When the one request of a run finished, in seconds after its arrival."""
+    life = solo.lives[0]
+    return life.last_token if life.outcome is Outcome.FINISHED else None
+
+
+def _shortfall(record: Record, life: Life, solo: Record, end: float | None) -> Shortfall:
+    assert life.ended_at is not None
+    lasted = life.ended_at - life.request.arrival
+    there = _reached_at(solo, solo.lives[0], _reached(record, life, life.ended_at))
+    company = 0.0 if there is None else max(lasted - there, 0.0)
+    lacked = None if end is None or there is None else end - there
+    return Shortfall(end, lacked, company)
+
+
+def _rows(life: Life) -> Iterator[tuple[int, int, int]]:
+    """Rows of the step log in which a request computed, with the tokens that had KV before and
+    after."""
+    for run in runs(life):
+        context = run.context
+        for row in range(run.first, run.last + 1):
+            yield row, context, context + run.tokens
+            context += run.tokens
+
+
+def _reached(record: Record, life: Life, until: float) -> float:
+    """How many tokens had KV at ``until`` (s), or ever had; a step under way counts in part."""
+    log, most = record.steps, 0.0
+    for row, before, after in _rows(life):
+        if log.start[row] >= until:
+            break
+        share = min((until - log.start[row]) / max(log.end[row] - log.start[row], 1e-12), 1.0)
+        most = max(most, before + share * (after - before))
+    return most
+
+
+def _reached_at(record: Record, life: Life, tokens: float) -> float | None:
+    """When so many tokens had KV (s); None if that was never so."""
+    log = record.steps
+    for row, before, after in _rows(life):
+        if after >= tokens:
+            share = max(tokens - before, 0.0) / (after - before)
+            return log.start[row] + share * (log.end[row] - log.start[row])
+    return None
+
+
+def _time_out(run: ScenarioRun, life: Life, lacked: Shortfall | None) -> None:
+    """The request timed out, in every record that has it."""
+    i = life.request.id
+    reason = "the client gave up" + (f": {told(lacked, life.request)}" if lacked else "")
+    for record in (run.record, *(stint.engine.record for stint in run.stints)):
+        here = record.lives.get(i)
+        if here is not None and (here is life or here.outcome is Outcome.STARVED):
+            here.outcome, here.reason = Outcome.TIMED_OUT, reason
+            if lacked:
+                record.shortfalls[i] = lacked
+
+
+def told(lacked: Shortfall, request: Request) -> str:
+    """What a request lacked, in a sentence without its subject."""
+    timeout = request.timeout or 0.0
+    if lacked.alone is None:
+        return f"alone it would not have ended within {seconds(FARTHEST * timeout)} either"
+    text = f"alone it takes {seconds(lacked.alone)}, its timeout is {seconds(timeout)}"
+    if lacked.lacked is not None:
+        text += f"; it lacked {seconds(lacked.lacked)}"
+    return f"{text}, and company had cost it {seconds(lacked.company)}"
