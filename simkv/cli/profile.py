@@ -99,16 +99,11 @@ def sync(
 ) -> None:
     """From requests that were alone on the engine, the first of the file left out."""
     from simkv.costs.hardware.catalog import find_model, known_gpu
-    from simkv.costs.sources.sync import Traits, read_alone, sync_profile
+    from simkv.costs.sources.sync import read_alone, sync_profile, traits
 
     check_file("--out", out)
     found = find_model(model)
-    shape = Traits(
-        found.kv_bytes_per_token // tp,
-        found.flops_per_pair // tp,
-        max_num_batched_tokens,
-        block_size,
-    )
+    shape = traits(found, max_num_batched_tokens, block_size, tp)
     alone = read_alone(requests, stage, block_size)
     name = f"{found.name} on {gpu}, fitted to {requests.name}"
     about = {"name": name, "engine": "as measured", "model": found.name, "on": gpu}

@@ -1,6 +1,7 @@
 """``simkv validate``: a simulation judged by what really happened.
 
 simkv validate CASE...                recorded runs of real engines, simulated and compared
+simkv validate budgets                profiles at token budgets that they were not fitted at
 simkv validate gpu OUT --profile P    serve a set of scenarios on a device, and compare
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from simkv.cli.validate_budgets import validate_budgets
 from simkv.cli.validate_case import validate_case
 from simkv.cli.validate_gpu import validate_gpu
 
@@ -30,6 +32,7 @@ class DefaultCommand(TyperGroup):
 
 app = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
 app.command("case")(validate_case)
+app.command("budgets")(validate_budgets)
 app.command("gpu")(validate_gpu)
 
 

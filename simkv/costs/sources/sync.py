@@ -1,20 +1,41 @@
 """A profile fitted to requests that had the engine to themselves.
 
 One request at a time shows what a prefill of so many tokens takes and what a step of one decode
-takes by its KV. A step is taken to cost
+takes by its KV. A step of nothing but decodes is taken to cost
 
-    prefill or decode step + token x tokens + pair x pairs + context x KV read by decodes
+    decode step + token x tokens + context x KV read by decodes
+
+and one that prefills
+
+    weights, then tokens (below) + pair x pairs + BESIDE x context x KV read by decodes
 
 with pairs of a token and a token that it attends to. A token costs the same whatever it is
 computed for, so the same price holds in a prefill, beside one, and in a batch of decodes, which
 single requests cannot show. Errors are relative and count alike.
 
-The prices of a pair and of KV are hard to tell from a handful of rows of like length. Where model
-and GPU are known, the fit is told what their shapes make likely, each as one more observation:
-KV is read at ``READS`` of the GPU's bandwidth, attention in a prefill reaches ``ATTENDS`` of its
-operations per second. Both are what vLLM's attention reaches in aiconfigurator's table of an H100
-(vLLM 0.14): 2.9 to 3.05 TB/s of 3.35 from 130,000 tokens on, 390 to 515 TFLOP/s of 989 at prompts
-of 2,000 to 4,000 tokens and 64 heads. The second figure of each pair is the relative uncertainty.
+**Weights, then tokens.** A step reads the weights, however few tokens it computes: that takes
+what a decode of one takes (without its KV). Many tokens take prefill step + token x tokens, in
+which the weights are hidden. In between one gives way to the other as the third root of the sum of
+third powers: a chunk of 64 tokens on an H100 took 27.5 ms where a decode takes 26 and the line says
+14.6, and in the kernel tables that simkv reads powers of 2 to 4 are nearest. So a profile holds at
+another budget of tokens than it was fitted at. Of a mixture of experts a few tokens read a part of
+the weights, by how many experts they activate, and tokens cost on top of them.
+
+The prices of a token, of a pair and of KV are hard to tell from a handful of rows of like length,
+or of chunks of one size. Where model and GPU are known, the fit is told what their shapes make
+likely, each as one more observation: KV is read at ``READS`` of the GPU's bandwidth, attention in a
+prefill reaches ``ATTENDS`` of its operations per second, products of matrices ``COMPUTES``. The
+first two are what vLLM's attention reaches in aiconfigurator's table of an H100 (vLLM 0.14): 2.9 to
+3.05 TB/s of 3.35 from 130,000 tokens on, 390 to 515 TFLOP/s of 989 at prompts of 2,000 to 4,000
+tokens and 64 heads. The third is what steps of 1,000 to 2,000 tokens reach without attention, the
+embedding and the head left out: 0.77 (A100, Vidur; RTX PRO 6000, LLMServingSim), 0.85 (H100,
+aiconfigurator), 0.96 (RTX 4090, whose data sheet is modest). What a step costs beside weights and
+tokens is ``STEP`` of a decode step: 0.1 to 0.3 there. The second figure of each pair is the
+relative uncertainty.
+
+Attention of decodes beside a prefill takes ``BESIDE`` times what it does alone: 1.5 and 2.1 in
+LLMServingSim's tables of two GPUs (medians over points with 8 or more decodes). It is not sure,
+eight in ten of those points are from 1.0 to 3.6, and one request at a time cannot tell.
 """
 
 from __future__ import annotations
@@ -26,11 +47,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.optimize import nnls
+from scipy.optimize import least_squares, nnls
 
 from simkv.core.errors import InputError
 from simkv.costs.error import by_kind
-from simkv.costs.hardware.catalog import Gpu
+from simkv.costs.hardware.catalog import Gpu, Model
 from simkv.costs.profile import Fit, Profile, StepError, Term
 from simkv.costs.sources.files import read_table
 
@@ -38,6 +59,13 @@ Floats = npt.NDArray[np.float64]
 
 READS = (0.87, 0.07)
 ATTENDS = (0.45, 0.15)
+COMPUTES = (0.8, 0.12)
+STEP = (0.2, 1.0)
+BESIDE = 1.8
+#: How one gives way to the other: ``(a**POWER + b**POWER) ** (1 / POWER)``.
+POWER = 3.0
+#: Tokens of a step at which the curve of weights and tokens is written down.
+KNOTS = np.unique(np.round(2.0 ** (np.arange(113) / 8)))
 #: Fewer requests than this are not fitted to.
 FEWEST = 8
 #: Outputs of fewer tokens tell little of a decode step.
@@ -48,13 +76,36 @@ SHORT = 8
 class Traits:
     """What the fit knows of the model: bytes of KV per token and FLOP per pair, over all layers.
 
-    ``max_num_batched_tokens`` and ``block_size`` are the engine's.
+    ``max_num_batched_tokens`` and ``block_size`` are the engine's. ``flops_per_token`` are those of
+    a token that is computed (0 if not known). Of a mixture of experts ``in_experts`` is the share
+    of the weights that experts are, ``chosen`` the share of the experts that a token takes.
     """
 
     kv_bytes_per_token: int
     flops_per_pair: int
     max_num_batched_tokens: int
     block_size: int = 16
+    flops_per_token: float = 0.0
+    in_experts: float = 0.0
+    chosen: float = 1.0
+
+
+def traits(
+    model: Model, max_num_batched_tokens: int, block_size: int = 16, tensor_parallel: int = 1
+) -> Traits:
+    """What is known of a model of the catalog, on each of the GPUs that share it."""
+    chosen = model.experts_per_token / model.experts if model.experts else 1.0
+    embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
+    computed = model.parameters - embeddings - (1 - chosen) * model.mlp_parameters
+    return Traits(
+        model.kv_bytes_per_token // tensor_parallel,
+        model.flops_per_pair // tensor_parallel,
+        max_num_batched_tokens,
+        block_size,
+        2 * computed / tensor_parallel,
+        model.mlp_parameters / model.parameters if model.experts else 0.0,
+        chosen,
+    )
 
 
 @dataclass(frozen=True)
@@ -150,17 +201,71 @@ class Prices:
 
 def fit_prices(alone: Alone, shape: Traits, gpu: Gpu | None) -> Prices:
     """The prices at which the requests would take what they took, as nearly as may be."""
-    prefills = _prefills(alone, shape)
-    likely = {}
-    if gpu:
-        likely[2] = (shape.flops_per_pair / (ATTENDS[0] * gpu.flops), ATTENDS[1])
-    step, token, pair = _solve(prefills, alone.prefill, likely)
     decodes, times = _decodes(alone)
     likely = {}
     if gpu:
         likely[1] = (shape.kv_bytes_per_token / (READS[0] * gpu.bandwidth), READS[1])
-    decode, context = _solve(decodes, times, likely)
-    return Prices(step, max(decode - token, 0.0), token, pair, context)
+    one, context = _solve(decodes, times, likely)
+    aims = {0: (STEP[0] * one, STEP[1])}
+    if gpu and shape.flops_per_token:
+        aims[1] = (shape.flops_per_token / (COMPUTES[0] * gpu.flops), COMPUTES[1])
+    if gpu:
+        aims[2] = (shape.flops_per_pair / (ATTENDS[0] * gpu.flops), ATTENDS[1])
+    step, token, pair = _curved(alone, shape, one, aims)
+    return Prices(step, max(one - token, 0.0), token, pair, context)
+
+
+def weights_and_tokens(tokens: Floats, prices: Prices, shape: Traits) -> Floats:
+    """Seconds of all but attention in steps that prefill, by their tokens."""
+    floor = prices.decode_step + prices.token
+    return _products(tokens, floor, prices.prefill_step, prices.token, shape)
+
+
+def _products(tokens: Floats, one: float, step: float, token: float, shape: Traits) -> Floats:
+    """The same, ``one`` being what a decode takes without its KV."""
+    if shape.in_experts:
+        return _weights(tokens, one, step, shape) + token * (tokens - 1)
+    line = step + token * tokens
+    most = np.maximum(one, line)
+    gentle: Floats = ((one / most) ** POWER + (line / most) ** POWER) ** (1 / POWER)
+    return most * gentle
+
+
+def _weights(tokens: Floats, one: float, step: float, shape: Traits) -> Floats:
+    """Seconds to read the weights that so many tokens want; all of them take ``step``, if that is
+    more than the weights of ``one`` token make them take."""
+    if not shape.in_experts:
+        return np.full(len(tokens), one)
+    activated = 1 - (1 - shape.chosen) ** tokens
+    every = max(step, one / (1 - shape.in_experts * (1 - shape.chosen)))
+    return one + (every - one) * (activated - shape.chosen) / (1 - shape.chosen)
+
+
+def price_terms(prices: Prices, shape: Traits) -> list[Term]:
+    """What a step costs at these prices, as terms of a profile."""
+    one = prices.decode_step + prices.token
+    decodes = _weights(KNOTS, one, prices.prefill_step, shape) + prices.token * (KNOTS - 1)
+    beside = (BESIDE - 1) * prices.context
+
+    def table(seconds: Floats) -> list[tuple[float, float]]:
+        return list(zip(KNOTS.tolist(), seconds.tolist(), strict=True))
+
+    return [
+        Term(
+            name="weights, then tokens",
+            feature="tokens",
+            when="prefill",
+            table=table(weights_and_tokens(KNOTS, prices, shape)),
+        ),
+        Term(
+            name="weights and decodes", feature="tokens", when="pure decode", table=table(decodes)
+        ),
+        Term(name="pair", feature="prefill_pairs", seconds=prices.pair),
+        Term(name="KV read", feature="decode_context", when="decode", seconds=prices.context),
+        Term(
+            name="KV read beside a prefill", feature="decode_context", when="mixed", seconds=beside
+        ),
+    ]
 
 
 def sync_profile(
@@ -174,13 +279,6 @@ def sync_profile(
     prices = fit_prices(alone, shape, gpu)
     decodes, _ = _decodes(alone)
     computed = alone.prompt - alone.hits
-    terms = [
-        Term(name="prefill step", feature="steps", when="prefill", seconds=prices.prefill_step),
-        Term(name="decode step", feature="steps", when="pure decode", seconds=prices.decode_step),
-        Term(name="token", feature="tokens", seconds=prices.token),
-        Term(name="pair", feature="prefill_pairs", seconds=prices.pair),
-        Term(name="KV read", feature="decode_context", when="decode", seconds=prices.context),
-    ]
     told = f"KV and attention as likely on {gpu.name}" if gpu else "GPU not known: rows alone"
     return Profile(
         name=name,
@@ -188,7 +286,7 @@ def sync_profile(
         model=model,
         gpu=on,
         basis="measured",
-        terms=terms,
+        terms=price_terms(prices, shape),
         idle_pass_s=1e-5,
         front_s=max(float(np.median(alone.front)), 0.0),
         range={
@@ -214,7 +312,7 @@ def _left_out(alone: Alone, shape: Traits, gpu: Gpu | None) -> dict[str, StepErr
             keep = np.arange(len(alone)) != index
             rest, one = (_kept(alone, rows) for rows in (keep, ~keep))
             p = fit_prices(rest, shape, gpu)
-            predicted = _prefills(one, shape) @ (p.prefill_step, p.token, p.pair)
+            predicted = _predicted(one, shape, p)
             yield "prefill", float((predicted / one.prefill - 1)[0])
             rows, times = _decodes(one)
             if len(rows):
@@ -228,11 +326,47 @@ def _kept(alone: Alone, rows: npt.NDArray[np.bool_]) -> Alone:
     return Alone(*(getattr(alone, name)[rows] for name in Alone.__dataclass_fields__))
 
 
-def _prefills(alone: Alone, shape: Traits) -> Floats:
-    """Per request: steps (chunks), tokens and pairs of its prefill."""
-    computed = alone.prompt - alone.hits
-    chunks = np.ceil(computed / shape.max_num_batched_tokens)
-    return np.stack([chunks, computed, computed * alone.hits + computed * (computed + 1) / 2], 1)
+def _predicted(alone: Alone, shape: Traits, p: Prices) -> Floats:
+    """Seconds of each request's prefill, in chunks of the budget."""
+    return _chunked(alone, shape, p.decode_step + p.token, p.prefill_step, p.token, p.pair)
+
+
+def _chunked(
+    alone: Alone, shape: Traits, one: float, step: float, token: float, pair: float
+) -> Floats:
+    computed, budget = alone.prompt - alone.hits, float(shape.max_num_batched_tokens)
+    full, rest = np.divmod(computed, budget)
+    whole = _products(np.array([budget]), one, step, token, shape)
+    last = np.where(rest > 0, _products(np.maximum(rest, 1.0), one, step, token, shape), 0.0)
+    pairs = computed * alone.hits + computed * (computed + 1) / 2
+    return np.asarray(full * whole + last + pair * pairs)
+
+
+def _curved(
+    alone: Alone, shape: Traits, one: float, aims: dict[int, tuple[float, float]]
+) -> tuple[float, float, float]:
+    """Prices of a step, a token and a pair of least relative error, as ``_solve`` finds them."""
+    scale = np.array([one, one / 300, one / 1e6])
+    for column, (value, _) in aims.items():
+        scale[column] = value
+    wanted = [(column, value, uncertainty) for column, (value, uncertainty) in aims.items()]
+
+    def apart(prices: Floats) -> Floats:
+        step, token, pair = prices
+        return _chunked(alone, shape, one, step, token, pair) / alone.prefill - 1
+
+    def missed(scaled: Floats, scatter: float) -> Floats:
+        prices = scaled * scale
+        extra = [scatter / u * (prices[column] / value - 1) for column, value, u in wanted]
+        return np.concatenate([apart(prices), extra])
+
+    found = scale
+    for _ in range(4):
+        scatter = max(float(np.sqrt(np.mean(apart(found) ** 2))), 1e-6)
+        start = np.maximum(found / scale, 1e-3)
+        found = least_squares(missed, start, bounds=(0, np.inf), args=(scatter,)).x * scale
+    step, token, pair = found.tolist()
+    return step, token, pair
 
 
 def _decodes(alone: Alone) -> tuple[Floats, Floats]:

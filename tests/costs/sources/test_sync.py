@@ -4,22 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.catalog import find_gpu
+from simkv.costs.hardware.catalog import find_gpu, find_model
 from simkv.costs.load import Load, pairs
 from simkv.costs.profile import StepCost
-from simkv.costs.sources.sync import Traits, fit_prices, read_alone, sync_profile
+from simkv.costs.sources.sync import (
+    BESIDE,
+    Prices,
+    Traits,
+    fit_prices,
+    price_terms,
+    read_alone,
+    sync_profile,
+    traits,
+    weights_and_tokens,
+)
 
 SHAPE = Traits(131072, 524288, 2048)
 STEP, DECODE, TOKEN, PAIR, KV = 5e-3, 9e-3, 2e-5, 3e-9, 5e-8
+PRICES = Prices(STEP, DECODE, TOKEN, PAIR, KV)
 HEADER = "id,stage,prompt_tokens,output_tokens,queue_ms,prefill_ms,ttft_ms,e2e_ms\n"
 
 
 def row(number: int, stage: str, prompt: int, output: int) -> str:
-    chunks = -(-prompt // SHAPE.max_num_batched_tokens)
-    prefill = 1e3 * (chunks * STEP + prompt * TOKEN + pairs(prompt, 0) * PAIR)
+    full, rest = divmod(prompt, SHAPE.max_num_batched_tokens)
+    chunks = np.array([float(SHAPE.max_num_batched_tokens)] * full + [float(rest)] * bool(rest))
+    products = weights_and_tokens(chunks, PRICES, SHAPE).sum()
+    prefill = 1e3 * (products + pairs(prompt, 0) * PAIR)
     steps = output - 1
     decode = 1e3 * steps * (DECODE + TOKEN + KV * (prompt + steps / 2))
     ttft = prefill + 2.5
@@ -52,9 +66,9 @@ def test_the_profile_charges_a_token_alike_wherever_it_is_computed(tmp_path: Pat
     cost = StepCost(profile)
     one, two = (cost(Load(0, 0, 0, n, 1000)) for n in (1, 2))
     assert two - one == pytest.approx(TOKEN, rel=1e-3)
-    mixed = cost(Load(1, 100, 0, 2, 1000, pairs(100, 0)))
-    alone = cost(Load(1, 100, 0, 0, 0, pairs(100, 0)))
-    assert mixed - alone == pytest.approx(2 * TOKEN + 1000 * KV, rel=1e-3)
+    many = cost(Load(1, 2000, 0, 0, 0, pairs(2000, 0)))
+    mixed = cost(Load(1, 1990, 0, 10, 1000, pairs(2000, 0)))
+    assert mixed - many == pytest.approx(BESIDE * 1000 * KV, rel=1e-3)
     assert profile.front_s == pytest.approx(2e-3)
     assert profile.range["decode_seqs"] == (1, 1)
     assert profile.fit.held_out["decode"].p95 < 1e-6
@@ -69,6 +83,46 @@ def test_what_is_likely_on_a_known_gpu_decides_where_the_rows_cannot(tmp_path: P
     found = fit_prices(read_alone(path), SHAPE, gpu)
     assert found.context == pytest.approx(131072 / (0.87 * 3.35e12), rel=0.01)
     assert found.pair == pytest.approx(524288 / (0.45 * 9.89e14), rel=0.01)
+
+
+def test_a_short_chunk_reads_the_weights_and_a_long_one_hides_them() -> None:
+    few, many = weights_and_tokens(np.array([64.0, 8192.0]), PRICES, SHAPE)
+    assert DECODE + TOKEN < few < 1.3 * (DECODE + TOKEN)  # the line alone says 6.3 ms
+    assert many == pytest.approx(STEP + 8192 * TOKEN, rel=0.001)
+
+
+def test_the_written_curve_is_within_a_tenth_of_a_per_cent_of_the_formula() -> None:
+    curve = price_terms(PRICES, SHAPE)[0].table
+    assert curve is not None
+    tokens = np.arange(1.0, 16384.0)
+    exact = weights_and_tokens(tokens, PRICES, SHAPE)
+    assert np.max(np.abs(np.interp(tokens, *zip(*curve, strict=True)) / exact - 1)) < 0.001
+
+
+def test_chunks_of_one_size_leave_the_price_of_a_token_to_what_the_gpu_can_do(
+    tmp_path: Path,
+) -> None:
+    model, gpu = find_model("Llama-3.1-8B"), find_gpu("H100")
+    shape = traits(model, 64)
+    rows = [f"{i},sync,{640 + 64 * i},50,0,{9.5 * (10 + i)},1,500\n" for i in range(12)]
+    path = tmp_path / "requests.csv"
+    path.write_text(HEADER + "".join(rows))
+    found = fit_prices(read_alone(path), shape, gpu)
+    parameters = 8.03e9 - 2 * 128256 * 4096
+    assert found.token == pytest.approx(2 * parameters / (0.8 * 9.89e14), rel=0.1)
+    assert fit_prices(read_alone(path), SHAPE, None).token != pytest.approx(found.token, rel=0.2)
+
+
+def test_a_mixture_reads_as_many_experts_as_its_tokens_choose() -> None:
+    shape = traits(find_model("Qwen3-30B-A3B"), 2048)
+    assert 0.9 < shape.in_experts < 1.0
+    assert shape.chosen == 8 / 128
+    prices = Prices(40e-3, 4e-3, 1e-5, 0.0, 0.0)
+    one, eight, all_of = weights_and_tokens(np.array([1.0, 8.0, 512.0]), prices, shape)
+    assert one == pytest.approx(4.01e-3)
+    activated = (1 - (1 - 1 / 16) ** 8 - 1 / 16) / (15 / 16)
+    assert eight == pytest.approx(4.01e-3 + activated * (40e-3 - 4.01e-3) + 7e-5)
+    assert all_of == pytest.approx(40e-3 + 511e-5)
 
 
 def test_the_first_to_arrive_is_the_cold_one_in_any_order(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +16,14 @@ from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.load import pairs
 from simkv.costs.profile import Profile
-from simkv.costs.sources.sync import Prices, fit_prices, read_alone
+from simkv.costs.sources.sync import (
+    Prices,
+    Traits,
+    fit_prices,
+    price_terms,
+    read_alone,
+    weights_and_tokens,
+)
 from simkv.proof.validation.cases.calibration import calibrate, find_bundle
 from simkv.proof.validation.cases.case import read_case
 from simkv.proof.validation.cases.score import score
@@ -48,23 +55,14 @@ FACTS: dict[str, Any] = {
         "recomputed_from_committed_sim_csv": {"e2e_ms": {"per_request_mape_pct": 7.5}},
     },
 }
+SHAPE = Traits(131072, 8192, 2048)
 TRUE = Prices(5e-3, 9e-3, 2e-5, 3e-9, 5e-8)
 COLUMNS = "id,stage,arrival_s,prompt_tokens,output_tokens,queue_ms,prefill_ms,ttft_ms,e2e_ms"
 
 
 def profile() -> Profile:
     """The costs that the made-up record was made with."""
-    prices = asdict(TRUE)
-    features = {
-        "prefill_step": ("steps", "prefill"),
-        "decode_step": ("steps", "pure decode"),
-        "token": ("tokens", "any"),
-        "pair": ("prefill_pairs", "any"),
-        "context": ("decode_context", "decode"),
-    }
-    terms = [
-        {"name": n, "feature": f, "when": w, "seconds": prices[n]} for n, (f, w) in features.items()
-    ]
+    terms = [term.model_dump() for term in price_terms(TRUE, SHAPE)]
     return Profile.model_validate(
         {
             "name": "truth",
@@ -379,16 +377,16 @@ def test_pairs_of_a_case_with_a_shared_prefix_count_the_prefix(tmp_path: Path) -
         prompt = 200 + 100 * i
         before = 96 if i else 0
         new = prompt - before
-        prefill = 1e3 * (TRUE.prefill_step + new * TRUE.token + pairs(new, before) * TRUE.pair)
-        rows.append([i, "sync", 3.0 * i, prompt, 9, 0, prefill, prefill, prefill + 80.0, 100])
+        products = weights_and_tokens(np.array([float(new)]), TRUE, SHAPE)[0]
+        prefill = 1e3 * (products + pairs(new, before) * TRUE.pair)
+        decode = 8e3 * (TRUE.decode_step + TRUE.token + TRUE.context * (prompt + 4))
+        rows.append([i, "sync", 3.0 * i, prompt, 9, 0, prefill, prefill, prefill + decode, 100])
     path = tmp_path / "requests.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([[*COLUMNS.split(","), "shared_prefix_tokens"], *rows])
     alone = read_alone(path)
     assert set(alone.hits) == {96.0}  # whole blocks of 100 tokens
-    from simkv.costs.sources.sync import Traits
-
-    found = fit_prices(alone, Traits(131072, 524288, 2048), None)
+    found = fit_prices(alone, SHAPE, None)
     assert found.token == pytest.approx(TRUE.token, rel=1e-3)
     assert found.pair == pytest.approx(TRUE.pair, rel=1e-2)
 

@@ -12,6 +12,7 @@ Nothing else of the record is looked at, so what calibrates never validates.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from simkv.core.errors import InputError
@@ -19,7 +20,7 @@ from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.sources.files import read_settings
 from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
-from simkv.costs.sources.sync import Traits, read_alone, sync_profile
+from simkv.costs.sources.sync import Traits, read_alone, sync_profile, traits
 from simkv.proof.validation.cases.case import Case
 from simkv.schedulers.vllm.setting import graph_sizes
 
@@ -51,12 +52,18 @@ def calibrate(case: Case, given: Path | None = None, tables: Path | None = None)
             f"folder 'calibration' near it ({near}) none are for these, and no request is of stage "
             f"'sync'; give a profile with --profile, or where tables are with --calibration"
         )
+    engine = (setup.max_num_batched_tokens, setup.block_size)
     shape = Traits(
         dims.kv_bytes_per_token // setup.tensor_parallel,
         4 * dims.layers * dims.q_heads * dims.head_dim // setup.tensor_parallel,
-        setup.max_num_batched_tokens,
-        setup.block_size,
+        *engine,
     )
+    if model := known_model(case.facts.model):
+        shape = replace(
+            traits(model, *engine, setup.tensor_parallel),
+            kv_bytes_per_token=shape.kv_bytes_per_token,
+            flops_per_pair=shape.flops_per_pair,
+        )
     return sync_profile(
         read_alone(case.table, block_size=setup.block_size, caching=setup.caches),
         shape,

@@ -1,0 +1,118 @@
+"""Devices whose costs are known: planted ones, and those that kernel tables describe.
+
+A planted device is not of the form that profiles are fitted in: its matrix products come in tiles
+of tokens, one of the two passes more sharply from reading weights to computing, its attention of a
+mixed batch costs more than its parts by another share, and every sequence that is sampled costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.core.errors import InputError
+from simkv.costs.graphs import graph_sizes
+from simkv.costs.hardware.catalog import Gpu, Model, find_gpu, find_model, known_gpu, known_model
+from simkv.costs.load import Load
+from simkv.costs.profile import Profile, StepCost
+from simkv.costs.sources.aiconfigurator import aiconfigurator_profile
+from simkv.costs.sources.files import read_settings
+from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
+from simkv.costs.sources.vidur import vidur_profile
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a step costs (s) on a device, and what is known of it beforehand: model and GPU."""
+
+    name: str
+    cost: Callable[[Load], float]
+    model: Model
+    gpu: Gpu
+    tensor_parallel: int = 1
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A device by its own prices (s): a step, reading all weights, a token, per pair, per token of
+    KV read, per sequence sampled; ``tile`` tokens are computed at once."""
+
+    host: float
+    weights: float
+    token: float
+    pair: float
+    context: float
+    sampled: float
+    tile: int
+    #: How gently reading gives way to computing, 1 is their sum, a large number their maximum.
+    sharpness: float
+    #: What prefill and decodes in one step add, as a share of the attention of the decodes.
+    mixed: float
+
+    def __call__(self, load: Load) -> float:
+        tokens = load.prefill_tokens + load.decode_seqs
+        computed = self.token * self.tile * -(-tokens // self.tile)
+        p = self.sharpness
+        products: float = (self.weights**p + computed**p) ** (1 / p)
+        read = self.context * load.decode_context * (1 + (self.mixed if load.prefill_seqs else 0))
+        return (
+            self.host + products + self.pair * load.prefill_pairs + read + self.sampled * load.emits
+        )
+
+
+def planted() -> list[Device]:
+    """Two devices: a large model on a fast GPU, a small one on a slow GPU."""
+    llama, code = find_model("Llama-3.1-8B"), find_model("CodeLlama-34b-Instruct-hf")
+    large = Planted(1.5e-3, 22e-3, 9e-5, 2.4e-9, 7e-8, 2e-5, 64, 6.0, 0.4)
+    small = Planted(3e-3, 60e-3, 2.1e-4, 8e-9, 5e-7, 5e-5, 32, 3.0, 0.6)
+    return [
+        Device(
+            "planted, like a 34B on an H100",
+            large,
+            code,
+            find_gpu("H100"),
+        ),
+        Device("planted, like an 8B on an L4", small, llama, find_gpu("L4")),
+    ]
+
+
+def of_profile(name: str, profile: Profile, model: Model, gpu: Gpu, ranks: int = 1) -> Device:
+    """The device that a profile describes, decodes of one length."""
+    even = profile.attention and profile.attention.model_copy(update={"skew": None})
+    cost = StepCost(profile.model_copy(update={"attention": even}))
+    return Device(name, cost, model, gpu, ranks)
+
+
+def of_tables(folder: Path) -> Iterator[Device]:
+    """The devices of all kernel tables in a folder whose models and GPUs are known: bundles of
+    LLMServingSim, aiconfigurator's, and Vidur's of one model and two GPUs."""
+    yield from _of_bundles(sorted(path.parent for path in folder.glob("*/meta.yaml")))
+    llama = find_model("Llama-3.1-8B")
+    for path in sorted(folder.glob("*/gemm_perf.parquet")):
+        try:
+            profile = aiconfigurator_profile(path.parent, llama)
+        except InputError:  # other heads, or no pyarrow
+            continue
+        if gpu := known_gpu(profile.gpu):
+            yield of_profile(f"{path.parent.name}, {llama.name}", profile, llama, gpu)
+    for path in sorted(folder.glob("*/*.mlp.csv*")):
+        model, gpu = known_model(path.name.partition(".mlp")[0]), known_gpu("A100")
+        attention = path.with_name("attention.csv.gz")
+        if model and gpu and attention.is_file() and "a100" in path.parent.name:
+            profile = vidur_profile(path, attention, model, gpu.name, 2)
+            yield of_profile(f"{path.parent.name}, {model.name}, two GPUs", profile, model, gpu, 2)
+
+
+def _of_bundles(folders: list[Path]) -> Iterator[Device]:
+    for folder in folders:
+        model = known_model(bundle_model(folder))
+        gpu = known_gpu(str(read_settings(folder / "meta.yaml").get("gpu", "")))
+        if model is None or gpu is None:
+            continue
+        layout = Spread(model.layers, 1, model.hidden, model.experts, model.experts_per_token)
+        try:
+            profile = bundle_profile(folder, layout, graph_sizes(256))
+        except InputError:
+            continue
+        yield of_profile(folder.name, profile, model, gpu)

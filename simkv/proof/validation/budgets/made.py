@@ -1,0 +1,111 @@
+"""Requests on a device whose costs are known: alone, and many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import simpy
+
+from simkv.core.request import Request
+from simkv.costs.load import Load, pairs
+from simkv.costs.simulated import later
+from simkv.costs.sources.sync import Alone
+from simkv.loop.engine import Engine
+from simkv.loop.serve import serve
+from simkv.measure.metrics import e2e
+from simkv.proof.validation.budgets.devices import Device
+from simkv.schedulers.registry import build
+from simkv.schedulers.vllm.config import VllmConfig
+
+Cost = Callable[[Load], float]
+
+#: Lengths of prompts and outputs (mean) of the load, and its requests.
+PROMPT, OUTPUT, REQUESTS = 900, 120, 80
+#: Requests alone, as many as the public records have.
+ALONE = 32
+#: Share of what the device can serve that is asked of it.
+BUSY = 0.5
+
+
+class Told:
+    """An executor that takes as long as a function says."""
+
+    def __init__(self, cost: Cost) -> None:
+        self._cost = cost
+
+    def run(self, load: Load) -> float:
+        return self._cost(load)
+
+    def foresee(self, load: Load, steps: int) -> list[float]:
+        return [self._cost(later(load, step)) for step in range(1, steps + 1)]
+
+    def ran(self, load: Load, seconds: Sequence[float]) -> None:  # noqa: ARG002
+        return
+
+    def idle(self) -> float:
+        return 1e-4
+
+
+def alone_on(device: Device, budget: int, seed: int = 0) -> Alone:
+    """What requests that have the device to themselves take, prompts in chunks of ``budget``."""
+    random = np.random.default_rng(seed)
+    prompts = np.exp(random.uniform(np.log(200), np.log(3500), ALONE)).astype(int)
+    outputs = random.integers(20, 200, ALONE)
+    prefill, decode = [], []
+    for prompt, output in zip(prompts.tolist(), outputs.tolist(), strict=True):
+        time = 0.0
+        for start in range(0, prompt, budget):
+            tokens = min(budget, prompt - start)
+            last = start + tokens == prompt
+            time += device.cost(Load(1, tokens, start, 0, 0, pairs(tokens, start), int(last)))
+        prefill.append(time)
+        steps = [device.cost(Load(0, 0, 0, 1, prompt + n, 0, 1)) for n in range(1, output)]
+        decode.append(sum(steps) / len(steps))
+    none = np.zeros(ALONE)
+    return Alone(
+        prompts.astype(float),
+        outputs.astype(float),
+        none,
+        np.array(prefill),
+        np.array(decode),
+        none,
+    )
+
+
+def requests(rate: float, seed: int = 1) -> list[Request]:
+    """Requests at a Poisson ``rate`` (1/s), log-normal lengths."""
+    random = np.random.default_rng(seed)
+    arrivals = np.cumsum(random.exponential(1.0, REQUESTS)) / rate
+    prompts = np.clip(random.lognormal(np.log(PROMPT) - 0.32, 0.8, REQUESTS), 20, 4000).astype(int)
+    outputs = np.clip(random.lognormal(np.log(OUTPUT) - 0.18, 0.6, REQUESTS), 5, 600).astype(int)
+    rows = zip(arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+    return [
+        Request(id=n, prompt_tokens=p, max_tokens=o, arrival=a, output_tokens=o)
+        for n, (a, p, o) in enumerate(rows)
+    ]
+
+
+def served(cost: Cost, budget: int, sent: Sequence[Request]) -> tuple[float, float]:
+    """Mean E2E and makespan (s) of requests on a vLLM with this budget and blocks enough."""
+    env = simpy.Environment()
+    config = VllmConfig(
+        variant="0.11.0",
+        num_gpu_blocks=60000,
+        max_num_seqs=64,
+        max_num_batched_tokens=budget,
+        max_model_len=8192,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+    )
+    record = serve(Engine(env, build(config), Told(cost)), list(sent), None)
+    times = [e2e(record.lives[request.id]) or 0.0 for request in sent]
+    return float(np.mean(times)), record.end
+
+
+def load_for(device: Device, budget: int) -> list[Request]:
+    """The load that keeps a device busy at this budget, its queue not growing for ever."""
+    together = [replace(request, arrival=0.0) for request in requests(1.0)]
+    _, makespan = served(device.cost, budget, together)
+    return requests(BUSY * REQUESTS / makespan)

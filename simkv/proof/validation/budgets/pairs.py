@@ -1,0 +1,70 @@
+"""Fitted at one budget, asked for another: the error of every pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from simkv.costs.profile import Fit, Profile, StepCost
+from simkv.costs.sources.sync import fit_prices, price_terms, traits
+from simkv.proof.validation.budgets.devices import Device
+from simkv.proof.validation.budgets.made import alone_on, load_for, served
+from simkv.proof.validation.compared import markdown
+
+BUDGETS = (64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The relative error of the mean E2E under load at budget ``asked``, the profile being from
+    requests alone at budget ``fitted``."""
+
+    device: str
+    fitted: int
+    asked: int
+    error: float
+
+
+def pairs_of(device: Device, budgets: Sequence[int] = BUDGETS) -> Iterator[Pair]:
+    """All pairs of budgets on a device, those that are equal too."""
+    fits = {budget: _fitted(device, budget) for budget in budgets}
+    for asked in budgets:
+        sent = load_for(device, asked)
+        real, _ = served(device.cost, asked, sent)
+        for fitted, cost in fits.items():
+            found, _ = served(cost, asked, sent)
+            yield Pair(device.name, fitted, asked, found / real - 1.0)
+
+
+def _fitted(device: Device, budget: int) -> StepCost:
+    shape = traits(device.model, budget, tensor_parallel=device.tensor_parallel)
+    prices = fit_prices(alone_on(device, budget), shape, device.gpu)
+    return StepCost(
+        Profile(
+            name=f"{device.name} at {budget}",
+            engine="made",
+            model=device.model.name,
+            gpu=device.gpu.name,
+            basis="measured",
+            terms=price_terms(prices, shape),
+            idle_pass_s=1e-4,
+            range={},
+            fit=Fit(points=0),
+            source=["made"],
+        )
+    )
+
+
+def table(found: Iterable[Pair]) -> list[str]:
+    """Lines of a Markdown table: a row per device and budget asked for, a column per budget that
+    was fitted at, errors in per cent."""
+    rows: dict[tuple[str, int], dict[int, float]] = {}
+    for pair in found:
+        rows.setdefault((pair.device, pair.asked), {})[pair.fitted] = pair.error
+    budgets = sorted({fitted for errors in rows.values() for fitted in errors})
+    head = ["device", "asked for", *(f"fitted at {budget:,}" for budget in budgets)]
+    lines = (
+        [device, f"{asked:,}", *(f"{100 * errors[fitted]:+.1f}" for fitted in budgets)]
+        for (device, asked), errors in rows.items()
+    )
+    return list(markdown(head, lines, 1))
