@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.core.errors import InputError
-from simkv.costs.graphs import graph_sizes
 from simkv.costs.hardware.catalog import Gpu, Model, find_gpu, find_model, known_gpu, known_model
 from simkv.costs.load import Load
 from simkv.costs.profile import Profile, StepCost
@@ -20,6 +19,7 @@ from simkv.costs.sources.aiconfigurator import aiconfigurator_profile
 from simkv.costs.sources.files import read_settings
 from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
 from simkv.costs.sources.vidur import vidur_profile
+from simkv.schedulers.vllm.setting import graph_sizes
 
 
 @dataclass(frozen=True)
