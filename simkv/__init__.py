@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from simkv.core.version import __version__
-
+TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from simkv.api import compare, pareto, plan, plot, run, sweep
     from simkv.core.errors import InputError
+    from simkv.core.version import __version__
     from simkv.measure.simulate import run_file, run_scenario
     from simkv.scenario.load import load
 
@@ -29,6 +28,7 @@ __all__ = [
 
 _HOME = {
     "InputError": "core.errors",
+    "__version__": "core.version",
     "compare": "api",
     "load": "scenario.load",
     "pareto": "api",
@@ -42,7 +42,14 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public functions on first use, so that ``import simkv`` stays light."""
+    """Import what is public on first use, so that ``import simkv`` stays light."""
     if name in _HOME:
+        from importlib import import_module
+
         return getattr(import_module(f"simkv.{_HOME[name]}"), name)
     raise AttributeError(f"module 'simkv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return [*__all__, *globals()]

@@ -29,6 +29,7 @@ ORDER = [
     "api",
     "",
     "cli",
+    "__main__",
 ]
 MOST_PLACES = 20
 MOST_PAIRS = 100

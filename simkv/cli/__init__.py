@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -23,12 +24,14 @@ from simkv.cli import (
     zoo,
 )
 from simkv.cli.common import INTERRUPTED, Interrupted, complain
+from simkv.cli.words import Commands, tell_wrong_call
 from simkv.core.errors import InputError
 from simkv.core.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    cls=Commands,
+    rich_markup_mode=None,  # rich takes 0.2 s to import
     pretty_exceptions_enable=False,
     help="A flight simulator for LLM-serving schedulers: who was served when, who starved, why.",
 )
@@ -51,21 +54,30 @@ app.command()(blocks.blocks)
 
 
 def main() -> None:
-    """Entry point: bad input ends in one message and exit code 2, an interrupt in 130."""
+    """Parse and run a command: bad input ends in one line and exit code 2, an interrupt in 130."""
     try:
-        plan.take_options(all_of_them=sys.argv[1:2] == ["plan"])
-        app()
+        plan.take_options(all_of_them="plan" in _words()[:1])
+        code = app(prog_name="simkv", standalone_mode=False)
     except InputError as error:
         complain(error)
         sys.exit(2)
-    except SystemExit as end:  # typer turns an interrupt into this
-        if end.code == INTERRUPTED:
-            kept = end.kept if isinstance(end, Interrupted) else "nothing was written"
-            complain(f"interrupted; {kept}")
+    except Interrupted as end:
+        complain(f"interrupted; {end.kept}")
         raise
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # by which click's errors are known
+            raise
+        tell_wrong_call(error)
+        sys.exit(2)
+    if code == INTERRUPTED:  # typer turns an interrupt into this
+        complain("interrupted; nothing was written")
+    sys.exit(code)
+
+
+def _words() -> list[str]:
+    """The words after the program's name, also while a shell asks how to complete them."""
+    typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS")
+    return typed.split()[1:] if typed and "_SIMKV_COMPLETE" in os.environ else sys.argv[1:]
 
 
 def _version(wanted: bool) -> None:

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from simkv.cli.common import progress
+from simkv.cli.words import Commands
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import check_file, write_text
 
 if TYPE_CHECKING:
     from simkv.lab.served import Served, Setup
 
-app = typer.Typer(no_args_is_help=True, help="Run scenarios for real: a transformer on a device.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Run scenarios for real: a transformer on a device."
+)
 
 Device = Annotated[str, typer.Option(help="cuda, or cpu (slow, for tests).")]
 Model = Annotated[str, typer.Option(help="Shape of the model.")]

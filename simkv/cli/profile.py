@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simkv.cli.words import Commands
 from simkv.core.errors import InputError
 from simkv.core.files import check_file, write_text
 
 if TYPE_CHECKING:
     from simkv.costs.profile import Profile
 
-app = typer.Typer(no_args_is_help=True, help="Cost profiles: what a step costs on which GPU.")
-build = typer.Typer(no_args_is_help=True, help="Make a profile from published measurements.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Cost profiles: what a step costs on which GPU."
+)
+build = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Make a profile from published measurements."
+)
 app.add_typer(build, name="build")
 
 Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write the profile (JSON).")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simkv.cli.common import complain, progress, show
+from simkv.cli.words import Commands
 from simkv.core.errors import InputError
 from simkv.core.files import check_new_file
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from simkv.workload.source import Selection, Tally
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     help="Look into request traces, convert them to simkv's own form, take samples.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -11,6 +12,44 @@ class InputError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the known name most like ``name``, or nothing."""
-    match = get_close_matches(name, list(known), n=1)
+    """`` (did you mean 'x'?)`` for the known name that is close to ``name``, or nothing.
+
+    Close is what shares three quarters of its letters in their order, has the same letters in
+    another, or begins alike.
+    """
+    names = list(known)
+    match = get_close_matches(name, names, n=1, cutoff=0.75)
+    match += [one for one in names if sorted(one) == sorted(name)]
+    if len(name) >= 3:
+        match += [one for one in names if one.startswith(name)]
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+#: What pydantic says of a value, and the same in plain words; the first that fits.
+_PLAIN = [
+    (r"input should be a valid integer.*", "should be a whole number"),
+    (r"input should be a valid number.*", "should be a number"),
+    (r"input should be a finite number.*", "should be a finite number"),
+    (r"input should be a valid (dict|mapping).*", "should be a mapping of fields"),
+    (r"input should be (a dictionary|an object|an instance).*", "should be a mapping of fields"),
+    (r"input should be a valid (list|tuple|set|array).*", "should be a list"),
+    (r"input should be a valid string.*", "should be text"),
+    (r"input should be a valid boolean.*", "should be true or false"),
+    (r"keys should be strings", "keys should be text"),
+    (r"string should match pattern.*A-Za-z0-9.*", "should be of letters, digits, '.', '_' and '-'"),
+    (
+        r"(?:list|dictionary|tuple|string) should have (.*?)( after validation)?, not (\d+)",
+        r"should have \1; found \3",
+    ),
+    (r"value error, (.*)", r"\1"),
+    (r"input (should .*)", r"\1"),
+]
+
+
+def in_plain_words(message: str) -> str:
+    """What pydantic says of a value without its own words for things."""
+    for pattern, words in _PLAIN:
+        found = re.fullmatch(pattern, message, re.IGNORECASE | re.DOTALL)
+        if found:
+            return found.expand(words)
+    return message[:1].lower() + message[1:]

@@ -25,24 +25,28 @@ class Document:
     def __init__(self, path: Path, data: Any) -> None:
         self.path = path
         self.tree = data
-        self.set: dict[tuple[str, ...], str] = {}
+        self.given_by: dict[tuple[str, ...], str] = {}
 
-    def override(self, assignment: str) -> None:
-        """Apply ``path=value`` of the command line. Raises InputError if it makes no sense."""
+    def override(self, assignment: str, option: str = "--set") -> None:
+        """Apply ``path=value`` of the command line. Raises InputError if it makes no sense.
+
+        ``option`` is by which it was given.
+        """
+        given = f"{option} {assignment}"
         target, equals, text = assignment.partition("=")
         keys = target.strip().split(".")
         if not equals or not all(keys):
-            raise InputError(f"--set {assignment}: expected path=value, as in engine.block_size=16")
+            raise InputError(f"{given}: expected path=value, as in engine.block_size=16")
         try:
             value = YAML(typ="safe", pure=True).load(text)
         except Exception as error:  # the reader trips over odd input in many ways
-            raise InputError(f"--set {assignment}: the value is not YAML") from error
-        _count_values(f"--set {assignment}", value)
+            raise InputError(f"{given}: the value is not YAML") from error
+        _count_values(given, value)
         node = self.tree
         for depth, key in enumerate(keys[:-1]):
             known = find_key(node, key)
             if known is None and not isinstance(node, dict):
-                raise InputError(f"--set {assignment}: {'.'.join(keys[:depth])} has no fields")
+                raise InputError(f"{given}: {'.'.join(keys[:depth])} has no fields")
             child = None if known is None else node[known]
             # A copy, for an alias of the same node elsewhere has to stay as it is.
             child = {} if child is None else copy(child)
@@ -51,21 +55,21 @@ class Document:
         if isinstance(node, list):
             index = int(keys[-1]) if keys[-1].isdecimal() else -1
             if not 0 <= index < len(node):
-                raise InputError(f"--set {assignment}: expected an index from 0 to {len(node) - 1}")
+                raise InputError(f"{given}: expected an index from 0 to {len(node) - 1}")
             node[index] = value
         elif isinstance(node, dict):
             known = find_key(node, keys[-1])
             node[keys[-1] if known is None else known] = value
         else:
-            raise InputError(f"--set {assignment}: {'.'.join(keys[:-1])} has no fields")
-        self.set[tuple(keys)] = assignment
+            raise InputError(f"{given}: {'.'.join(keys[:-1])} has no fields")
+        self.given_by[tuple(keys)] = given
 
     def place(self, location: Sequence[str | int]) -> str:
-        """``file:line`` or ``--set …`` for the value at ``location``, or for what encloses it."""
+        """``file:line``, or the option, for the value at ``location`` or what encloses it."""
         keys = tuple(str(part) for part in location)
         for length in range(len(keys), 0, -1):
-            if keys[:length] in self.set:
-                return f"--set {self.set[keys[:length]]}"
+            if keys[:length] in self.given_by:
+                return self.given_by[keys[:length]]
         line, node = 1, self.tree
         for part in location:
             positions = getattr(node, "lc", None)

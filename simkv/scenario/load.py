@@ -27,11 +27,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
     return resolve(read_document(path), overrides)
 
 
-def resolve(document: Document, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
-    """The variants of a scenario file that has been read, which ``overrides`` change; see load."""
-    for assignment in overrides:
-        document.override(assignment)
-        replace_form(document, assignment)
+def resolve(
+    document: Document,
+    overrides: Sequence[str] = (),
+    knobs: Sequence[str] = (),
+    option: str = "--over",
+) -> dict[str, Scenario]:
+    """The variants of a scenario file that has been read, which ``overrides`` change; see load.
+
+    ``knobs`` are more of them, which come after and were given by another ``option``.
+    """
+    for name, assignments in (("--set", overrides), (option, knobs)):
+        for assignment in assignments:
+            document.override(assignment, name)
+            replace_form(document, assignment)
     _check(document, document.tree, ScenarioFile)
     base = {k: value for k, value in document.tree.items() if k in Scenario.model_fields}
     variants = document.tree.get("variants") or {"run": {}}

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from simkv.core.errors import nearest
+from simkv.core.errors import in_plain_words, nearest
 from simkv.scenario.document import Document, find_key
 from simkv.scenario.schema import known_fields
 
@@ -71,7 +71,7 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
     if kind in ("missing", "missing_argument", "union_tag_not_found"):
         return "missing; this field is needed"
     if kind in ("value_error", "assertion_error"):
-        return re.sub(r"^Value error, ", "", detail["msg"])
+        return re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     if kind in ("union_tag_invalid", "literal_error"):
         known = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags"))))
         if location[-1] == "distribution":  # of which a plain number is none
@@ -79,7 +79,6 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
             if find_key(detail.get("input"), "distribution") is None:
                 return f"missing; expected one of {', '.join(known)}"
         return f"{found!r} is not known{nearest(str(found), known)}; expected {', '.join(known)}"
-    message = detail["msg"][0].lower() + detail["msg"][1:]
-    message = message.replace("input should be", "should be")
+    message = in_plain_words(detail["msg"])
     shown = type(found).__name__ if isinstance(found, dict | list) else repr(found)
     return f"{message}; found {shown if len(shown) <= 60 else shown[:57] + '...'}"

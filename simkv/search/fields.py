@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from simkv.core.errors import InputError, nearest
+from simkv.core.errors import InputError, in_plain_words, nearest
 from simkv.scenario.fields import DECISIVE
 from simkv.scenario.scenario import Scenario
 
@@ -82,4 +82,4 @@ def _with(scenario: Scenario, name: str, value: Any, folder: Path) -> Scenario:
         return Scenario.model_validate({**fields, name: value}, context={"folder": folder})
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
-        raise InputError(message.removeprefix("Value error, ")) from error
+        raise InputError(in_plain_words(message)) from error

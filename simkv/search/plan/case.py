@@ -44,7 +44,8 @@ class Candidates:
 
     ``candidates`` are the values in the order of the search: later ones should do better.
     ``limits`` (ms) are those of goodput, ``factors`` on steps are those of the profile's error.
-    With ``survive`` runs tell when a failure would be worst.
+    With ``survive`` runs tell when a failure would be worst. ``option`` is by which the knob was
+    given.
     """
 
     document: Document
@@ -56,14 +57,15 @@ class Candidates:
     limits: Mapping[str, float]
     factors: Mapping[Side, Mapping[StepKind, float]]
     survive: bool = False
+    option: str = "--smallest"
     _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
 
     def scenario(self, candidate: int) -> Scenario:
         """The scenario at a candidate's place. Raises InputError if it is not one."""
         if candidate not in self._scenarios:
-            given = [*self.overrides, assignment(self.knob, self.candidates[candidate])]
+            given = assignment(self.knob, self.candidates[candidate])
             document = Document(self.document.path, copy(self.document.tree))
-            found = resolve(document, given)[self.variant]
+            found = resolve(document, self.overrides, [given], self.option)[self.variant]
             self._scenarios[candidate] = found
         return self._scenarios[candidate]
 

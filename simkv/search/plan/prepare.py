@@ -78,6 +78,7 @@ def prepare(path: Path, request: PlanRequest) -> list[Prepared]:
             asked.goodput,
             {},
             bool(asked.survive),
+            "--largest" if asked.largest else "--smallest",
         )
         case.check()
         scenario = case.scenario(0)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from simkv.core.errors import InputError
+from simkv.core.errors import InputError, in_plain_words
 from simkv.scenario.limits import parse_limits
 from simkv.scenario.plan import Flag, PlanSection
 from simkv.search.knobs import assignment
@@ -115,5 +115,5 @@ def bounds_of(name: str) -> tuple[Any, Any]:
 def _expected(name: str, message: str) -> str:
     least, most = bounds_of(name)
     if least is None:
-        return message.removeprefix("Value error, ")
+        return in_plain_words(message)
     return f"expected a number from {least} {'on' if most is None else f'to {most}'}"

@@ -82,10 +82,11 @@ def sweep_of(
     """
     document = read_document(path)
 
-    def scenarios(assignments: Sequence[str]) -> dict[str, Scenario]:
-        return resolve(Document(path, copy(document.tree)), assignments)
+    def scenarios(knobs: Knobs) -> dict[str, Scenario]:
+        given = [assignment(*knob) for knob in knobs.items()]
+        return resolve(Document(path, copy(document.tree)), overrides, given)
 
-    variants = _variants(list(scenarios(overrides)), axes)
+    variants = _variants(list(scenarios({})), axes)
     knobs = [axis for axis in axes if axis.path != VARIANTS]
     _check_paths(axes)
     points = draw(knobs, sample, seed) if sample else grid(knobs)
@@ -99,7 +100,7 @@ def sweep_of(
     checked: set[str] = set()
     for number, point in enumerate(points):
         try:
-            found = scenarios([*overrides, *(assignment(*knob) for knob in point.items())])
+            found = scenarios(point)
             for variant in variants:
                 scenario = found[variant]
                 workload = f"{scenario.workload!r} {scenario.timeout}"

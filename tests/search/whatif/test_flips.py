@@ -143,17 +143,17 @@ def test_a_limit_on_runs_is_told() -> None:
     [
         ("engine.max_num_seqs", "expected path=values"),
         ("=1..2", "expected path=values"),
-        ("engine.max_num_seqs=1..", "no value is allowed: .* integer"),
-        ("engine.max_num_seqs=a..b", "no value is allowed: .* integer"),
+        ("engine.max_num_seqs=1..", "no value is allowed: .* whole number"),
+        ("engine.max_num_seqs=a..b", "no value is allowed: .* whole number"),
         ("engine.max_num_seqs=9..3", "9 is not below 3"),
-        ("engine.max_num_seqs=1..inf", "no value is allowed: .* integer"),
+        ("engine.max_num_seqs=1..inf", "no value is allowed: .* whole number"),
         ("engine.max_num_seqs=1..99999999999", "more than 10,000,000 values"),
         ("engine.max_num_seqs=[1,2", "not YAML"),
         ("timeout=-inf..3", "no value is allowed: .* number"),
         ("timeout=1..9:log", r"expected LOW\.\.HIGH, or values"),
         ("engine.max_num_sqs=1..3", "did you mean 'max_num_seqs'"),
         ("engine.max_num_seqs=-5..0", "no value is allowed: .* greater than 0"),
-        ("engine.max_num_seqs=0.5..0.7", "no value is allowed: .* integer"),
+        ("engine.max_num_seqs=0.5..0.7", "no value is allowed: .* whole number"),
     ],
 )
 def test_bad_ranges(text: str, message: str) -> None:

@@ -1,0 +1,49 @@
+"""A command or an option that is not there, in one plain line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from simkv.cli.common import complain
+from simkv.core.errors import InputError, in_plain_words, nearest
+
+
+class Commands(TyperGroup):
+    """A group of commands that says in one line that there is no such one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As in click; raises InputError for an unknown command."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            raise InputError(
+                f"{args[0]}: there is no such command{nearest(args[0], self.commands)}; "
+                f"{ctx.command_path} --help lists them"
+            )
+        return super().resolve_command(ctx, args)
+
+
+def tell_wrong_call(error: Any) -> None:
+    """Say on standard error what click found wrong with a call; the help if nothing was asked."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        complain(wrong_call(error))
+
+
+def wrong_call(error: Any) -> str:
+    """What click found wrong with a call, without its boxes: ``run --foo: there is no …``."""
+    context = error.ctx
+    if context is None:
+        return str(error.format_message())
+    command = context.command_path.partition(" ")[2]
+    help_ = f"{context.command_path} --help"
+    if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        name = error.option_name
+        known = [option for one in context.command.params for option in one.opts]
+        return (
+            f"{command} {name}: there is no such option{nearest(name, known)}; {help_} lists them"
+        ).lstrip()
+    what, colon, found = error.format_message().rstrip(".").partition(": ")
+    message = what[:1].lower() + what[1:] + colon + (in_plain_words(found) if colon else "")
+    return f"{command}: {message}; {help_} tells more" if command else f"{message}; see {help_}"

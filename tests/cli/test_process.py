@@ -1,0 +1,122 @@
+"""The process around the command line: interrupts, pipes, full disks, poor terminals, its start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simkv
+from tests.conftest import ROOT
+
+#: Sends itself an interrupt when it is about to import its n-th module, or some time later.
+INTERRUPTED = """
+import os, signal, sys
+class Interrupts:
+    left = int(sys.argv.pop(1))
+    def find_spec(self, *_):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from simkv.__main__ import main
+main()
+"""
+
+
+def python(
+    *arguments: str, folder: Path, shell: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        f"'{sys.executable}' -m simkv {shell}" if shell else command,
+        shell=bool(shell),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        executable="/bin/bash" if shell else None,
+    )
+
+
+@pytest.mark.parametrize("moment", [4, 20, 60, 200, 400, 600])
+def test_an_interrupt_at_any_import_is_one_line(tmp_path: Path, moment: int) -> None:
+    command = ("run", "mistralrs-six", "--no-plots")
+    ran = python("-c", INTERRUPTED, str(moment), *command, folder=tmp_path)
+    assert (ran.returncode, ran.stdout) == (130, "")
+    assert ran.stderr == "simkv: interrupted; nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
+    for command in ("policies", "schema", "zoo --list", "trace formats", "--help"):
+        ran = python(folder=tmp_path, shell=f"{command} | head -1; exit ${{PIPESTATUS[0]}}")
+        assert (ran.returncode, ran.stderr) == (0, ""), command
+        assert len(ran.stdout.splitlines()) == 1
+    ran = python(folder=tmp_path, shell="run mistralrs-forty --no-plots | head -1; exit 0")
+    assert (tmp_path / "runs" / "mistralrs-forty" / "summary.json").is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no /dev/full")
+def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
+    for command in ("policies", "schema", "--help", "explain mistralrs-six"):
+        ran = python(folder=tmp_path, shell=f"{command} > /dev/full")
+        assert ran.returncode == 2
+        assert ran.stderr == (
+            "simkv: standard output: cannot be written: no space left on device\n"
+        ), command
+
+
+def test_what_a_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
+    for command in ("explain mistralrs-forty-pressure",):
+        ran = python(folder=tmp_path, shell=command, PYTHONIOENCODING="ascii")
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout.isascii()
+        assert "?" in ran.stdout
+
+
+@pytest.mark.parametrize("module", ["simkv", "simkv.cli"])
+def test_it_is_a_module_too(tmp_path: Path, module: str) -> None:
+    ran = python("-m", module, "--version", folder=tmp_path)
+    assert ran.stdout == f"simkv {simkv.__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(tmp_path: Path, shell: str) -> None:
+    asked = {"_TYPER_COMPLETE_ARGS": "simkv plan --small", "COMP_WORDS": "simkv plan --small"}
+    asked |= {"COMP_CWORD": "2", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    ran = python("-m", "simkv", folder=tmp_path, _SIMKV_COMPLETE=f"complete_{shell}", **asked)
+    assert "--smallest" in ran.stdout
+    source = python("-m", "simkv", folder=tmp_path, _SIMKV_COMPLETE=f"source_{shell}")
+    assert "_simkv_completion" in source.stdout or "complete" in source.stdout
+
+
+#: What takes long to import; help and version need none of it.
+HEAVY = {"numpy", "pandas", "pydantic", "rich", "matplotlib", "ruamel", "scipy", "simpy", "jinja2"}
+
+
+def imported(folder: Path, *arguments: str) -> set[str]:
+    """The modules that a command imports."""
+    ran = python("-X", "importtime", "-m", "simkv", *arguments, folder=folder)
+    assert ran.returncode == 0
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip() for line in lines}
+
+
+def test_help_imports_little(tmp_path: Path) -> None:
+    """0.14 s of CPU where it was 0.35: no rich, and of simkv the command line and two files."""
+    for arguments in (["--help"], ["--version"]):
+        found = imported(tmp_path, *arguments)
+        assert {name.partition(".")[0] for name in found} & HEAVY == set()
+        own = {name for name in found if name.startswith("simkv.") and name.count(".") > 1}
+        own = {name for name in own if not name.startswith("simkv.cli.")}
+        assert own == {"simkv.core.errors", "simkv.core.files", "simkv.core.version"}
+    assert "rich" in imported(tmp_path, "run", "mistralrs-six", "--no-plots", "--exit-zero")
+
+
+def test_the_package_shows_what_it_has() -> None:
+    assert {"run", "compare", "sweep", "plan", "plot", "pareto", "load"} <= set(dir(simkv))
+    assert all(getattr(simkv, name) is not None for name in simkv.__all__)
