@@ -169,7 +169,7 @@ def whatif(
         told = {"scenario": chosen.name, "variant": name, **whatif_json(found)}
         print(json.dumps(told, indent=1, allow_nan=False))
         return
-    show(_title(chosen, name), *whatif_parts(found, everything, wide=console().width >= 120))
+    show(_title(chosen, name), *whatif_parts(found, everything))
 
 
 def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, Scenario]]:

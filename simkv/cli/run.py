@@ -31,13 +31,16 @@ def run(
     leap: Annotated[
         bool, typer.Option(help="Leap over dull stretches; changes nothing but the time it takes.")
     ] = True,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print all: a block per variant, sources, expectations.")
+    ] = False,
     junit: Junit = None,
     perfetto: Perfetto = None,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit 0 whoever starved; for those who only look.")
     ] = False,
 ) -> None:
-    """Run a scenario's variants side by side; print the figures and write tables and pictures.
+    """Run a scenario's variants side by side; print the answer and write tables and pictures.
 
     Exit 0 if every request was served, or cut off by the scenario's own horizon; 3 if one starved,
     timed out, stalled, was lost or rejected in any variant. Where the scenario expects something,
@@ -61,7 +64,8 @@ def run(
     from simkv.measure.expect import check, exit_code
     from simkv.measure.result import parts_of
     from simkv.measure.simulate import run_scenario
-    from simkv.report.console import checks_table, results_parts
+    from simkv.report.brief import brief_parts
+    from simkv.report.console import full_parts
     from simkv.report.files import write_run
     from simkv.report.published import compare
 
@@ -78,10 +82,9 @@ def run(
             write_plots(parts_of(results), name, target)
 
     written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
-    show(*results_parts(results, comparisons))
     checks = check(results)
-    if checks:
-        show("\nExpected", checks_table(checks))
+    parts = (full_parts if full else brief_parts)(results, comparisons, checks)
+    show(*parts)
     show(f"\nWritten to {folder}: {', '.join(written)}")
     if perfetto:
         from simkv.report.perfetto import write_perfetto

@@ -165,16 +165,22 @@ def _write(
 def _short(frame: pd.DataFrame, numbered: bool = False) -> Any:
     """The first rows as a table for the terminal."""
     import pandas as pd
-    from rich import box
-    from rich.table import Table
 
-    shown = Table(box=box.SIMPLE)
-    for name in ["", *map(str, frame)] if numbered else map(str, frame):
-        shown.add_column(name, justify="left" if name in ("variant", "verdict") else "right")
-    for number, row in enumerate(frame.head(MOST_ROWS).itertuples(index=False)):
-        cells = [
-            "" if pd.isna(value) else f"{value:.6g}" if isinstance(value, float) else str(value)
-            for value in row
-        ]
-        shown.add_row(*([str(number)] if numbered else []), *cells)
-    return shown
+    from simkv.report.fitting import Column, Fitting
+
+    def said(value: Any) -> str:
+        return "" if pd.isna(value) else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    first = frame.head(MOST_ROWS)
+    numbers = [Column("", list(map(str, range(len(first)))))] if numbered else []
+    ranks = {name: rank for rank, name in enumerate(SHOWN, start=1)}
+    columns = [
+        Column(
+            str(name),
+            [said(value) for value in first[name]],
+            ranks.get(str(name), 0),
+            right=name not in ("variant", "verdict"),
+        )
+        for name in first
+    ]
+    return Fitting([*numbers, *columns])

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 
 from simkv.core.figures import LATENCIES, OF_FLEETS, STATISTICS, figure, heading
 from simkv.core.outcome import FAILURES, Outcome, in_words
 from simkv.measure.expect import Check, show
 from simkv.measure.result import Result
+from simkv.report.fitting import Column, Fitting, Stacked
 from simkv.report.published import Comparison
 from simkv.scenario.scenario import Scenario
 
 WIDTH = 50
-_PER_TABLE = 7
 _SIDE_BY_SIDE = (
     "finished",
     *FAILURES,
@@ -59,10 +57,9 @@ def results_parts(
         yield from _block(variant, result)
     if len(results) > 1:
         yield "\nVariants side by side"
-        names = list(results)
-        for start in range(0, len(names), _PER_TABLE):
-            part = names[start : start + _PER_TABLE]
-            yield _side_by_side({name: results[name] for name in part})
+        yield _side_by_side(results)
+        if any(_failed(result) for result in results.values()):
+            yield "* of the requests that finished; over all of them it is more"
     if comparisons:
         yield "\nPublished beside simulated"
         yield _published(comparisons)
@@ -72,28 +69,38 @@ def results_parts(
     yield from _provenance(scenario, results)
 
 
-def checks_table(checks: Sequence[Check]) -> Table:
+def full_parts(
+    results: dict[str, Result], comparisons: Sequence[Comparison], checks: Sequence[Check]
+) -> Iterator[RenderableType]:
+    """Everything about a run, and what was expected of it."""
+    yield from results_parts(results, comparisons)
+    if checks:
+        yield "\nExpected"
+        yield checks_table(checks)
+
+
+def checks_table(checks: Sequence[Check]) -> Fitting:
     """Each expectation with ``ok`` or ``missed``, what was found and how far off it was."""
-    table = Table(box=box.SIMPLE)
-    for name in ("", "variant", "figure", "expected"):
-        table.add_column(name)
-    for name in ("found", "missed by"):
-        table.add_column(name, justify="right")
-    for check in checks:
-        ok = "ok" if check.ok else "missed"
-        by = "" if check.missed_by is None else f"{check.missed_by:+.6g}"
-        table.add_row(ok, check.variant, check.figure, check.expected, show(check.found), by)
-    return table
+    by = ["" if check.missed_by is None else f"{check.missed_by:+.6g}" for check in checks]
+    return Fitting(
+        [
+            Column("", ["ok" if check.ok else "missed" for check in checks], right=False),
+            Column("variant", [check.variant for check in checks], right=False),
+            Column("figure", [check.figure for check in checks], right=False),
+            Column("expected", [check.expected for check in checks], 1, right=False),
+            Column("found", [show(check.found) for check in checks], 2),
+            Column("missed by", by, 3),
+        ]
+    )
 
 
 def _block(variant: str, result: Result) -> Iterator[str]:
     figures = result.summary
-    failed = figures["requests"] - figures["finished"]
     yield f"{' Serving Simulation Result ':=^{WIDTH}}"
     yield _row("Variant:", variant)
     yield _row("Engine:", f"{result.scenario.engine.name} {result.scenario.engine.variant}")
     yield _row("Successful requests:", figures["finished"])
-    yield _row("Failed requests:", failed)
+    yield _row("Failed requests:", _failed(result))
     for outcome in FAILURES:
         if figures[outcome]:
             yield _row(f"  {outcome.word}:", figures[outcome])
@@ -168,29 +175,46 @@ def _number(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _side_by_side(results: dict[str, Result]) -> Table:
-    table = Table(box=box.SIMPLE)
-    table.add_column("")
-    for variant in results:
-        table.add_column(variant, justify="right", overflow="fold")
-    table.add_row("Ending", *(in_words(result.summary["verdict"]) for result in results.values()))
-    for key in _SIDE_BY_SIDE:
-        values = [figure(result.summary, key) for result in results.values()]
-        if any(values) or key not in FAILURES or key == Outcome.STARVED:
-            table.add_row(_label(key), *(_number(value) for value in values))
-    return table
+def _side_by_side(results: dict[str, Result]) -> Stacked:
+    keys = [
+        key
+        for key in _SIDE_BY_SIDE
+        if any(figure(result.summary, key) for result in results.values())
+        or key not in FAILURES
+        or key == Outcome.STARVED
+    ]
+    figures = Column("", ["Ending", *map(_label, keys)], right=False)
+    return Stacked(
+        figures,
+        [
+            Column(name, [in_words(result.summary["verdict"]), *(_of(result, key) for key in keys)])
+            for name, result in results.items()
+        ],
+    )
 
 
-def _published(comparisons: Sequence[Comparison]) -> Table:
-    table = Table(box=box.SIMPLE)
-    for name in ("variant", "figure"):
-        table.add_column(name)
-    for name in ("published", "simulated", "error"):
-        table.add_column(name, justify="right")
-    for row in comparisons:
-        simulated = "none" if row.simulated is None else f"{row.simulated:.2f}"
-        table.add_row(row.variant, row.figure, row.told, simulated, row.verdict)
-    return table
+def _of(result: Result, key: str) -> str:
+    """The figure, with a star if it is a latency of some requests only."""
+    star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
+    return _number(figure(result.summary, key)) + star
+
+
+def _failed(result: Result) -> int:
+    failed: int = result.summary["requests"] - result.summary["finished"]
+    return failed
+
+
+def _published(comparisons: Sequence[Comparison]) -> Fitting:
+    simulated = ["none" if row.simulated is None else f"{row.simulated:.2f}" for row in comparisons]
+    return Fitting(
+        [
+            Column("variant", [row.variant for row in comparisons], right=False),
+            Column("figure", [row.figure for row in comparisons], right=False),
+            Column("published", [row.told for row in comparisons], 1),
+            Column("simulated", simulated, 2),
+            Column("error", [row.verdict for row in comparisons]),
+        ]
+    )
 
 
 def _provenance(scenario: Scenario, results: dict[str, Result]) -> Iterator[str]:

@@ -165,11 +165,13 @@ def _blockers(record: Record, found: Diagnosis, failed: int) -> list[tuple[int, 
 
 
 def first_to_look_at(results: Mapping[str, Result]) -> str:
-    """The variant that the report is about: the first that did not serve everybody."""
-    return next(
-        (name for name, result in results.items() if result.summary["verdict"] != "served"),
-        next(iter(results)),
-    )
+    """The variant that the report is about: the first that did not serve everybody.
+
+    If all did, the first on which there is a verdict.
+    """
+    unserved = (name for name, result in results.items() if result.summary["verdict"] != "served")
+    ill = (name for name, result in results.items() if result.diagnosis.verdicts)
+    return next(unserved, None) or next(ill, None) or next(iter(results))
 
 
 def title(results: Mapping[str, Result]) -> str:
@@ -195,7 +197,7 @@ def remedy(results: Mapping[str, Result], name: str) -> str | None:
     better = {
         other: result
         for other, result in results.items()
-        if _same_world(results[name].scenario, result.scenario) and _is_better(ours, result.summary)
+        if same_world(results[name].scenario, result.scenario) and _is_better(ours, result.summary)
     }
 
     def rank(other: str) -> tuple[float, int, int, float]:
@@ -208,7 +210,8 @@ def remedy(results: Mapping[str, Result], name: str) -> str | None:
     return min(better, key=rank, default=None)
 
 
-def _same_world(ours: Scenario, theirs: Scenario) -> bool:
+def same_world(ours: Scenario, theirs: Scenario) -> bool:
+    """Whether two variants have the same workload and costs."""
     return all(getattr(ours, name) == getattr(theirs, name) for name in WORLD)
 
 

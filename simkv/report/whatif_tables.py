@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 
 from simkv.core.figures import REGISTRY, heading
+from simkv.report.fitting import Column, Fitting
 from simkv.search.whatif.bisect import Flip, Flips, Tried
 from simkv.search.whatif.changes import Change
 from simkv.search.whatif.condition import Condition, IsBound
@@ -56,20 +55,16 @@ def flips_parts(found: Flips, when: Condition | None = None) -> Iterator[Rendera
     if not found.flips:
         yield f"{found.path}: no flip found; it is {found.samples[0].state} throughout."
     yield _sampling(found)
-    table = Table(box=box.SIMPLE)
-    table.add_column(found.path)
-    table.add_column("Shown" if when else "Ending")
-    for name in _headings(figure):
-        table.add_column(name, justify="right")
     new_states = {id(flip.high) for flip in found.flips}
-    for sample in found.samples:
-        table.add_row(
-            _word(sample.value),
-            sample.state,
-            *_cells(sample.figures, figure),
-            style="bold" if id(sample) in new_states else None,
-        )
-    yield table
+    samples = found.samples
+    yield Fitting(
+        [
+            Column(found.path, [_word(sample.value) for sample in samples], right=False),
+            Column("Shown" if when else "Ending", [x.state for x in samples], right=False),
+            *_columns([sample.figures for sample in samples], figure),
+        ],
+        frozenset(row for row, sample in enumerate(samples) if id(sample) in new_states),
+    )
     for sample in found.samples:
         if sample.refused:
             yield f"{_word(sample.value)} is not allowed: {sample.refused}"
@@ -97,13 +92,8 @@ def _sampling(found: Flips) -> str:
     return f"{text}. Between two that agree, what flips and flips back is not seen."
 
 
-def whatif_parts(
-    found: WhatIf, everything: bool = False, *, wide: bool = True
-) -> Iterator[RenderableType]:
-    """The answer in a line, then the changes that help, that hurt, and that change little.
-
-    ``wide`` is for 120 columns or more: then a change stands in one line.
-    """
+def whatif_parts(found: WhatIf, everything: bool = False) -> Iterator[RenderableType]:
+    """The answer in a line, then the changes that help, that hurt, and that change little."""
     best = found.best
     yield f"As it is: {found.base.shown}"
     if best is None:
@@ -116,23 +106,19 @@ def whatif_parts(
             yield f"Best in the same memory: {others[0].sentence}"
     effects = found.judged("fixes", "helps", "changes little", "hurts")
     shown = effects if everything else _one_per_field(effects)
-    table = Table(box=box.SIMPLE)
-    table.add_column("")
-    table.add_column("Change", no_wrap=wide)
-    table.add_column("Ending")
-    for name in (*_headings(found.by), "Helped", "Hurt"):
-        table.add_column(name, justify="right")
-    table.add_row("", "none", found.base.verdict, *_cells(found.base, found.by), "", "")
-    for effect in shown:
-        table.add_row(
-            effect.judgement,
-            str(effect.change),
-            effect.figures.verdict,
-            *_cells(effect.figures, found.by),
-            str(len(effect.newly_finished) + len(effect.faster)),
-            str(len(effect.newly_failed) + len(effect.slower)),
-        )
-    yield table
+    runs = [found.base, *(effect.figures for effect in shown)]
+    helped = [str(len(x.newly_finished) + len(x.faster)) for x in shown]
+    hurt = [str(len(x.newly_failed) + len(x.slower)) for x in shown]
+    yield Fitting(
+        [
+            Column("", ["", *(x.judgement for x in shown)], right=False),
+            Column("Change", ["none", *(str(x.change) for x in shown)], right=False),
+            Column("Ending", [run.verdict for run in runs], 1, right=False),
+            *_columns(runs, found.by),
+            Column("Helped", ["", *helped], 2),
+            Column("Hurt", ["", *hurt], 2),
+        ]
+    )
     if more := len(effects) - len(shown):
         yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
     if same := found.judged("changes nothing"):
@@ -161,6 +147,18 @@ def _fields(changes: Iterable[Change]) -> str:
             for change in changes
         )
     )
+
+
+def _columns(rows: Sequence[Figures | None], figure: str | None) -> list[Column]:
+    """The figures of some runs; the later go first where there is no room.
+
+    Endings that no run has are not among them.
+    """
+    cells = zip(*(_cells(row, figure) for row in rows), strict=True)
+    columns = zip(_headings(figure), map(list, cells), strict=True)
+    rare = [REGISTRY[name].heading_s for name in ("timed_out", "stalled")]
+    kept = [(head, list_) for head, list_ in columns if head not in rare or {*list_} - {"0", ""}]
+    return [Column(head, list_, rank) for rank, (head, list_) in enumerate(kept, start=3)]
 
 
 def _headings(figure: str | None) -> list[str]:

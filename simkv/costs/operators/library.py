@@ -40,12 +40,7 @@ def composed(
     if not hardware.gpu.system:
         return None
     backend = setting.engine if setting.engine in BACKENDS else BACKENDS[0]
-    store = Store(
-        roots,
-        hardware.gpu.system,
-        backend,
-        setting.release if backend == setting.engine else "9999",
-    )
+    store = Store(roots, hardware.gpu.system, backend)
     if not store.has("gemm"):
         return None
     operators = Tables(store, Roofline(hardware.gpu, hardware.interconnect))

@@ -1,0 +1,291 @@
+"""What a run prints when nobody asks for more: the answer, the variants side by side, the rest.
+
+The answer has five lines at most: what happened, to whom, why, what would mend it, and how far to
+trust it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import fsum
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from simkv.core.figures import REGISTRY, Metric, figure, number, seconds
+from simkv.core.outcome import FAILURES, in_words
+from simkv.core.quantiles import quantile
+from simkv.loop.record import Life, Record
+from simkv.measure.expect import Check, show
+from simkv.measure.metrics import e2e, ttft
+from simkv.measure.result import Result
+from simkv.report import story
+from simkv.report.fitting import Column, Fitting
+from simkv.report.published import Comparison
+from simkv.scenario.fields import differences
+from simkv.why.ledger import SERVED, WORDS, Kind, totals
+from simkv.why.verdicts.starvation import Starvation
+from simkv.why.verdicts.thrash import Thrash
+
+#: Columns after the name, how it ended and how many finished; the later go first where room lacks.
+_FIGURES = (
+    "ttft_ms.mean",
+    "e2e_ms.mean",
+    "makespan_s",
+    "preemptions",
+    "ttft_ms.p99",
+    "recomputed_tokens",
+    "longest_stall_s",
+    "output_throughput",
+    "e2e_ms.p99",
+)
+#: Latencies that are given over all requests, so that variants can be compared.
+_OVER_ALL = {"ttft_ms": ttft, "e2e_ms": e2e}
+#: A variant that does work twice ends this much sooner than another if it is worth a line.
+_SOONER = 0.95
+
+
+def brief_parts(
+    results: Mapping[str, Result], comparisons: Sequence[Comparison], checks: Sequence[Check]
+) -> Iterator[RenderableType]:
+    """The answer in five lines, the table of variants, and a line each of what there is besides."""
+    for line in answer(results):
+        yield Text(line)
+    yield side_by_side(results)
+    if any(_is_bound(result, key) for result in results.values() for key in _FIGURES):
+        yield Text('Over all requests; ">" where some never got so far: they count as they waited.')
+    for line in surprises(results):
+        yield Text(line)
+    for line in _besides(results, comparisons, checks):
+        yield Text(line)
+
+
+def answer(results: Mapping[str, Result]) -> list[str]:
+    """What happened, to whom, why, what would mend it, how far to trust it."""
+    name = story.first_to_look_at(results)
+    result = results[name]
+    lines = [_what(results, name), _whom(result.record), _why(result), _mend(results, name)]
+    return [line for line in (*lines, _trust(results)) if line]
+
+
+def ending(result: Result) -> str:
+    """How a run ended, and what was wrong although everybody may have been served."""
+    word = in_words(result.summary["verdict"])
+    if word != "served":
+        return word
+    wrong = list(dict.fromkeys(verdict.name for verdict in result.diagnosis.verdicts))
+    return f"served, {in_words(wrong[0])}" if wrong else word
+
+
+def _what(results: Mapping[str, Result], name: str) -> str:
+    scenario = results[name].scenario.name
+    where = scenario if len(results) == 1 else f"{scenario}, {name}"
+    wrong = "" if "," not in (said := ending(results[name])) else f", but {said.split(', ')[1]}"
+    return f"{where}: {story.served(results[name].record)}{wrong}."
+
+
+def _whom(record: Record) -> str:
+    lives = record.lives.values()
+    for outcome in FAILURES:
+        failed = [life for life in lives if life.outcome is outcome]
+        if failed:
+            who = story.requests((life.request.id for life in failed), 3)
+            patience = {life.request.timeout for life in failed}
+            gave_up = outcome.word in ("starved", "timed out") and len(patience) == 1
+            after = f" after {seconds(patience.pop() or 0.0)}" if gave_up else ""
+            return f"Who: {who} {outcome.word}{after}."
+    done = [(took, life.request.id) for life in lives if (took := e2e(life)) is not None]
+    if not done:
+        return ""
+    took, slowest = max(done, key=lambda found: (found[0], -found[1]))
+    return f"Who: nobody was left out; the slowest, request {slowest}, took {seconds(took)}."
+
+
+def _why(result: Result) -> str:
+    found = result.diagnosis
+    for verdict in found.verdicts:
+        plain = getattr(verdict, "found", verdict)  # on a replica
+        if isinstance(plain, Starvation):
+            behind = f", most behind request {plain.behind[0].id}" if plain.behind else ""
+            return f"Why: {_waits(plain.kinds, plain.lived)}{behind}."
+        if isinstance(plain, Thrash):
+            tax, busy = found.waste.recompute, found.waste.busy
+            share = f" ({100 * tax / busy:.0f} % of the GPU's time)" if busy else ""
+            count = number(len(found.preemptions))
+            again = number(found.recompute_tokens)
+            return f"Why: {count} preemptions made it compute {again} tokens again{share}."
+        return f"Why: {verdict.text}."
+    sums = totals(tile for tiles in found.ledger.values() for tile in tiles)
+    waits = {kind: time for kind, time in sums.items() if kind not in SERVED}
+    if not waits or sum(waits.values()) < 0.01 * sum(sums.values()):
+        return "Why: hardly anybody waited for anybody."
+    return f"Why: {_waits(waits, sum(sums.values()))}."
+
+
+def _waits(kinds: Mapping[Kind, float], lived: float) -> str:
+    """The two greatest waits in percent of a life."""
+    worst = sorted(kinds, key=lambda kind: -kinds[kind])[:2]
+    parts = [f"{100 * kinds[kind] / lived:.0f} % {WORDS[kind]}" for kind in worst if lived]
+    return "of the time " + " and ".join(part for part in parts if not part.startswith("0 %"))
+
+
+def _mend(results: Mapping[str, Result], name: str) -> str:
+    ours = results[name]
+    bad = ending(ours) not in ("served", "cut off")
+    if other := story.remedy(results, name):
+        theirs = results[other].summary
+        all_ = theirs["finished"] == theirs["requests"]
+        how = "serves all" if all_ else f"serves {theirs['finished']:,} of {theirs['requests']:,}"
+        if theirs["finished"] == ours.summary["finished"]:
+            how = _better(ours.summary, theirs)
+        differ = differences(ours.scenario, results[other].scenario)
+        what = str(differ[0]) if len(differ) == 1 else f"{len(differ)} fields"
+        return f"Mend: variant {other} {how} ({what})."
+    return "Mend: no variant of it; try `simkv whatif`." if bad else ""
+
+
+def _better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Of the figures that are compared the one that gains the most."""
+
+    def gain(metric: Metric) -> float:
+        before, after = figure(ours, metric.key), figure(theirs, metric.key)
+        return float((before + 1e-3) / (after + 1e-3))
+
+    best = max(story.COMPARED, key=gain)
+    before, after = (best.said(figure(figures, best.key)) for figures in (ours, theirs))
+    return f"has {best.label} {after}, not {before}"
+
+
+def _trust(results: Mapping[str, Result]) -> str:
+    """Of all profiles the error that is known, or that none is."""
+    said: dict[str, str] = {}
+    for result in results.values():
+        found = result.fidelity
+        error = max((e.p95 for e in found.errors.values()), default=None)
+        known = "error unknown" if error is None else f"95 of 100 steps within {100 * error:.1f} %"
+        said[found.profile] = f"{found.basis}, {known}"
+    out = max(result.fidelity.outside for result in results.values())
+    costs = "; ".join(f"{name} ({how})" for name, how in said.items())
+    if len(set(said.values())) == 1 or len(said) > 2:
+        costs = f"costs {' or '.join(dict.fromkeys(said.values()))}"
+    outside = f"; up to {100 * out:.0f} % of the time outside their range" if out >= 0.005 else ""
+    return f"Trust: {costs}{outside}."
+
+
+def side_by_side(results: Mapping[str, Result]) -> Fitting:
+    """A row per variant. Latencies are over all requests, of whom some may have got no answer."""
+    found = list(results.values())
+    finished = [f"{r.summary['finished']:,} of {r.summary['requests']:,}" for r in found]
+    columns = [
+        Column("variant", list(results), right=False),
+        Column("ending", list(map(ending, found)), 1, right=False),
+        Column("finished", finished, 2),
+    ]
+    for rank, key in enumerate(_FIGURES, start=3):
+        if any(REGISTRY[key].unit or result.summary[key] for result in found):
+            columns.append(Column(REGISTRY[key].label, [_cell(r, key) for r in found], rank))
+    return Fitting(columns)
+
+
+def _cell(result: Result, key: str) -> str:
+    metric = REGISTRY[key]
+    group, _, statistic = key.partition(".")
+    if group in _OVER_ALL:
+        value, bound = over_all(result.record, group, statistic)
+        return "none" if value is None else ("> " if bound else "") + seconds(value)
+    value = result.summary[key]
+    return metric.said(value)
+
+
+def _is_bound(result: Result, key: str) -> bool:
+    group, _, statistic = key.partition(".")
+    return group in _OVER_ALL and over_all(result.record, group, statistic)[1]
+
+
+def over_all(record: Record, group: str, statistic: str) -> tuple[float | None, bool]:
+    """A latency in seconds over all requests that came, and whether it is more than that.
+
+    Whoever never got so far counts with the time until its end. None where nobody came.
+    """
+    known = [_OVER_ALL[group](life) for life in record.lives.values() if _came(life)]
+    lives = [life for life in record.lives.values() if _came(life)]
+    values = sorted(
+        _lasted(life) if value is None else value for life, value in zip(lives, known, strict=True)
+    )
+    if not values:
+        return None, False
+    bound = None in known
+    if statistic == "mean":
+        return fsum(values) / len(values), bound
+    share = {"median": 0.5}.get(statistic) or int(statistic[1:]) / 100
+    return quantile(values, list(range(1, len(values) + 1)), share), bound
+
+
+def _came(life: Life) -> bool:
+    return life.seen is not None or _lasted(life) > 0.0
+
+
+def _lasted(life: Life) -> float:
+    return max((life.ended_at or 0.0) - life.request.arrival, 0.0)
+
+
+def surprises(results: Mapping[str, Result]) -> Iterator[str]:
+    """Why a variant that does much work twice ends sooner than one that does not."""
+    for name, result in results.items():
+        if result.summary["verdict"] != "served" or "thrash" not in ending(result):
+            continue
+        slower = [
+            (other, theirs)
+            for other, theirs in results.items()
+            if story.same_world(result.scenario, theirs.scenario)
+            and ending(theirs) == "served"
+            and result.summary["makespan_s"] < _SOONER * theirs.summary["makespan_s"]
+        ]
+        for other, theirs in slower[:1]:
+            yield (
+                f"{name} ends sooner ({seconds(result.summary['makespan_s'])}) than {other} "
+                f"({seconds(theirs.summary['makespan_s'])}) by its costs alone, not by its rules: "
+                f"its steps hold {_step(result.record)}, those of {other} {_step(theirs.record)} "
+                f"(costs {result.fidelity.basis})."
+            )
+
+
+def _step(record: Record) -> str:
+    """``3.6 requests and take 0.10 s``, as means over the steps."""
+    log = record.steps
+    held = sum(log.prefill_seqs) + sum(log.decode_seqs)
+    lasted = fsum(end - start for start, end in zip(log.start, log.end, strict=True))
+    return f"{held / len(log):.1f} requests and take {seconds(lasted / len(log))}"
+
+
+def _besides(
+    results: Mapping[str, Result], comparisons: Sequence[Comparison], checks: Sequence[Check]
+) -> Iterator[str]:
+    if checks:
+        missed = [check for check in checks if not check.ok]
+        yield f"Expected: {len(checks) - len(missed)} of {len(checks)} came true" + (
+            "." if not missed else "; missed:"
+        )
+        for check in missed:
+            yield f"  {check.variant}: {check}"
+    if comparisons:
+        errors = [abs(row.error) for row in comparisons if row.error is not None]
+        largest = f", the largest error {100 * max(errors):.2f} %" if errors else ""
+        text = f"Published: {len(comparisons)} figures beside ours{largest}"
+        off = [row for row in comparisons if row.verdict in ("does not hold", "differs")]
+        said = ", ".join(f"{r.variant} {r.figure} {r.told}: {_simulated(r)}" for r in off[:3])
+        yield f"{text}{f'; not reproduced: {said}' if off else ''}."
+    sources = next(iter(results.values())).scenario.provenance
+    kinds = {"given": sources.given, "fitted": sources.fitted, "assumed": sources.assumed}
+    if any(kinds.values()):
+        parts = [f"{len(lines)} {kind}" for kind, lines in kinds.items() if lines]
+        yield f"Sources: {', '.join(parts)} (--full)."
+    notes = list(dict.fromkeys(note for result in results.values() for note in result.notes))
+    if notes:
+        more = f" (and {len(notes) - 1} more, --full)" if len(notes) > 1 else ""
+        yield f"Note: {notes[0]}{more}"
+
+
+def _simulated(row: Comparison) -> str:
+    return show(row.simulated)

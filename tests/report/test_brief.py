@@ -1,0 +1,114 @@
+"""The answer of a run: five lines, one table, and nothing that misleads."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from simkv.measure.expect import check
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_file
+from simkv.report.brief import answer, brief_parts, over_all, surprises
+from simkv.report.fitting import Column, Fitting, Stacked
+from simkv.report.published import compare
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def forty() -> dict[str, Result]:
+    return run_file(ROOT / "scenarios/mistralrs-forty.yaml")
+
+
+def printed(results: dict[str, Result], width: int) -> str:
+    out = io.StringIO()
+    on = Console(file=out, width=width, highlight=False)
+    on.print(*brief_parts(results, compare(results), check(results)), sep="\n")
+    return out.getvalue()
+
+
+def test_the_answer_is_five_lines(forty: dict[str, Result]) -> None:
+    what, who, why, mend, trust = answer(forty)
+    assert what == "mistralrs-forty, before-assumed: 16 of 40 finished, 24 starved."
+    assert who == "Who: requests 16 to 39 starved after 300 s."
+    assert why.startswith("Why: of the time 99 % behind the head of the queue and 1 %")
+    assert mend == ("Mend: variant after-assumed serves all (engine.variant: bucketed → pr2034).")
+    assert trust.startswith("Trust: l4-mistralrs-slow-prefill (assumed, error unknown); ")
+
+
+@pytest.mark.parametrize("width", [50, 80, 160])
+def test_names_stay_whole_and_lines_fit(forty: dict[str, Result], width: int) -> None:
+    lines = printed(forty, width).splitlines()
+    assert max(map(len, lines)) <= width
+    for name in forty:
+        (row,) = [line for line in lines if line.startswith(f"  {name} ")]
+        assert " of 40" in row
+    assert ("No room for:" in "\n".join(lines)) == (width < 160)
+
+
+def test_a_latency_is_over_all_requests(forty: dict[str, Result]) -> None:
+    """24 of 40 had no token when their client left after 300 s."""
+    record = forty["before-assumed"].record
+    mean, bound = over_all(record, "ttft_ms", "mean")
+    got = forty["before-assumed"].summary["ttft_ms"]["mean"] / 1000
+    none = [life for life in record.lives.values() if life.first_token is None]
+    others = [life for life in record.lives.values() if life.first_token is not None]
+    assert bound
+    assert mean == pytest.approx(
+        (sum(life.first_token - life.request.arrival for life in others) + 300 * len(none)) / 40  # type: ignore[operator]
+    )
+    assert mean is not None
+    assert mean > 100 * got
+    assert over_all(record, "ttft_ms", "p99") == (pytest.approx(300.0), True)
+    served = forty["after"]
+    found = over_all(served.record, "e2e_ms", "p99")
+    assert found == (pytest.approx(served.summary["e2e_ms"]["p99"] / 1000), False)
+
+
+def test_it_is_said_why_the_fix_ends_later(forty: dict[str, Result]) -> None:
+    (line,) = surprises(forty)
+    assert line.startswith(
+        "before-fitted ends sooner (110 s) than after (196 s) by its costs alone"
+    )
+    assert "steps hold 3.6 requests and take 98.6 ms, those of after 12.6" in line
+    assert not list(surprises({"after": forty["after"]}))
+
+
+def test_what_was_missed_is_said(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "name: t\nworkload: {requests: [{prompt_tokens: 4, output_tokens: 3}]}\n"
+        "engine: {name: mistralrs, variant: pr2034}\nprofile: unit-step\n"
+        "expect: {run: {makespan_s: 5, finished: 1}}\n"
+    )
+    text = printed(run_file(tmp_path / "s.yaml"), 80)
+    assert "t: 1 of 1 finished." in text
+    assert "Expected: 1 of 2 came true; missed:" in text
+    assert "run: makespan_s = 5: found 3" in text
+    assert "Mend:" not in text
+
+
+def shown(table: object, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+def test_dear_columns_go_first_and_are_named() -> None:
+    columns = [
+        Column("name", ["a-long-name"], right=False),
+        Column("cheap", ["1"], 1),
+        Column("dear figure", ["2"], 2),
+    ]
+    assert shown(Fitting(columns), 60)[-1].split() == ["a-long-name", "1", "2"]
+    head, _, row, gone = shown(Fitting(columns), 26)
+    assert (head.split(), row.split()) == (["name", "cheap"], ["a-long-name", "1"])
+    assert gone == "No room for: dear figure"
+    assert shown(Fitting(columns), 8)[2:4] == ["  a-lo", "  ng-n"]
+
+
+def test_columns_that_must_stay_stand_in_more_tables() -> None:
+    table = Stacked(Column("", ["x"], right=False), [Column(n, ["1"]) for n in ("aaaa", "bbbb")])
+    assert len(shown(table, 60)) == 3
+    assert [line.split() for line in shown(table, 16)][0::3] == [["aaaa"], ["bbbb"]]
