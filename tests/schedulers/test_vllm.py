@@ -472,3 +472,26 @@ def test_a_stalled_engine_repeats_its_fingerprint_and_a_working_one_does_not() -
     before = idle.fingerprint()
     step(idle)
     assert idle.fingerprint() == before
+
+
+# What a step is called
+
+
+def test_a_token_that_was_emitted_before_is_computed_again_as_prefill() -> None:
+    """Under a threshold of 1 each step computes one token; only the newest one is a decode."""
+    scheduler = engine([ask(0, 4), ask(1, 4)], long_prefill_token_threshold=1, max_num_seqs=2)
+    while not (batch := step(scheduler)).preempted:
+        pass
+    assert batch.preempted == [1]
+    step(scheduler, ended=[0])
+    scheduler.add(ask(2, 20))
+    kinds = []
+    while not (batch := step(scheduler)).emits:
+        kinds.append((batch.scheduled, batch.context[0] >= 4, batch.kind))
+    both = [(1, 1), (2, 1)]
+    assert (both, False, "prefill") in kinds
+    assert {kind for scheduled, again, kind in kinds if again} == {"prefill"}
+    assert (batch.scheduled[0], batch.kind) == (
+        (1, 1),
+        "decode" if len(batch.rows()) == 1 else "mixed",
+    )

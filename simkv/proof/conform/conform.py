@@ -9,7 +9,7 @@ from pathlib import Path
 from simkv.core.engine import EngineSpec
 from simkv.core.recording import Line
 from simkv.proof.conform import lockstep, ticks
-from simkv.proof.conform.trace import Trace, TraceError, ending, read_trace
+from simkv.proof.conform.trace import LIMIT, Trace, TraceError, ending, read_trace, relative
 from simkv.schedulers.registry import ENGINES
 
 ENDED = "all requests ended"
@@ -69,7 +69,8 @@ def compare(trace: Trace, simulated: Iterator[Line]) -> tuple[int, Difference | 
     """Count the equal leading lines of ``trace``; the first that differs, if any.
 
     Every field that was recorded must be reproduced, and the run must end where the recorded one
-    ends: by itself, or in the same kind of impasse (see ``trace.ending``).
+    ends: by itself, or in the same kind of impasse (see ``trace.ending``). One that stopped at the
+    recorder's limit must have gone round in a circle that simkv has proved by then.
     """
     for count, line in enumerate(trace.steps):
         ours = next(simulated, {})
@@ -77,16 +78,31 @@ def compare(trace: Trace, simulated: Iterator[Line]) -> tuple[int, Difference | 
         if missed:
             step = str(line.get("step", line.get("tick")))
             return count, Difference(step, missed, {k: ours.get(k) for k in missed})
-    return len(trace.steps), _compare_ends(trace.truncated, simulated)
+    return len(trace.steps), _compare_ends(trace, simulated)
 
 
-def _compare_ends(truncated: Line | None, simulated: Iterator[Line]) -> Difference | None:
+def _compare_ends(trace: Trace, simulated: Iterator[Line]) -> Difference | None:
     """After the last recorded step simkv must end too; it may go on only towards an impasse."""
+    truncated = trace.truncated
     recorded = {"ending": ending(truncated) if truncated else ENDED}
     for ours in simulated:
         if truncated and not ours.get("truncated"):
             continue
+        if truncated and recorded["ending"] == LIMIT and _goes_round(trace.steps, ours):
+            return None
         if truncated and ours["ending"] == recorded["ending"]:
             return None
         return Difference("end", recorded, ours)
     return Difference("end", recorded, {"ending": ENDED}) if truncated else None
+
+
+def _goes_round(steps: list[Line], ours: Line) -> bool:
+    """Whether the recording repeats itself from where simkv has ``proved`` a circle on."""
+    proved = ours.get("proved")
+    if proved is None or proved >= len(steps):
+        return False
+    lines = [relative(line) for line in steps]
+    return any(
+        all(lines[at] == lines[at - period] for at in range(proved, len(lines)))
+        for period in range(1, proved + 1)
+    )

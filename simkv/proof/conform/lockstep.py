@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import count
 
 from simkv.core.engine import EngineSpec
@@ -21,9 +21,9 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     alive = {request["id"] for request in header["requests"]}
     under_way: deque[tuple[Batch, list[int]]] = deque()
     for step in count():
+        moved = step in arrivals
         for request in arrivals.pop(step, ()):
             recorder.add(recording.prompt(request))
-            standstill.progress()
         try:
             batch = recorder.schedule()
         except Livelock as livelock:
@@ -35,12 +35,8 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
         under_way.append((batch, _members(batch)))
         line = recorder.lines[-1]
         line["delivered"] = int(len(under_way) == recorder.pipeline_depth)
-        if (
-            line["delivered"]
-            and not batch.fatal
-            and _deliver(recorder, emitted, *under_way.popleft())
-        ):
-            standstill.progress()
+        if line["delivered"] and not batch.fatal:
+            moved |= _deliver(recorder, emitted, *under_way.popleft())
         recorder.close()
         yield line
         if batch.fatal:
@@ -49,16 +45,20 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
         alive -= gone(line)
         if not alive and not recorder.drains(line):
             break
-        if not arrivals and step >= at_least and standstill.repeats(recorder.fingerprint()):
-            yield closing("stall", f"nothing can run: {sorted(alive)}")
+        standstill.after(step, moved or bool(arrivals), recorder.fingerprint)
+        if standstill.proved is not None and step >= at_least:
+            yield closing("stall", f"nothing can run: {sorted(alive)}", standstill.proved)
             return
     if lost := line.get("lost"):
         yield closing("lost", f"requests left every queue: {lost}")
 
 
-def closing(ending: str, why: str) -> Line:
-    """The last line of a replay that does not come to its end."""
-    return {"truncated": True, "ending": ending, "why": why}
+def closing(ending: str, why: str, proved: int | None = None) -> Line:
+    """The last line of a replay that does not come to its end.
+
+    ``proved`` is the step by which it is certain that it goes round in a circle.
+    """
+    return {"truncated": True, "ending": ending, "why": why, "proved": proved}
 
 
 def _deliver(recorder: Recorder, emitted: Emitted, batch: Batch, members: list[int]) -> bool:
@@ -104,10 +104,21 @@ class Emitted:
 
 
 class StallWatch:
-    """Notices that a scheduler's state repeats while nothing comes from outside."""
+    """Notices that a scheduler's state repeats while nothing comes from outside.
+
+    ``proved`` is the step after which that was certain.
+    """
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
+        self.proved: int | None = None
+
+    def after(self, step: int, moved: bool, state: Callable[[], Hashable]) -> None:
+        """Look at the state after a step, unless something ``moved`` or is still to come."""
+        if moved:
+            self.progress()
+        elif self.proved is None and self.repeats(state()):
+            self.proved = step
 
     def progress(self) -> None:
         """A request arrived or a token was delivered: what was seen before does not count."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 import simpy
@@ -36,6 +36,7 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     env, tick_s = pipeline.env, pipeline.tick_s
     env.process(_clients(pipeline, recording, header["requests"]))
     env.process(pipeline.run())
+    proved: int | None = None
     for tick in count():
         env.run(until=tick * tick_s + MARGIN)  # engine and token processor have had their turn
         arrivals = len(pipeline.record.lives) < len(header["requests"])
@@ -51,9 +52,11 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
             yield closing("raised", pipeline.record.standstill.why)
             return
         yield line | pipeline.worked() | {"tick": tick}
-        if not arrivals and tick >= at_least and pipeline.record.standstill:
+        if proved is None and not arrivals and pipeline.record.standstill:
+            proved = tick
+        if proved is not None and tick >= at_least:
             alive = sorted(seq.id for seq in pipeline.manager.alive())
-            yield closing("stall", f"nothing can run: {alive}")
+            yield closing("stall", f"nothing can run: {alive}", proved)
             return
 
 
@@ -102,6 +105,12 @@ class _Watched(Pipeline):
     def goes_round(self) -> bool:
         super().goes_round()
         return False  # a recording may go round for as long as it likes
+
+    def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
+        if kind == "livelock":  # as above
+            self._stop(kind, why)
+        else:
+            super().die(kind, why, requests)
 
     def decide(self) -> list[Planned]:
         planned = super().decide()

@@ -7,6 +7,7 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from simkv.core.recording import Line
 
@@ -31,10 +32,31 @@ _ENDINGS = (
 )
 
 
+#: What a recording says that stopped because the recorder had had enough.
+LIMIT = "limit"
+
+
 def ending(closing: Line) -> str:
     """Kind of impasse that a recording's closing line reports: panic, livelock, lost, stall, ..."""
     why = str(closing.get("why", ""))
     return next((kind for word, kind in _ENDINGS if word in why), why)
+
+
+def relative(line: Line) -> Line:
+    """A line with its moments told from its own, so that one turn of a circle is like the next."""
+    now = line.get("tick", 0)
+    moments: Line = {"step": 0, "tick": 0}
+    if "delivered" in line and isinstance(line["delivered"], list):
+        moments["delivered"] = [[sent - now, *more] for sent, *more in line["delivered"]]
+    if "events" in line:
+        moments["events"] = [[_since(word, now) for word in event] for event in line["events"]]
+    return {**line, **moments}
+
+
+def _since(word: Any, now: int) -> Any:
+    """``msg57``, the message of tick 57, as told from ``now``."""
+    sent = isinstance(word, str) and word.startswith("msg") and word[3:].isdecimal()
+    return f"msg{int(word[3:]) - now}" if sent else word
 
 
 @dataclass(frozen=True)

@@ -544,10 +544,11 @@ class VllmScheduler:
             rows[r.id] = Row(r.id, n, r.computed)
             batch.scheduled.append((r.id, n))
             batch.context.append(r.computed)
-            decodes += n == 1 and r.computed >= r.prompt.prompt_tokens
+            emitted = n == 1 and r.computed >= r.prompt.prompt_tokens
             r.computed += n
             r.in_flight += n
             r.chunk = r.computed < r.length + r.placeholders
+            decodes += emitted and not r.chunk  # after a preemption older ones are prefill
             if not r.chunk:
                 r.placeholders += 1
                 batch.emits.append(r.id)
