@@ -13,7 +13,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # as slow, too dear for all of them.
 COUNTED := core costs measure schedulers
 
-.PHONY: demo test coverage bench reports validation format clean
+.PHONY: demo test coverage bench reports site walks validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero $(DEMO)
@@ -39,6 +39,15 @@ validation: $(VENV)/.installed
 reports: $(VENV)/.installed
 	$(BIN)/simkv report --gallery reports
 
+# The documentation as a site in build/site/, with reference pages made from the code.
+site: $(TESTED)
+	$(BIN)/python tools/reference.py docs/reference
+	$(BIN)/zensical build --clean --strict
+
+# What the commands of the tutorial and the how-tos print now, written into their pages: read the difference.
+walks: $(TESTED)
+	$(BIN)/python -m tests.walk docs/tutorial.md docs/how-to/*.md
+
 format: $(TESTED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -54,4 +63,4 @@ $(TESTED): $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist
+	rm -rf $(VENV) runs build dist docs/reference

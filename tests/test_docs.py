@@ -12,17 +12,19 @@ import pytest
 
 from simkv.measure.simulate import run_file
 from tests.conftest import ROOT
+from tests.test_walks import PAGES as WALKS
 
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "reference" not in page.parts),
     *sorted((ROOT / "scenarios").rglob("*.md")),
 ]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXAMPLES = [
     pytest.param(language, text, id=f"{page.name}:{source[: match.start()].count(chr(10)) + 1}")
     for page in PAGES
+    if page not in WALKS
     if (source := page.read_text())
     for match in FENCE.finditer(source)
     for language, text in [match.groups()]

@@ -1,0 +1,90 @@
+"""The site is built from the pages and from the code, and needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.conftest import ROOT
+
+ZENSICAL = Path(sys.executable).parent / "zensical"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as ``make site`` does."""
+    if not ZENSICAL.exists():
+        pytest.skip("zensical is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    for command in (
+        [sys.executable, ROOT / "tools" / "reference.py", "docs/reference"],
+        [ZENSICAL, "build", "--clean", "--strict"],
+    ):
+        ran = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder / "build" / "site"
+
+
+def pages(site: Path) -> dict[str, str]:
+    return {str(page.relative_to(site)): page.read_text() for page in site.rglob("*.html")}
+
+
+def test_every_page_is_in_the_menu(site: Path) -> None:
+    menu = pages(site)["index.html"]
+    made = {name for name in pages(site) if name != "404.html"}
+    assert len(made) > 20
+    assert {name for name in made if f'href="./{name}"' not in menu} <= {"index.html"}
+
+
+def test_no_link_leads_nowhere(site: Path) -> None:
+    lost = [
+        f"{name}: {target}"
+        for name, text in pages(site).items()
+        if name != "404.html"
+        for target in re.findall(r'(?:href|src)="([^"]+)"', text)
+        if not leads_somewhere(site, name, unquote(unescape(target)))
+    ]
+    assert lost == []
+
+
+def leads_somewhere(site: Path, page: str, target: str) -> bool:
+    if re.match(r"[a-z]+:", target):
+        return True
+    file, _, anchor = target.partition("#")
+    there = site / page if not file else site / Path(page).parent / file
+    if not there.resolve().is_file():
+        return file in (".", "./")
+    return not anchor or there.suffix != ".html" or f'id="{anchor}"' in there.read_text()
+
+
+def test_looking_at_it_needs_no_network(site: Path) -> None:
+    for name, text in pages(site).items():
+        loaded = re.findall(r'<(?:script|img|iframe|source)[^>]*\ssrc="?([^">\s]+)', text)
+        loaded += re.findall(r'<link[^>]*rel="?(?:stylesheet|preconnect|icon)[^>]*>', text)
+        assert [one for one in loaded if "//" in one.replace("://www.w3.org", "")] == [], name
+        assert 'class="mermaid"' not in text, name  # its script would be fetched
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text()), sheet
+
+
+def test_the_reference_tells_of_every_command_and_knob(site: Path) -> None:
+    text = pages(site)
+    from simkv.schedulers.registry import ENGINES
+
+    for name in ("run", "plan", "trace convert", "profile build vidur", "gpu serve"):
+        assert f">simkv {name}<" in text["reference/commands.html"], name
+    assert "--smallest" in text["reference/commands.html"]
+    for spec in ENGINES.values():
+        for knob in spec.config.__dataclass_fields__.keys() - {"name"}:
+            assert f"<code>{knob}</code>" in text["reference/knobs.html"], knob

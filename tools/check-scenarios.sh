@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# usage: check-scenarios.sh OUT SCENARIO...
+# Runs each scenario that has an `expect:` and writes OUT/<name>/ (figures and tables),
+# OUT/<name>.xml (JUnit) and OUT/<name>.html (the report). Goes on after a failure.
+# Exit 0: all came as expected; 1: something was missed; 2: a scenario could not be run, or none was there.
+set -uo pipefail
+if [ $# -lt 2 ]; then
+    echo "usage: check-scenarios.sh OUT SCENARIO..." >&2
+    exit 2
+fi
+out=$1 worst=0 checked=0
+shift
+mkdir -p "$out" || exit 2
+for file in "$@"; do
+    if [ -f "$file" ] && ! grep -q '^expect:' "$file"; then
+        echo "$file: expects nothing, passed over"
+        continue
+    fi
+    checked=$((checked + 1))
+    name=${file#./} name=${name%.*} name=${name//\//-}
+    simkv run "$file" --out "$out/$name" --junit "$out/$name.xml" --no-plots
+    code=$?
+    if [ "$code" -lt 2 ]; then
+        simkv report "$out/$name" --out "$out/$name.html" --no-whatif || code=2
+    fi
+    [ "$code" -gt "$worst" ] && worst=$code
+done
+if [ "$checked" = 0 ]; then
+    echo "check-scenarios.sh: no scenario with an expect: among $*" >&2
+    exit 2
+fi
+exit "$worst"
