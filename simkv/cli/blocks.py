@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,21 +11,33 @@ from simkv.core.errors import InputError
 
 
 def blocks(
-    model: Annotated[str | None, typer.Option(help="The model's name on the hub.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's name, or its Hugging Face config.json.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="The GPU's name.")] = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="Read an engine's log.")] = None,
     block_size: Annotated[
         int, typer.Option(min=1, help="Tokens per block, unless the log tells.")
     ] = 16,
-    gpu_memory_utilization: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.9,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1.0, help="Default 0.92; 0.9 up to vLLM 0.19."),
+    ] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1)] = 2048,
     max_num_seqs: Annotated[int, typer.Option(min=1)] = 256,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="GPUs that share the experts as whole ones.")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Groups of GPUs that attend apart.")] = 1,
+    weights: Annotated[str | None, typer.Option(help="bf16, fp8, fp8_block, nvfp4, ...")] = None,
+    attention: Annotated[str | None, typer.Option(help="Weights of attention, if other.")] = None,
+    experts: Annotated[str | None, typer.Option(help="Weights of experts, if other.")] = None,
+    kv: Annotated[str | None, typer.Option(help="The KV cache: bf16, fp8 or nvfp4.")] = None,
+    variant: Annotated[str, typer.Option(help="The version of vLLM.")] = "0.33.0",
 ) -> None:
     """Print the number of KV blocks: as vLLM would find it, or as an engine's log tells.
 
-    Reckoned from the GPU's memory, the weights and an estimate of the largest step; against three
-    recorded vLLM runs that is off by +1.5 %, +0.0 % and -0.1 %.
+    Reckoned from the GPU's memory, the weights and an estimate of the largest step; how far that
+    is off what engines were seen to log is in docs/hardware.md.
     """
     if log is not None:
         from simkv.costs.hardware.logs import cache_size
@@ -38,24 +50,59 @@ def blocks(
         return
     if model is None or gpu is None:
         raise InputError("--model and --gpu are needed, or --log")
-    from simkv.costs.hardware.blocks import OUTSIDE_TORCH, kv_blocks
-    from simkv.costs.hardware.catalog import find_gpu, find_model
+    given = {
+        "gpu": gpu,
+        "model": model,
+        "tp": tp,
+        "ep": ep,
+        "dp": dp,
+        "weights": weights,
+        "attention": attention,
+        "experts": experts,
+        "kv": kv,
+    }
+    knobs = {
+        "variant": variant,
+        "block_size": block_size,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_seqs": max_num_seqs,
+        "gpu_memory_utilization": gpu_memory_utilization,
+    }
+    _reckon({name: value for name, value in given.items() if value is not None}, knobs)
 
-    card = find_gpu(gpu)
-    fit = kv_blocks(
-        find_model(model),
-        card,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        tensor_parallel=tp,
-    )
-    print(f"num_gpu_blocks: {fit.num_gpu_blocks}")
+
+def _reckon(given: dict[str, Any], knobs: dict[str, Any]) -> None:
+    from pydantic import ValidationError
+
+    from simkv.core.errors import nearest
+    from simkv.costs.hardware.blocks import kv_room
+    from simkv.costs.hardware.setting import setting_of
+    from simkv.scenario.hardware import HardwareSection, hardware_of
+    from simkv.schedulers.registry import ENGINES
+
+    vllm = ENGINES["vllm"]
+    if knobs["variant"] not in vllm.variants:
+        raise InputError(
+            f"--variant {knobs['variant']}: not known{nearest(knobs['variant'], vllm.variants)}; "
+            f"expected one of {', '.join(vllm.variants)}"
+        )
+    try:
+        section = HardwareSection.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"--{first['loc'][0]} {first['input']}: {message}") from error
+    most = max(knobs["max_num_batched_tokens"], knobs["max_num_seqs"])
+    try:
+        config = vllm.config(**{**knobs, "max_num_batched_tokens": most, "startup_check": False})
+    except ValueError as error:
+        raise InputError(f"--{str(error).replace('_', '-')}") from error
+    room = kv_room(hardware_of(section), setting_of(config))
+    if not room.num_gpu_blocks:
+        raise InputError(room.refusal)
+    print(f"num_gpu_blocks: {room.num_gpu_blocks}")
     print(
-        f"{card.name}: {fit.usable / 1e9:.2f} GB usable, {fit.weights / 1e9:.2f} GB weights, "
-        f"{fit.activations / 1e9:.2f} GB largest step, {OUTSIDE_TORCH / 1e9:.2f} GB outside torch; "
-        f"{fit.block_bytes / 1e6:.3f} MB per block"
+        f"{room.hardware.gpu.name}: {room.usable / 1e9:.2f} GB usable, {room.weights / 1e9:.2f} GB "
+        f"weights, {room.activations / 1e9:.2f} GB largest step, {room.outside / 1e9:.2f} GB "
+        f"outside torch; {room.block_bytes / 1e6:.3f} MB per block"
     )
-    if not fit.num_gpu_blocks:
-        raise InputError(f"{model} does not fit on {tp} x {card.name}: no memory is left for KV")

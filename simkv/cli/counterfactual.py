@@ -203,7 +203,9 @@ def _first_that_shows(
 
 def _title(scenario: Scenario, variant: str) -> str:
     engine = scenario.engine
-    return f"{scenario.name}, {variant}: {engine.name} {engine.variant}, {scenario.profile}"
+    had = scenario.hardware
+    costs = scenario.profile if had is None else f"{had.model} on {had.tp * had.dp} x {had.gpu}"
+    return f"{scenario.name}, {variant}: {engine.name} {engine.variant}, {costs}"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Scheduler
 from simkv.costs.erring import Erring, StepKind
 from simkv.costs.load import Executor
-from simkv.costs.profile import Profile, load_profile
+from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet, Maker, Stint
@@ -25,7 +25,8 @@ from simkv.loop.pipeline import Pipeline
 from simkv.loop.record import Record
 from simkv.loop.replica import Replica
 from simkv.loop.serve import serve
-from simkv.scenario.fleet import FleetSection
+from simkv.scenario.costs import all_costs
+from simkv.scenario.fleet import FleetSection, ReplicaGroup
 from simkv.scenario.scenario import Scenario, StepScale
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 from simkv.schedulers.registry import spec_of
@@ -40,7 +41,8 @@ Change = Callable[[Executor], Executor]
 class ReplicaSpec:
     """What a replica is made of: its engine's config, and what its steps cost.
 
-    ``profile_name`` is what the scenario calls the profile.
+    ``profile_name`` is what the scenario calls the profile, or its own name where that was made
+    for the scenario's hardware.
     """
 
     engine: Any
@@ -67,14 +69,14 @@ def specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
     Profiles given as files are looked for beside ``folder``. Raises InputError if a profile cannot
     be used.
     """
-    if scenario.fleet is None:
-        profile = load_profile(scenario.profile, folder)
-        return [ReplicaSpec(scenario.engine, profile, scenario.profile)]
     found: list[ReplicaSpec] = []
-    for group in scenario.fleet.groups:
-        name = group.profile or scenario.profile
-        engine = group.engine or scenario.engine
-        found += [ReplicaSpec(engine, load_profile(name, folder), name, group.role)] * group.count
+    groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
+    for group, (_, costs) in zip(groups, all_costs(scenario), strict=True):
+        profile = costs.load(folder)
+        name = costs.profile or profile.name
+        found += [ReplicaSpec(costs.engine, profile, name, group.role)] * group.count
+    if scenario.fleet is None:
+        return found
     if scale := scenario.fleet.autoscale:  # all are equal
         found = found[:1] * scale.max_replicas
     return found

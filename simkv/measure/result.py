@@ -53,8 +53,7 @@ class Result:
     @property
     def profiles(self) -> dict[str, Profile]:
         """All cost profiles of the run, by what the scenario calls them."""
-        found = {self.scenario.profile: self.profile}
-        return found | {spec.profile_name: spec.profile for spec in self.specs}
+        return {spec.profile_name: spec.profile for spec in self.specs}
 
     @property
     def parts(self) -> dict[str, Record]:

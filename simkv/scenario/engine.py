@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -22,10 +23,18 @@ from pydantic_core import CoreSchema
 from simkv.core.engine import EngineConfig
 from simkv.schedulers.registry import ENGINES, spec_of
 
+#: In place of the size of the cache, for an editor; the reader of files has put a number there.
+Auto = Literal["auto"]
+
 
 def _strict_model(config: type[EngineConfig]) -> type[BaseModel]:
     """A pydantic model with the fields of an engine's config, which is a plain dataclass."""
     hints = get_type_hints(config, include_extras=True)
+    spec = next(engine for engine in ENGINES.values() if engine.config is config)
+    hints[spec.memory] = Annotated[
+        hints[spec.memory],
+        BeforeValidator(lambda size: size, json_schema_input_type=hints[spec.memory] | Auto),
+    ]
     definitions: dict[str, Any] = {
         field.name: (hints[field.name], field.default) for field in fields(config)
     }

@@ -28,7 +28,9 @@ def run_fields(scenario: Scenario, *, defaults: bool = True) -> dict[str, Any]:
 def profiles(scenario: Scenario) -> dict[tuple[str | int, ...], str]:
     """The cost profiles that a scenario names, by where it names them."""
     groups = scenario.fleet.groups if scenario.fleet else []
-    found: dict[tuple[str | int, ...], str] = {("profile",): scenario.profile}
+    found: dict[tuple[str | int, ...], str] = {}
+    if scenario.profile is not None:
+        found[("profile",)] = scenario.profile
     for index, group in enumerate(groups):
         if group.profile is not None:
             found["fleet", "replicas", index, "profile"] = group.profile

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from simkv.scenario.engine import AnyEngine
+from simkv.scenario.hardware import HardwareSection
 from simkv.scenario.section import Section
 
 #: More replicas than this are refused as typos.
@@ -261,8 +262,9 @@ class FleetRules(Section):
 class ReplicaGroup(Section):
     """``count`` equal replicas.
 
-    ``engine`` says what differs from the scenario's engine, ``profile`` what their steps cost if
-    not what the scenario says. With the ``role`` of ``prefill`` or ``decode`` they do only that.
+    ``engine`` and ``hardware`` say what differs from the scenario's, ``profile`` what their steps
+    cost if that is not as the scenario says. With the ``role`` of ``prefill`` or ``decode`` they
+    do only that.
     """
 
     count: Count = 1
@@ -271,8 +273,16 @@ class ReplicaGroup(Section):
     """What they do: all, only prefill, or only decode."""
     engine: AnyEngine | None = None
     """What differs from the scenario's engine."""
+    hardware: HardwareSection | None = None
+    """What differs from the scenario's hardware."""
     profile: str | None = None
     """What their steps cost, if not as the scenario says."""
+
+    @model_validator(mode="after")
+    def _costs_are_said_once(self) -> Self:
+        if self.profile is not None and self.hardware is not None:
+            raise ValueError("profile: found beside hardware; only one of the two is possible")
+        return self
 
 
 class FleetSection(FleetRules):

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from simkv.core.errors import InputError, nearest
-from simkv.costs.profile import load_profile
+from simkv.scenario.auto import Unknown, with_sizes
+from simkv.scenario.costs import all_costs
 from simkv.scenario.document import Document, read_document
-from simkv.scenario.fields import profiles
 from simkv.scenario.merge import merge, replace_form
 from simkv.scenario.messages import messages, stands_in
 from simkv.scenario.plan import PlanSection
@@ -48,7 +48,7 @@ def resolve(
         str(name): _check(document, merge(base, override), Scenario, ("variants", str(name)))
         for name, override in variants.items()
     }
-    _check_profiles(document, scenarios)
+    _check_costs(document, scenarios)
     _check_variants(document, scenarios)
     _check_requests(document, scenarios)
     return scenarios
@@ -60,12 +60,12 @@ def plan_section(document: Document) -> PlanSection:
     return checked.plan or PlanSection()
 
 
-def _check_profiles(document: Document, scenarios: Mapping[str, Scenario]) -> None:
-    """Raise InputError if a cost profile is not there or cannot be used."""
+def _check_costs(document: Document, scenarios: Mapping[str, Scenario]) -> None:
+    """Raise InputError if a profile is not there or cannot be used, or hardware makes no sense."""
     for name, scenario in scenarios.items():
-        for field, profile in profiles(scenario).items():
+        for field, costs in all_costs(scenario):
             try:
-                load_profile(profile, document.path.parent)
+                costs.check(document.path.parent)
             except InputError as error:
                 own = ("variants", name, *field)
                 location = own if stands_in(document.tree, own) else field
@@ -105,8 +105,13 @@ def _check_requests(document: Document, scenarios: Mapping[str, Scenario]) -> No
 def _check(
     document: Document, data: Any, model: type[Scenario], prefix: tuple[str, ...] = ()
 ) -> Any:
+    folder = document.path.parent
     try:
-        return model.model_validate(_plain(data), context={"folder": document.path.parent})
+        return model.model_validate(with_sizes(_plain(data), folder), context={"folder": folder})
+    except Unknown as error:
+        own = (*prefix, *error.field)
+        place = document.place(own if stands_in(document.tree, own) else error.field)
+        raise InputError(f"{place}: {'.'.join(map(str, error.field))}: {error}") from error
     except ValidationError as error:
         details = error.errors(include_url=False)
         raise InputError("\n".join(messages(document, data, details, prefix))) from error

@@ -11,17 +11,24 @@ from simkv.workload.workload import fields_of_others
 #: By these fields an engine, a router or a distribution says which one it is.
 TAGS = ("name", "distribution")
 
+#: Each of these takes the place of the other.
+EXCLUSIVE = {"profile": "hardware", "hardware": "profile"}
+
 
 def merge(base: Any, override: Any) -> Any:
     """``override`` on top of ``base``: mappings by key, everything else replaced.
 
-    Another form of workload, engine, router or distribution replaces the former one as a whole.
+    Another form of workload, engine, router or distribution replaces the former one as a whole,
+    and hardware a profile.
     """
     if not isinstance(base, dict) or not isinstance(override, dict):
         return deepcopy(override)
     result = {key: deepcopy(value) for key, value in base.items()}
     for key in fields_of_others(override):
         result.pop(key, None)
+    for key, other in EXCLUSIVE.items():
+        if key in override and other not in override:
+            result.pop(other, None)
     for key, value in override.items():
         former = result.get(key)
         result[key] = merge(None if _other_kind(former, value) else former, value)
@@ -35,8 +42,13 @@ def _other_kind(former: Any, new: Any) -> bool:
 
 
 def replace_form(document: Document, assignment: str) -> None:
-    """``--set workload.trace=FILE``, or another form as a whole, takes the place of the former."""
+    """``--set workload.trace=FILE``, or another form as a whole, takes the place of the former.
+
+    So does ``hardware``, in part or as a whole, that of a profile, and the other way round.
+    """
     keys = assignment.partition("=")[0].strip().split(".")
+    if keys[0] in EXCLUSIVE:
+        document.tree.pop(EXCLUSIVE[keys[0]], None)
     workload = document.tree.get("workload")
     if keys[0] == "workload" and len(keys) == 2 and isinstance(workload, dict):
         for key in fields_of_others({keys[1]: None}):

@@ -13,7 +13,13 @@ from simkv.scenario.document import Document, find_key
 from simkv.scenario.schema import known_fields
 
 #: Errors of pydantic about a field that is not there, or should not be.
-NAMES_A_FIELD = ("missing", "missing_argument", "extra_forbidden", "unexpected_keyword_argument")
+NAMES_A_FIELD = (
+    "neither",
+    "missing",
+    "missing_argument",
+    "extra_forbidden",
+    "unexpected_keyword_argument",
+)
 
 
 def messages(
@@ -70,7 +76,7 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
         return f"unknown field{nearest(str(location[-1]), known)}; known here: {', '.join(known)}"
     if kind in ("missing", "missing_argument", "union_tag_not_found"):
         return "missing; this field is needed"
-    if kind in ("value_error", "assertion_error"):
+    if kind in ("value_error", "assertion_error", "neither"):
         return re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     if kind in ("union_tag_invalid", "literal_error"):
         known = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags"))))

@@ -117,5 +117,6 @@ class PlanSection(BaseModel):
     ] = None
     gpu: Annotated[str | None, Field(description="Which GPU; default that of the profile.")] = None
     gpus_per_replica: Annotated[
-        int, Field(ge=1, description="How many GPUs make a replica; default 1.")
-    ] = 1
+        int | None,
+        Field(ge=1, description="How many GPUs make a replica; default what hardware says, or 1."),
+    ] = None

@@ -11,12 +11,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from simkv.core.errors import nearest
 from simkv.core.figures import FIGURES
 from simkv.scenario.engine import AnyEngine, check_kv_connector
 from simkv.scenario.expect import Expectations
 from simkv.scenario.fleet import FleetSection
+from simkv.scenario.hardware import HardwareSection
 from simkv.scenario.merge import merge
 from simkv.scenario.pacing import Pacing
 from simkv.scenario.plan import PlanSection
@@ -87,10 +89,10 @@ class Scenario(Section):
     """One experiment: a workload, an engine with its knobs, and what its steps cost.
 
     ``timeout`` (s) is how long a client waits for its last token, ``horizon`` (s) ends the run,
-    ``engine_ready`` (s) is when the engine looks at its queue for the first time. ``profile`` is a
-    packaged cost profile or a JSON file beside the scenario, whose steps take ``step_scale`` times
-    as long. With ``pipeline`` the three threads of ``fastdeploy`` run side by side, without in
-    lockstep. With ``fleet`` the engine is one of several replicas behind a router. ``published``
+    ``engine_ready`` (s) is when the engine looks at its queue for the first time. What a step costs
+    follows from ``hardware``, or is in a ``profile``; exactly one of them is needed. With
+    ``pipeline`` the three threads of ``fastdeploy`` run side by side, without in lockstep. With
+    ``fleet`` the engine is one of several replicas behind a router. ``published``
     and ``expect`` go by the name of the variant; that of a file without variants is ``run``.
     """
 
@@ -104,10 +106,12 @@ class Scenario(Section):
     """The requests that clients send."""
     engine: Engine[AnyEngine]
     """Which scheduler decides, and its knobs under the engine's own names."""
-    profile: World[str]
+    hardware: World[HardwareSection | None] = None
+    """GPUs and model, from which follows what a step costs; in place of a profile."""
+    profile: World[str | None] = Field(default=None, validate_default=True)
     """What a step costs: a packaged profile, or a JSON file beside the scenario."""
     step_scale: World[StepScale | None] = None
-    """How many times as long as in the profile a step takes, by what it does."""
+    """How many times as long as that a step takes, by what it does."""
     timeout: World[Span | None] = None
     """Seconds after which a client gives up; left out, it waits for ever."""
     horizon: World[Span | None] = None
@@ -127,18 +131,12 @@ class Scenario(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete_engines(cls, data: Any) -> Any:
-        """The engines of replica groups are the scenario's with what the groups change."""
+    def _complete_groups(cls, data: Any) -> Any:
+        """Engine and hardware of replica groups are the scenario's with what the groups change."""
         fleet = data.get("fleet") if isinstance(data, dict) else None
         if not isinstance(fleet, dict) or not isinstance(fleet.get("replicas"), list):
             return data
-        own = {"engine": data.get("engine")}
-        whole = [
-            {**group, **merge(own, {"engine": group["engine"]})}
-            if isinstance(group, dict) and isinstance(group.get("engine"), dict)
-            else group
-            for group in fleet["replicas"]
-        ]
+        whole = [_completed(data, group) for group in fleet["replicas"]]
         return {**data, "fleet": {**fleet, "replicas": whole}}
 
     @model_validator(mode="after")
@@ -149,6 +147,17 @@ class Scenario(Section):
             engines = [group.engine or self.engine for group in self.fleet.groups]
             check_kv_connector(engines)
         return self
+
+    @field_validator("profile")
+    @classmethod
+    def _costs_are_said_once(cls, profile: str | None, info: ValidationInfo) -> str | None:
+        if "hardware" not in info.data:  # which is wrong by itself
+            return profile
+        if profile is None and info.data["hardware"] is None:
+            raise PydanticCustomError("neither", "missing; profile or hardware is needed")
+        if profile is not None and info.data["hardware"] is not None:
+            raise ValueError("found beside hardware; exactly one of the two is needed")
+        return profile
 
     @field_validator("pipeline")
     @classmethod
@@ -169,6 +178,15 @@ class Scenario(Section):
         if fleet and fleet.lockstep and info.data.get("pipeline"):
             raise ValueError("lockstep: an engine with a pipeline does not step together")
         return fleet
+
+
+def _completed(scenario: dict[str, Any], group: Any) -> Any:
+    """A group of replicas with what it does not say of its engine or hardware."""
+    if not isinstance(group, dict):
+        return group
+    changed = [name for name in ("engine", "hardware") if isinstance(group.get(name), dict)]
+    own = {name: scenario.get(name) for name in changed}
+    return {**group, **merge(own, {name: group[name] for name in changed})}
 
 
 class ScenarioFile(Scenario):

@@ -24,7 +24,8 @@ def json_schema() -> dict[str, Any]:
     del part["PartScenario"]["$defs"]
     names = schema["properties"]["variants"]["patternProperties"]
     names.update({name: {"$ref": "#/$defs/PartScenario"} for name in names})
-    return {**schema, "$defs": {**whole, **part}}
+    costs = [{"required": [name]} for name in ("profile", "hardware")]
+    return {**schema, "allOf": [{"anyOf": costs}], "$defs": {**whole, **part}}
 
 
 class _Telling(GenerateJsonSchema):

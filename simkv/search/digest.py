@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simkv.costs.profile import PACKAGED, profile_path
+from simkv.costs.profile import PACKAGED, Profile, profile_path
+from simkv.scenario.costs import Costs, all_costs
 from simkv.scenario.fields import run_fields
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import Workload
@@ -33,12 +34,10 @@ def digest_of(scenario: Scenario, folder: Path, **more: Any) -> str:
 
     Defaults are filled in. Raises InputError if a profile or the trace cannot be used.
     """
-    groups = scenario.fleet.groups if scenario.fleet else []
-    profiles = [scenario.profile, *(group.profile for group in groups if group.profile)]
     whole = {
         "code": code(),
         "scenario": run_fields(scenario),
-        "profiles": [_contents(profile_path(name, folder)) for name in profiles],
+        "profiles": [_costs(costs, folder) for _, costs in all_costs(scenario)],
         "trace": _trace(scenario.workload),
         **more,
     }
@@ -88,6 +87,31 @@ def _imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _costs(costs: Costs, folder: Path) -> str:
+    """A hash of a profile: its file, or what was made of tables and constants for hardware."""
+    if costs.profile is not None:
+        return _contents(profile_path(costs.profile, folder))
+    return _made(_Same(costs.load(folder)))
+
+
+class _Same:
+    """A profile that was made, as a key: composed once it is one object."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+
+    def __hash__(self) -> int:
+        return id(self.profile)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.profile is other.profile
+
+
+@lru_cache(maxsize=64)
+def _made(same: _Same) -> str:
+    return hashlib.sha256(same.profile.model_dump_json().encode()).hexdigest()
 
 
 def _trace(workload: Workload) -> str | None:

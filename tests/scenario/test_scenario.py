@@ -220,7 +220,7 @@ BROKEN: list[tuple[str, str]] = [
         "s.yaml:7: profile: 'unit-stp' is not known (did you mean 'unit-step'?); expected one of",
     ),
     (changed("unit-step", "my.json"), "s.yaml:7: profile: there is no file my.json"),
-    (changed("profile: unit-step\n", ""), "s.yaml:1: profile: missing; this field is needed"),
+    (changed("profile: unit-step\n", ""), "s.yaml:1: profile: missing; profile or hardware is"),
     (changed("name: t", "name: ../t"), "s.yaml:1: name: should be of letters, digits"),
     (PLAIN + "tiemout: 3\n", "s.yaml:8: tiemout: unknown field (did you mean 'timeout'?)"),
     (PLAIN + "timeout: -3\n", "s.yaml:8: timeout: should be greater than 0; found -3"),

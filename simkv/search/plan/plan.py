@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from simkv.scenario.costs import all_costs
+from simkv.scenario.fleet import ReplicaGroup
 from simkv.scenario.objectives import Objective
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import Advance, Bench
@@ -168,7 +170,7 @@ def _cost(prepared: Prepared, board: Board, answer: int | None) -> Cost | None:
     if prepared.price is None or answer is None:
         return None
     summary = board.summaries[answer, Condition()]
-    gpus = replicas_of(prepared.case.scenario(answer)) * prepared.asked.gpus_per_replica
+    gpus = gpus_of(prepared.case.scenario(answer), prepared.asked.gpus_per_replica)
     return cost_of(
         prepared.gpu,
         prepared.price,
@@ -179,6 +181,10 @@ def _cost(prepared: Prepared, board: Board, answer: int | None) -> Cost | None:
     )
 
 
-def replicas_of(scenario: Scenario) -> int:
-    """How many replicas a scenario has."""
-    return sum(group.count for group in scenario.fleet.groups) if scenario.fleet else 1
+def gpus_of(scenario: Scenario, per_replica: int | None) -> int:
+    """GPUs of all replicas: ``per_replica``, or as many as the hardware of each says."""
+    groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
+    return sum(
+        group.count * (per_replica or costs.gpus)
+        for group, (_, costs) in zip(groups, all_costs(scenario), strict=True)
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simkv.core.errors import InputError
 from simkv.costs.erring import Side
-from simkv.costs.profile import load_profile
+from simkv.scenario.costs import all_costs
 from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import plan_section
 from simkv.scenario.objectives import complete, parse_objective
@@ -84,7 +84,7 @@ def prepare(path: Path, request: PlanRequest) -> list[Prepared]:
         scenario = case.scenario(0)
         if asked.survive and scenario.fleet is None:
             raise InputError(f"--survive: needs a fleet; {scenario.name} has none: fleet.replicas")
-        profile = load_profile(scenario.profile, case.folder)
+        profile = next(costs for _, costs in all_costs(scenario)).load(case.folder)
         error = error_of(profile, asked.profile_error)
         case = replace(case, factors=error.factors)
         held_back = None

@@ -17,6 +17,7 @@ from typing import Any
 
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import disk_errors
+from simkv.costs.hardware.catalog import known_gpu
 from simkv.scenario.document import Document, read_document
 
 
@@ -83,14 +84,20 @@ def _is_price(value: float) -> bool:
 
 
 def price_of(gpu: str, prices: dict[str, float], path: str) -> float:
-    """The price of a GPU hour, by name in any case. Raises InputError if there is none."""
-    by_name = {name.casefold(): price for name, price in prices.items()}
-    if gpu.casefold() in by_name:
-        return by_name[gpu.casefold()]
+    """The price of a GPU hour, by any name of the GPU. Raises InputError if there is none."""
+    by_name = {_one_name(name): price for name, price in prices.items()}
+    if _one_name(gpu) in by_name:
+        return by_name[_one_name(gpu)]
     raise InputError(
         f"{path}: there is no price of {gpu!r}{nearest(gpu, prices)}; expected one of "
         f"{', '.join(prices) or 'some'}, or say which with --gpu"
     )
+
+
+def _one_name(gpu: str) -> str:
+    """A GPU's name in the table of GPUs, or for one that is not there its own in lower case."""
+    known = known_gpu(gpu)
+    return known.name if known else gpu.casefold()
 
 
 def cost_of(

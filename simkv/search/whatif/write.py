@@ -36,10 +36,10 @@ def write_shrunk(
     lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
     comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
     profile = shrunk.scenario.profile
-    if profile.endswith(".json"):
+    if profile is not None and profile.endswith(".json"):
         there = (folder / profile).resolve()
         profile = str(there) if out is None else os.path.relpath(there, out.parent.resolve())
-    text = comment + _yaml(_tree(shrunk, wanted, Path(profile).as_posix()))
+    text = comment + _yaml(_tree(shrunk, wanted, profile and Path(profile).as_posix()))
     with tempfile.TemporaryDirectory() as scratch, writing(out or Path(scratch) / "x.yaml") as new:
         new.write_text(text, encoding="utf-8", newline="\n")
         found = evaluate(trial(load(new)["run"], new.parent))
@@ -77,7 +77,7 @@ def header(shrunk: Shrunk, wanted: Condition, command: str) -> list[str]:
     lines += [
         f"Changed: {name} from {_word(old)} to {_word(new)}." for name, old, new in shrunk.knobs
     ]
-    if shrunk.scenario.profile.endswith(".json"):
+    if (shrunk.scenario.profile or "").endswith(".json"):
         lines.append("Its cost profile is a file; send that along.")
     if not clients(shrunk.original.workload, shrunk.original.timeout).open:
         lines.append("Arrivals depended on the answers; here they are those of a run.")
@@ -101,7 +101,7 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _tree(shrunk: Shrunk, wanted: Condition, profile: str) -> dict[str, Any]:
+def _tree(shrunk: Shrunk, wanted: Condition, profile: str | None) -> dict[str, Any]:
     """The file as plain data, without what is at its default."""
     scenario = shrunk.scenario
     run = run_fields(scenario, defaults=False)
@@ -112,7 +112,7 @@ def _tree(shrunk: Shrunk, wanted: Condition, profile: str) -> dict[str, Any]:
         "workload": {"requests": [_in_one_line(row) for row in rows]},
         **run,
         "engine": _engine(scenario),
-        "profile": profile,
+        **({} if profile is None else {"profile": profile}),
         "expect": {"run": wanted.expectation(shrunk.after)},
     }
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.blocks import kv_blocks
-from simkv.costs.hardware.catalog import find_gpu, find_model, gpus, models
+from simkv.costs.hardware.blocks import KvRoom, kv_room
+from simkv.costs.hardware.catalog import (
+    find_architecture,
+    find_gpu,
+    find_model,
+    gpus,
+    models,
+)
+from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.hardware.logs import cache_size
+from simkv.costs.hardware.memory import weight_bytes
+from simkv.costs.hardware.setting import setting_of
+from simkv.schedulers.vllm.config import VllmConfig
 
 
 @pytest.mark.parametrize(
@@ -48,51 +59,43 @@ def test_names_are_unique_and_found_in_longer_ones() -> None:
         find_model("meta-llama/Llama-3.1-8")
 
 
-@pytest.mark.parametrize(
-    ("model", "gpu", "tokens", "recorded", "within"),
-    [
-        ("Llama-3.1-8B", "RTX 4090", 2048, 2588, 0.02),
-        ("CodeLlama-34b-Instruct-hf", "H100", 4096, 2537, 0.005),
-        ("Llama-2-7b-hf", "H100", 4096, 7438, 0.005),
-    ],
-)
-def test_blocks_are_near_what_vllm_recorded(
-    model: str, gpu: str, tokens: int, recorded: int, within: float
-) -> None:
-    fit = kv_blocks(
-        find_model(model), find_gpu(gpu), max_num_batched_tokens=tokens, max_num_seqs=256
-    )
-    assert fit.num_gpu_blocks == pytest.approx(recorded, rel=within)
+def room(model: str, gpu: str, tokens: int = 2048, **hardware: Any) -> KvRoom:
+    """As vLLM 0.19.0 would find it with 256 sequences."""
+    knobs = VllmConfig(variant="0.19.0", max_num_batched_tokens=tokens, startup_check=False)
+    made = make_hardware(find_gpu(gpu), find_architecture(model), **hardware)
+    return kv_room(made, setting_of(knobs))
 
 
 def test_experts_are_shared_and_the_rest_is_not() -> None:
-    model = find_model("Qwen3-30B-A3B")
-    whole, half = model.weight_bytes(), model.weight_bytes(expert_ranks=2)
-    assert whole - half == model.mlp_parameters * model.itemsize // 2
-    dense = find_model("Llama-3.1-8B")
-    assert dense.weight_bytes(expert_ranks=2) == dense.weight_bytes()
+    model, gpu = find_architecture("Qwen3-30B-A3B"), find_gpu("H100")
+    experts = find_model("Qwen3-30B-A3B").mlp_parameters
+    whole = weight_bytes(make_hardware(gpu, model))
+    assert whole == pytest.approx(2 * model.parameters, rel=1e-6)
+    half = weight_bytes(make_hardware(gpu, model, dp=2, ep=2))
+    assert whole - half == pytest.approx(experts, rel=1e-6)
+    fp8 = weight_bytes(make_hardware(gpu, model, experts="fp8"))
+    assert whole - fp8 == pytest.approx(experts, rel=1e-6)
 
 
-def test_weights_that_do_not_fit_leave_no_block() -> None:
-    fit = kv_blocks(
-        find_model("Llama-3.1-70B"), find_gpu("L4"), max_num_batched_tokens=2048, max_num_seqs=256
-    )
+def test_weights_that_do_not_fit_leave_no_block_and_say_so() -> None:
+    fit = room("Llama-3.1-70B", "L4")
     assert fit.num_gpu_blocks == 0
+    assert "meta-llama/Llama-3.1-70B does not fit on 1 x NVIDIA L4: of 21.2 GB" in fit.refusal
 
 
 def test_tensor_parallelism_shares_weights_and_kv() -> None:
-    one, two = (
-        kv_blocks(
-            find_model("Llama-3.1-8B"),
-            find_gpu("H100"),
-            max_num_batched_tokens=2048,
-            max_num_seqs=256,
-            tensor_parallel=tp,
-        )
-        for tp in (1, 2)
-    )
+    one, two, sixteen = (room("Llama-3.1-8B", "H100", tp=tp) for tp in (1, 2, 16))
     assert two.block_bytes * 2 == one.block_bytes
     assert two.num_gpu_blocks > 2 * one.num_gpu_blocks
+    assert sixteen.block_bytes * 8 == one.block_bytes  # of 8 KV heads each GPU has one whole
+
+
+def test_a_latent_is_whole_on_every_gpu_and_windows_share_a_pool() -> None:
+    wide, narrow = (room("DeepSeek-V3", "H200", tp=tp) for tp in (8, 16))
+    assert wide.block_bytes == narrow.block_bytes == 61 * 576 * 2 * 16
+    assert room("DeepSeek-V3", "H200", tp=8, kv="fp8").block_bytes == wide.block_bytes // 2
+    gpt = room("gpt-oss-120b", "H100")  # 18 layers with a window and 18 without
+    assert gpt.block_bytes == 18 * 2 * 8 * 64 * 2 * 16
 
 
 @pytest.mark.parametrize(

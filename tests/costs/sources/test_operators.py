@@ -175,9 +175,12 @@ def test_the_command_writes_a_profile_that_loads(tmp_path: Path) -> None:
     assert any(term.name == "layernorm x48" for term in profile.terms)
 
 
+OLD = ("--variant", "0.19.0")
+
+
 def test_the_blocks_command(tmp_path: Path) -> None:
     run = CliRunner().invoke
-    done = run(app, ["blocks", "--model", "Llama-3.1-8B", "--gpu", "RTX 4090"])
+    done = run(app, ["blocks", "--model", "Llama-3.1-8B", "--gpu", "RTX 4090", *OLD])
     assert done.output.startswith("num_gpu_blocks: 2628\n")
     log = tmp_path / "x.log"
     log.write_text("GPU KV cache size: 41,408 tokens\n")
@@ -189,5 +192,5 @@ def test_the_blocks_command(tmp_path: Path) -> None:
     log.write_text("Overriding num_gpu_blocks=0 with num_gpu_blocks_override=512\n")
     assert run(app, ["blocks", "--log", str(log)]).output.startswith("num_gpu_blocks: 512\n")
     seven = run(app, ["blocks", "--model", "Llama-3.1-8B", "--gpu", "L4", "--tp", "7"])
-    assert "32 heads cannot be shared by 7 GPUs" in str(seven.exception)
+    assert "32 heads of meta-llama/Llama-3.1-8B cannot be shared" in str(seven.exception)
     assert isinstance(run(app, ["blocks", "--gpu", "L4"]).exception, InputError)

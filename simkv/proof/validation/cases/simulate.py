@@ -18,8 +18,10 @@ from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import blocks_for
-from simkv.costs.hardware.blocks import kv_blocks
-from simkv.costs.hardware.catalog import find_gpu, find_model
+from simkv.costs.hardware.blocks import kv_room
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.hardware import make_hardware
+from simkv.costs.hardware.setting import EngineSetting
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
@@ -180,16 +182,22 @@ def _blocks(case: Case) -> tuple[int, list[str]]:
     if setup.num_gpu_blocks is not None:
         return setup.num_gpu_blocks, []
     try:
-        fit = kv_blocks(
-            find_model(case.facts.model),
+        hardware = make_hardware(
             find_gpu(setup.gpu),
-            max_num_batched_tokens=setup.max_num_batched_tokens,
-            max_num_seqs=setup.max_num_seqs,
-            block_size=setup.block_size,
-            gpu_memory_utilization=setup.gpu_memory_utilization,
-            tensor_parallel=setup.tensor_parallel,
-            expert_ranks=setup.expert_ranks,
+            find_architecture(case.facts.model),
+            tp=setup.tensor_parallel,
+            ep=setup.expert_ranks,
+            dp=max(setup.expert_ranks // setup.tensor_parallel, 1),
         )
+        setting = EngineSetting(
+            setup.engine.casefold(),
+            setup.version,
+            setup.max_num_batched_tokens,
+            setup.max_num_seqs,
+            block_size=setup.block_size,
+            memory_share=setup.gpu_memory_utilization,
+        )
+        fit = kv_room(hardware, setting)
         blocks, how = fit.num_gpu_blocks, "estimated from GPU, weights and utilisation"
     except InputError:
         blocks, how = 0, ""

@@ -1,0 +1,103 @@
+"""``auto`` in an engine's section: the size of the KV cache as it follows from the hardware.
+
+engine: {name: vllm, num_gpu_blocks: auto}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from simkv.core.engine import EngineSpec
+from simkv.core.errors import InputError
+from simkv.core.scheduler import MOST_BLOCKS
+from simkv.costs.hardware.blocks import kv_room
+from simkv.costs.hardware.setting import setting_of
+from simkv.scenario.hardware import HardwareSection, hardware_of
+from simkv.scenario.merge import merge
+from simkv.schedulers.registry import ENGINES
+
+AUTO = "auto"
+
+
+class Unknown(InputError):
+    """A size that cannot be found, and the ``field`` that asks for it."""
+
+    def __init__(self, field: tuple[str | int, ...], why: str) -> None:
+        super().__init__(why)
+        self.field = field
+
+
+def with_sizes(data: Any, folder: Path) -> Any:
+    """A scenario as plain data, with numbers in place of ``auto``.
+
+    What is wrong with it in other ways is left to the check that follows. Raises Unknown where
+    there is no hardware, or where the weights leave no room.
+    """
+    if not isinstance(data, dict):
+        return data
+    found = {**data}
+    fleet = data.get("fleet")
+    if isinstance(fleet, dict) and isinstance(fleet.get("replicas"), list):
+        groups = list(_groups(data, fleet["replicas"], folder))
+        found["fleet"] = {**fleet, "replicas": groups}
+    engine = data.get("engine")
+    spec = _asks(engine)
+    if spec and isinstance(engine, dict):
+        size = _size(spec, engine, data, folder, ("engine", spec.memory))
+        found["engine"] = {**engine, spec.memory: size}
+    return found
+
+
+def _groups(data: dict[str, Any], groups: list[Any], folder: Path) -> Iterator[Any]:
+    """Groups of replicas, each with the size that its own hardware and engine give."""
+    for index, group in enumerate(groups):
+        if not isinstance(group, dict):
+            yield group
+            continue
+        own = {name: group[name] for name in ("engine", "hardware", "profile") if name in group}
+        whole = merge({name: data.get(name) for name in own.keys() | {"engine", "hardware"}}, own)
+        spec = _asks(whole["engine"]) if own else None
+        if spec is None:
+            yield group
+            continue
+        asks = isinstance(group.get("engine"), dict) and spec.memory in group["engine"]
+        at = ("fleet", "replicas", index, "engine") if asks else ("engine",)
+        size = _size(spec, whole["engine"], whole, folder, (*at, spec.memory))
+        yield {**group, "engine": {**(group.get("engine") or {}), spec.memory: size}}
+
+
+def _asks(engine: Any) -> EngineSpec | None:
+    """The engine of a section that asks for its size."""
+    spec = ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
+    return spec if spec and engine.get(spec.memory) == AUTO else None
+
+
+def _size(
+    spec: EngineSpec,
+    engine: dict[str, Any],
+    data: dict[str, Any],
+    folder: Path,
+    field: tuple[str | int, ...],
+) -> int:
+    """The size, or one that fits anything if hardware or engine are wrong in themselves."""
+    if data.get("hardware") is None:
+        raise Unknown(field, "auto needs hardware: with gpu and model; else give a number")
+    fits_all: int = MOST_BLOCKS
+    if spec.memory_in_tokens:
+        page = engine.get(spec.block, 1)
+        fits_all *= page if isinstance(page, int) else 1
+    try:
+        section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
+        setting = setting_of(spec.config(**{**engine, spec.memory: fits_all}))
+        hardware = hardware_of(section)
+    except (ValidationError, InputError, TypeError, ValueError, KeyError):
+        return fits_all
+    room = kv_room(hardware, setting)
+    if room.num_gpu_blocks < 2:
+        raise Unknown(field, f"auto: {room.refusal}")
+    blocks = room.num_gpu_blocks
+    return blocks * setting.block_size if spec.memory_in_tokens else min(blocks, MOST_BLOCKS)

@@ -1,0 +1,70 @@
+"""What the steps of a scenario's replicas cost: by a profile, or by what its hardware gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.core.engine import EngineConfig
+from simkv.costs.hardware.setting import setting_of
+from simkv.costs.operators.library import profile_for
+from simkv.costs.profile import Profile, load_profile
+from simkv.scenario.fleet import ReplicaGroup
+from simkv.scenario.hardware import HardwareSection, hardware_of
+from simkv.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Where the costs of a replica come from: ``profile`` or ``hardware``, and its ``engine``."""
+
+    engine: EngineConfig
+    profile: str | None
+    hardware: HardwareSection | None
+
+    def load(self, folder: Path) -> Profile:
+        """The profile; what is a file lies beside ``folder``.
+
+        Raises InputError if there is none, or if the hardware makes no sense.
+        """
+        if self.profile is not None:
+            return load_profile(self.profile, folder)
+        assert self.hardware is not None
+        tables = [Path(self.hardware.tables)] if self.hardware.tables else []
+        return profile_for(hardware_of(self.hardware), setting_of(self.engine), tables)
+
+    def check(self, folder: Path) -> None:
+        """Raise the InputError that loading would raise."""
+        if self.hardware is None:
+            self.load(folder)
+        else:
+            hardware_of(self.hardware)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica, as far as that is said; else 1."""
+        return self.hardware.tp * self.hardware.dp if self.hardware else 1
+
+
+def costs_of(scenario: Scenario, group: ReplicaGroup | None = None) -> Costs:
+    """The costs of a group of replicas, or of the engine of a scenario without a fleet."""
+    engine = (group and group.engine) or scenario.engine
+    if group and (group.profile or group.hardware):
+        return Costs(engine, group.profile, group.hardware)
+    return Costs(engine, scenario.profile, scenario.hardware)
+
+
+def all_costs(scenario: Scenario) -> Iterator[tuple[tuple[str | int, ...], Costs]]:
+    """The costs of all groups of replicas, each with where the scenario says it."""
+    if scenario.fleet is None:
+        yield (_said_by(scenario),), costs_of(scenario)
+        return
+    for index, group in enumerate(scenario.fleet.groups):
+        own = group.profile or group.hardware
+        at = ("fleet", "replicas", index, _said_by(group)) if own else (_said_by(scenario),)
+        yield at, costs_of(scenario, group)
+
+
+def _said_by(one: Scenario | ReplicaGroup) -> str:
+    return "hardware" if one.hardware else "profile"

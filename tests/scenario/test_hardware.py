@@ -1,0 +1,223 @@
+"""The ``hardware`` section, and sizes that follow from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.costs.hardware.catalog import find_architecture
+from simkv.measure.simulate import run_scenario
+from simkv.scenario.costs import all_costs
+from simkv.scenario.fields import differences
+from simkv.scenario.hardware import HardwareSection, hardware_of
+from simkv.scenario.load import load
+from simkv.scenario.saving import to_yaml
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.schema import json_schema
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.search.digest import digest_of
+from simkv.search.plan.prepare import prepare
+from simkv.search.plan.request import PlanRequest
+
+TEXT = """name: mine
+workload: {requests: [{arrival: 0, prompt_tokens: 1000, output_tokens: 20}]}
+engine: {name: vllm, num_gpu_blocks: auto}
+hardware: {gpu: h100_sxm, model: llama-3.1-8b}
+"""
+
+
+def file(folder: Path, text: str = TEXT) -> Path:
+    path = folder / "s.yaml"
+    path.write_text(text)
+    return path
+
+
+def one(folder: Path, *overrides: str, text: str = TEXT) -> Scenario:
+    return load(file(folder, text), overrides)["run"]
+
+
+def blocks(scenario: Scenario) -> int:
+    assert isinstance(scenario.engine, VllmConfig)
+    return scenario.engine.num_gpu_blocks
+
+
+def test_any_spelling_is_the_same_scenario(tmp_path: Path) -> None:
+    first = one(tmp_path)
+    others = ("hardware.gpu=H100-SXM", "hardware.gpu=NVIDIA H100 80GB HBM3")
+    for other in others:
+        assert one(tmp_path, other) == first
+    assert one(tmp_path, "hardware.model=Llama 3.1_8B") == first
+    assert first.hardware
+    assert first.hardware.model == "meta-llama/Llama-3.1-8B"
+    assert differences(first, one(tmp_path, "hardware.gpu=h100-sxm")) == []
+
+
+def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
+    plain, wider, smaller = (
+        one(tmp_path, *overrides)
+        for overrides in ((), ("hardware.tp=2",), ("hardware.weights=fp8", "hardware.kv=fp8"))
+    )
+    assert blocks(plain) < blocks(wider)
+    assert blocks(smaller) > 2 * blocks(plain)
+    times = {
+        name: run_scenario(scenario, tmp_path).summary["e2e_ms"]["mean"]
+        for name, scenario in {"plain": plain, "wider": wider, "smaller": smaller}.items()
+    }
+    assert times["wider"] < times["plain"]
+    assert times["smaller"] < times["plain"]
+    names = [spec.profile.gpu for spec in run_scenario(plain, tmp_path).specs]
+    assert names == ["NVIDIA H100 80GB HBM3"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["hardware.gpu=H101"], "hardware.gpu: GPU 'H101' is not known"),
+        (["hardware.model=llama-4"], "hardware.model: model 'llama-4' is not known"),
+        (["hardware.model=none.json"], "hardware.model: there is no file"),
+        (["hardware.pp=2"], "hardware.pp: 2: pipeline parallelism is not modelled"),
+        (["hardware.tp=3"], "hardware: tp: 32 heads of meta-llama/Llama-3.1-8B cannot be shared"),
+        (["hardware.ep=2"], "hardware: ep: meta-llama/Llama-3.1-8B has no experts"),
+        (["hardware.weights=fp7"], "hardware.weights: 'fp7' is not known"),
+        (["hardware.interconnect=Ethernet"], "hardware.interconnect: "),
+        (["hardware.tables=none"], "hardware.tables: there is no folder"),
+        (["hardware.gpu=L4", "hardware.interconnect=NVLink"], "NVIDIA L4 has no NVLink"),
+        (["hardware.modle=x"], "hardware.modle: unknown field (did you mean 'model'?)"),
+        (
+            ["hardware.gpu=L4", "hardware.model=llama-3.1-70b"],
+            "engine.num_gpu_blocks: auto: meta-llama/Llama-3.1-70B does not fit on 1 x NVIDIA L4",
+        ),
+        (["profile=unit-step"], "engine.num_gpu_blocks: auto needs hardware"),
+        (["hardware=null"], "profile: missing; profile or hardware is needed"),
+    ],
+)
+def test_what_is_wrong_is_said_by_its_field(
+    tmp_path: Path, overrides: list[str], words: str
+) -> None:
+    if overrides == ["hardware=null"]:
+        overrides = ["hardware=null", "engine.num_gpu_blocks=1000"]
+    with pytest.raises(InputError) as caught:
+        one(tmp_path, *overrides)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_hardware_and_a_profile_exclude_each_other(tmp_path: Path) -> None:
+    both = TEXT.replace("auto", "1000") + "profile: unit-step\n"
+    with pytest.raises(InputError, match=r"s.yaml:5: profile: found beside hardware"):
+        load(file(tmp_path, both))
+    variants = TEXT.replace("auto", "1000") + "variants: {a: {}, b: {profile: unit-step}}\n"
+    found = load(file(tmp_path, variants))
+    assert found["a"].hardware
+    assert not found["b"].hardware
+    assert found["b"].profile == "unit-step"
+    back = load(file(tmp_path, to_yaml(found)))
+    assert back == found
+    plain = one(tmp_path, "profile=unit-step", text=TEXT.replace("auto", "1000"))
+    assert (plain.profile, plain.hardware) == ("unit-step", None)
+
+
+def test_a_saved_scenario_gives_the_same_run(tmp_path: Path) -> None:
+    scenario = one(tmp_path)
+    (tmp_path / "again").mkdir()
+    again = load(file(tmp_path / "again", to_yaml({"run": scenario})))["run"]
+    assert again == scenario
+    assert digest_of(again, tmp_path) == digest_of(scenario, tmp_path)
+
+
+def test_the_digest_covers_what_the_hardware_costs(tmp_path: Path) -> None:
+    given = [
+        digest_of(one(tmp_path, "engine.num_gpu_blocks=900", *more), tmp_path)
+        for more in ((), ("hardware.kv=fp8",), ("hardware.interconnect=PCIe", "hardware.tp=2"))
+    ]
+    assert len(set(given)) == 3
+
+
+def test_replica_groups_say_what_differs(tmp_path: Path) -> None:
+    text = TEXT + (
+        "fleet: {replicas: [{count: 2}, {hardware: {gpu: H200, tp: 2}}, {profile: unit-step,\n"
+        "  engine: {num_gpu_blocks: 700}}]}\n"
+    )
+    scenario = one(tmp_path, text=text)
+    costs = [costs for _, costs in all_costs(scenario)]
+    assert [c.profile for c in costs] == [None, None, "unit-step"]
+    assert [(c.hardware.gpu, c.hardware.tp) for c in costs if c.hardware] == [
+        ("NVIDIA H100 80GB HBM3", 1),
+        ("NVIDIA H200", 2),
+    ]
+    sizes = [c.engine.num_gpu_blocks for c in costs]  # type: ignore[attr-defined]
+    assert sizes[0] == blocks(scenario)
+    assert sizes[1] > 2 * sizes[0]
+    assert sizes[2] == 700
+    with pytest.raises(InputError, match="auto needs hardware"):
+        one(tmp_path, text=text.replace(",\n  engine: {num_gpu_blocks: 700}", ""))
+    wrong = text.replace("tp: 2", "tp: 5")
+    with pytest.raises(InputError, match=r"s.yaml:5: hardware: tp: 32 heads"):
+        one(tmp_path, text=wrong)
+
+
+def test_a_model_of_ones_own_is_read_from_its_config(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 1000,
+    }
+    (tmp_path / "small.json").write_text(json.dumps(config))
+    scenario = one(tmp_path, "hardware.model=small.json", "engine.num_gpu_blocks=600")
+    assert scenario.hardware
+    assert hardware_of(scenario.hardware).architecture.name == "small"
+    (tmp_path / "small.json").write_text(json.dumps({**config, "model_type": "rwkv"}))
+    with pytest.raises(InputError, match=r"small.json: model_type: 'rwkv' is not understood"):
+        one(tmp_path, "hardware.model=small.json")
+
+
+def test_a_measured_link_and_formats_reach_the_hardware() -> None:
+    section = HardwareSection.model_validate(
+        {
+            "gpu": "RTX 4090",
+            "model": "nvidia/Llama-3.3-70B-Instruct-FP4",
+            "tp": 2,
+            "interconnect": {"latency_us": 20, "bandwidth_gb_s": 16},
+        }
+    )
+    made = hardware_of(section)
+    assert made.architecture.layers == find_architecture("llama-3.1-70b").layers
+    assert (made.weights, made.interconnect.kind) == ("nvfp4", "measured")
+    assert (made.interconnect.latency, made.interconnect.bandwidth) == (20e-6, 16e9)
+
+
+def test_tokens_in_place_of_blocks(tmp_path: Path) -> None:
+    text = TEXT.replace("{name: vllm, num_gpu_blocks: auto}", "{name: sglang, ENGINE}")
+    text = text.replace("ENGINE", "page_size: 16, max_total_num_tokens: auto")
+    engine = one(tmp_path, text=text).engine
+    assert isinstance(engine, SglangConfig)
+    assert engine.max_total_num_tokens > 100_000
+    assert engine.max_total_num_tokens % 16 == 0
+
+
+def test_the_schema_knows_hardware_and_auto() -> None:
+    definitions: dict[str, Any] = json_schema()["$defs"]
+    assert "gpu" in definitions["HardwareSection"]["properties"]
+    assert "required" not in definitions["PartHardwareSection"]
+    memory = definitions["VllmConfig"]["properties"]["num_gpu_blocks"]
+    assert {"const": "auto", "type": "string"} in memory["anyOf"]
+
+
+def test_a_plan_prices_every_gpu_of_a_replica(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text("h100_sxm: 2.0\nH200: 3.0\n")
+    request = PlanRequest(
+        smallest="fleet.replicas=1..2",
+        objectives=["starved<=0"],
+        prices=str(tmp_path / "prices.yaml"),
+        overrides=("hardware.tp=2",),
+    )
+    (prepared,) = prepare(file(tmp_path), request)
+    assert (prepared.price, prepared.gpu) == (2.0, "NVIDIA H100 80GB HBM3")
