@@ -16,6 +16,7 @@ from simkv.cli import (
     lab,
     plan,
     profile,
+    profiles,
     report,
     run,
     sweep,
@@ -50,6 +51,7 @@ app.add_typer(lab.app, name="gpu")
 app.command()(lab.calibrate)
 app.add_typer(validate.app, name="validate")
 app.add_typer(profile.app, name="profile")
+app.command()(profiles.profiles)
 app.command()(blocks.blocks)
 
 

@@ -17,6 +17,7 @@ from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.world import ReplicaSpec, serve_scenario, specs
 from simkv.measure.fidelity import fidelity
 from simkv.measure.fleet import fleet_figures
+from simkv.measure.made_for import notes_on_engines
 from simkv.measure.metrics import summary
 from simkv.measure.notes import notes_on_profiles, notes_on_replicas, outside_share
 from simkv.measure.result import Result
@@ -70,6 +71,7 @@ def run_scenario(
     notes = [
         *scenario.workload.notes,
         *notes_on_replicas(run.stints, replicas, requests),
+        *notes_on_engines(replicas),
         *notes_on_profiles(executors),
     ]
     figures = summary(record)

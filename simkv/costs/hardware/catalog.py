@@ -202,6 +202,11 @@ _ENDINGS: dict[str, FormatName] = {
 }
 
 
+def other_names(model: str) -> list[str]:
+    """What else a packaged model is called."""
+    return next((entry.also for entry in _entries() if entry.name == model), [])
+
+
 def find_model(name: str) -> Model:
     """A plain model by its name. Raises InputError if unknown or not plain."""
     wanted = _squeezed(name)

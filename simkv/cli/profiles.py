@@ -1,0 +1,67 @@
+"""``simkv profiles``: which costs there are, for which GPUs and models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from simkv.cli.common import show
+from simkv.core.errors import InputError
+
+#: More rows than this are counted, not shown.
+MOST = 40
+
+
+def profiles(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words that must be in it: llama 70b h100.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help=f"Show more than {MOST} rows.")] = False,
+) -> None:
+    """List what is known of step costs: packaged profiles, and models on GPUs.
+
+    A model on a GPU goes into a scenario as hardware: {gpu: ..., model: ...}; a packaged profile
+    as profile: NAME. What is composed of measured operators needs the extra simkv[hardware].
+    """
+    from rich import box
+    from rich.table import Table
+
+    from simkv.costs.hardware.catalog import architectures, gpus
+    from simkv.costs.known import known_costs
+    from simkv.costs.operators.tables import installed
+
+    found = known_costs(words or [])
+    if not found:
+        raise InputError(
+            f"nothing has {' and '.join(words or [])} in it; GPUs are "
+            f"{', '.join(gpu.name for gpu in gpus())}; models are "
+            f"{', '.join(model.name for model in architectures())}"
+        )
+    named = [one for one in found if one.name]
+    pairs = [one for one in found if not one.name]
+    shown = pairs if all_ or words else []
+    rows = [*named, *(shown if all_ else shown[:MOST])]
+    table = Table(box=box.SIMPLE)
+    for column in ("profile", "model", "gpu", "GPUs from", "basis", "error of 95 in 100 steps"):
+        table.add_column(column, justify="right" if column == "GPUs from" else "left")
+    for one in rows:
+        least = str(one.fits) if one.fits else "" if one.name else "does not fit"
+        table.add_row(one.name or "hardware", one.model, one.gpu, least, one.basis, one.error)
+    if rows:
+        show(table)
+    if not words:
+        show(f"models: {', '.join(model.name for model in architectures())}")
+        show(f"GPUs: {', '.join(gpu.name for gpu in gpus())}")
+        show("any model goes with any GPU that holds it; simkv profiles WORDS shows which")
+    elif len(shown) > len(rows) - len(named):
+        show(f"and {len(shown) - len(rows) + len(named)} more: --all, or more words")
+    if pairs and shown:
+        first = next((one for one in pairs if one.fits), pairs[0])
+        tp = f", tp: {first.fits}" if first.fits and first.fits > 1 else ""
+        show(f"in a scenario: hardware: {{gpu: {first.gpu}, model: {first.model}{tp}}}")
+    if installed() is None:
+        show(
+            "operators that were measured are in an extra: pip install 'simkv[hardware]'; without "
+            "it data sheets are taken"
+        )

@@ -1,0 +1,103 @@
+"""What costs there are: packaged profiles, and models and GPUs of which some can be composed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from simkv.core.errors import InputError
+from simkv.core.setting import EngineSetting
+from simkv.costs.hardware.architecture import Architecture
+from simkv.costs.hardware.blocks import kv_room
+from simkv.costs.hardware.catalog import Gpu, architectures, gpus, other_names
+from simkv.costs.hardware.hardware import make_hardware
+from simkv.costs.operators.tables import installed
+from simkv.costs.profile import load_profile, packaged_profiles
+
+#: GPUs of a replica that are tried for whether the weights fit.
+GPUS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Costs that there are: a packaged profile by its ``name``, or a model on a GPU (no name).
+
+    ``fits`` is the least number of GPUs that hold the model as it is published, None if unknown.
+    ``error`` is what is known of steps that nothing was fitted to.
+    """
+
+    name: str
+    model: str
+    gpu: str
+    fits: int | None
+    basis: str
+    error: str
+
+
+def known_costs(words: Sequence[str] = ()) -> list[Known]:
+    """All costs whose names have all the ``words`` in them, whatever case and in any order."""
+    wanted = [_squeezed(word) for word in words]
+    found: list[Known] = []
+    for name in packaged_profiles():
+        one = _packaged(name)
+        if _has(wanted, name, one.model, one.gpu, one.basis, ""):
+            found.append(one)
+    for model in architectures():
+        for gpu in gpus():
+            basis = basis_of(gpu)
+            also = " ".join((*other_names(model.name), *gpu.also, gpu.system or ""))
+            if _has(wanted, "", model.name, gpu.name, basis, also):
+                error = "not known"
+                found.append(Known("", model.name, gpu.name, fits(model, gpu), basis, error))
+    return found
+
+
+def basis_of(gpu: Gpu) -> str:
+    """What costs on this GPU would rest on, with the tables that are installed."""
+    tables = installed()
+    measured = tables and gpu.system and _measured(tables, gpu.system)
+    return "composed of measured operators" if measured else "estimated from the data sheet"
+
+
+@lru_cache(maxsize=64)
+def _measured(tables: Path, system: str) -> bool:
+    return any((tables / system).glob("gemm/*/*/*.parquet"))
+
+
+@lru_cache(maxsize=4096)
+def fits(model: Architecture, gpu: Gpu) -> int | None:
+    """The least of 1, 2, 4, 8 and 16 GPUs that hold the model and 8,192 tokens of KV."""
+    setting = EngineSetting("vllm", "0.33.0", 8192, 256, memory_share=0.92)
+    for tp in GPUS:
+        try:
+            room = kv_room(make_hardware(gpu, model, tp=tp), setting)
+        except InputError:  # heads that so many GPUs cannot share
+            continue
+        if room.num_gpu_blocks * setting.block_size >= 8192:
+            return tp
+    return None
+
+
+def _packaged(name: str) -> Known:
+    profile = load_profile(name)
+    errors = profile.fit.held_out
+    error = ", ".join(f"{kind} {100 * one.p95:.0f} %" for kind, one in errors.items())
+    return Known(name, profile.model, profile.gpu, None, profile.basis, error or "not known")
+
+
+def _has(wanted: Sequence[str], *texts: str) -> bool:
+    whole = " ".join(_squeezed(part) for text in texts for part in _parts(text))
+    return all(word in whole for word in wanted)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A text as a whole and its words, so that ``llama 70b`` and ``llama-3.1-70b`` are found."""
+    yield text
+    yield from text.split()
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.casefold())
