@@ -47,10 +47,10 @@ def validate_case(
     """
     from simkv.proof.validation.cases.calibration import calibrate
     from simkv.proof.validation.cases.case import find_cases, read_case
-    from simkv.proof.validation.cases.score import score
+    from simkv.proof.validation.cases.score import judge
     from simkv.proof.validation.cases.sensitivity import otherwise
     from simkv.proof.validation.cases.show import all_parts, case_parts
-    from simkv.proof.validation.cases.simulate import engine_of, replay
+    from simkv.proof.validation.cases.simulate import engine_of
 
     for option, folder in (("--out", out), ("--docs", docs and docs.parent)):
         if folder:
@@ -65,7 +65,7 @@ def validate_case(
         for case in found:
             costs = calibrate(case, profile, calibration)
             config, notes = engine_of(case)
-            scores.append(score(case, replay(case, costs, config, notes), costs.name))
+            scores.append(judge(case, costs, config, notes))
             changed[case.name] = otherwise(case, costs) if sensitivity or docs else []
             advance()
     for scored in scores:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import hypot
 from typing import Literal
 
 from simkv.costs.load import Executor, Load
 from simkv.costs.profile import StepError
+from simkv.costs.simulated import later
 
 Side = Literal["cheaper", "dearer"]
 
@@ -18,8 +20,10 @@ StepKind = Literal["decode", "prefill", "mixed"]
 LARGEST = 0.9
 
 
-def scales(errors: Mapping[str, StepError], side: Side) -> dict[StepKind, float]:
+def scales(errors: Mapping[str, StepError], side: Side, runs: float = 0.0) -> dict[StepKind, float]:
     """Factors on the cost of a step by its kind: 95 of 100 real steps lie within both sides.
+
+    ``runs`` is how far other runs on other hosts are from the one that was measured.
 
     An error is the predicted time over the real one, less 1. A kind of step that was not measured
     takes the error of all, or the largest that there is.
@@ -29,10 +33,12 @@ def scales(errors: Mapping[str, StepError], side: Side) -> dict[StepKind, float]
     kinds: tuple[StepKind, ...] = ("decode", "prefill", "mixed")
     for kind in kinds:
         error = errors.get(kind) or errors.get("all") or worst
-        found[kind] = (
-            1.0 / (1.0 + error.p95) if side == "cheaper" else 1.0 / (1.0 - min(error.p95, LARGEST))
-        )
+        found[kind] = _factor(hypot(error.p95, runs), side)
     return found
+
+
+def _factor(error: float, side: Side) -> float:
+    return 1.0 / (1.0 + error) if side == "cheaper" else 1.0 / (1.0 - min(error, LARGEST))
 
 
 def kind_of(load: Load) -> StepKind:
@@ -43,22 +49,43 @@ def kind_of(load: Load) -> StepKind:
 
 
 class Erring:
-    """An executor whose steps are cheaper or dearer than the one inside says, by kind of step."""
+    """An executor whose steps are cheaper or dearer than the one inside says, by kind of step.
 
-    def __init__(self, inner: Executor, scale: Mapping[StepKind, float]) -> None:
+    ``wider`` gives what a step's error has on top of that of its kind, outside of the range.
+    """
+
+    def __init__(
+        self,
+        inner: Executor,
+        scale: Mapping[StepKind, float],
+        wider: Callable[[Load], float] | None = None,
+    ) -> None:
         self.inner = inner
         self._scale = scale
+        self._wider = wider
         self.wants_spread: bool = getattr(inner, "wants_spread", False)
 
     def run(self, load: Load) -> float:
-        return self.inner.run(load) * self._scale[kind_of(load)]
+        return self.inner.run(load) * self._of(load)
 
     def foresee(self, load: Load, steps: int) -> list[float]:
-        scale = self._scale["decode"]
-        return [seconds * scale for seconds in self.inner.foresee(load, steps)]
+        found = self.inner.foresee(load, steps)
+        if self._wider is None or not found:
+            scale = self._scale["decode"]
+            return [seconds * scale for seconds in found]
+        return [
+            seconds * self._of(later(load, step)) for step, seconds in enumerate(found, start=1)
+        ]
 
     def ran(self, load: Load, seconds: Sequence[float]) -> None:
         self.inner.ran(load, seconds)
 
     def idle(self) -> float:
         return self.inner.idle()
+
+    def _of(self, load: Load) -> float:
+        scale = self._scale[kind_of(load)]
+        extra = self._wider(load) if self._wider else 0.0
+        if not extra:
+            return scale
+        return _factor(hypot(1.0 - 1.0 / scale, extra), "cheaper" if scale < 1.0 else "dearer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import log2
 
 import numpy as np
 
@@ -10,16 +11,18 @@ from simkv.costs.attention import AttentionTable
 from simkv.costs.erring import kind_of
 from simkv.costs.lines import between
 from simkv.costs.load import Load, pairs
-from simkv.costs.profile import Profile, StepCost, StepError
+from simkv.costs.profile import Feature, Profile, StepCost, StepError
 
 Point = tuple[int, int, int, int]
 
 
 def with_errors(profile: Profile) -> Profile:
-    """The profile with the errors of its attention table on points left out of it."""
-    assert profile.attention is not None
+    """The profile with the errors of its attention table on points and ends left out of it."""
+    table = profile.attention
+    assert table is not None
     rest = StepCost(profile.model_copy(update={"attention": None}))
-    fit = profile.fit.model_copy(update={"held_out": left_out(profile.attention, rest)})
+    found = {"held_out": left_out(table, rest), "beyond": beyond(table, rest)}
+    fit = profile.fit.model_copy(update=found)
     return profile.model_copy(update={"fit": fit})
 
 
@@ -30,12 +33,7 @@ def left_out(table: AttentionTable, rest: Callable[[Load], float]) -> dict[str, 
     it has two; ``rest`` is what a step costs besides attention (s). As that line spans two
     intervals, the error inside one is smaller. Empty where no point has two neighbours.
     """
-    measured: dict[Point, float] = {
-        (part.prefill_tokens, row.prefill_context, part.decode_seqs, context): seconds
-        for part in table.slices
-        for row in part.rows
-        for context, seconds in zip(row.decode_context, row.seconds, strict=True)
-    }
+    measured = _measured(table)
 
     def named() -> Iterator[tuple[str, float]]:
         for point, line in _lines(measured):
@@ -44,6 +42,54 @@ def left_out(table: AttentionTable, rest: Callable[[Load], float]) -> dict[str, 
             yield kind_of(load), (own + line) / (own + measured[point]) - 1
 
     return by_kind(named())
+
+
+#: The features of a step that the axes of a table are.
+_AXES: tuple[tuple[Feature, ...], ...] = (
+    ("prefill_tokens",),
+    ("prefill_context",),
+    ("decode_seqs", "mixed_decode_seqs"),
+    ("decode_mean",),
+)
+
+
+def beyond(table: AttentionTable, rest: Callable[[Load], float]) -> dict[Feature, float]:
+    """By feature, the error of a step per doubling out of range: 90 of 100 are off by less.
+
+    The last point of each line along an axis is read off the two before it, going on.
+    """
+    measured = _measured(table)
+    found: dict[Feature, float] = {}
+    for axis, features in enumerate(_AXES):
+        errors = []
+        for key, values in _axis(measured, axis).items():
+            if len(values) < 3 or not values[-2]:
+                continue
+            a, b, c = (measured[_at(key, axis, value)] for value in values[-3:])
+            share = (values[-1] - values[-3]) / (values[-2] - values[-3])
+            own = rest(_load(_at(key, axis, values[-1])))
+            off = (own + between(a, b, share)) / (own + c) - 1
+            errors.append(abs(off) / log2(values[-1] / values[-2]))
+        if errors:
+            found |= dict.fromkeys(features, float(np.quantile(errors, 0.9)))
+    return found
+
+
+def _measured(table: AttentionTable) -> dict[Point, float]:
+    return {
+        (part.prefill_tokens, row.prefill_context, part.decode_seqs, context): seconds
+        for part in table.slices
+        for row in part.rows
+        for context, seconds in zip(row.decode_context, row.seconds, strict=True)
+    }
+
+
+def _axis(measured: Iterable[Point], axis: int) -> dict[tuple[int, ...], list[int]]:
+    """The values on one axis, rising, by those on the others."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for point in measured:
+        groups.setdefault((*point[:axis], *point[axis + 1 :]), []).append(point[axis])
+    return {key: sorted(values) for key, values in groups.items()}
 
 
 def by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, StepError]:
@@ -67,11 +113,7 @@ def _summed(errors: list[float]) -> StepError:
 def _lines(measured: dict[Point, float]) -> Iterator[tuple[Point, float]]:
     """Points with their values on the lines between neighbours, axis by axis."""
     for axis in range(4):
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for point in measured:
-            groups.setdefault((*point[:axis], *point[axis + 1 :]), []).append(point[axis])
-        for key, values in groups.items():
-            values.sort()
+        for key, values in _axis(measured, axis).items():
             for low, x, high in zip(values, values[1:], values[2:], strict=False):
                 a, b, c = (_at(key, axis, value) for value in (low, x, high))
                 # Nothing is between none and one: another kernel runs then.

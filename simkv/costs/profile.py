@@ -95,13 +95,16 @@ class StepError(Data):
 class Fit(Data):
     """How good the terms are where they were fitted: ``rms_s`` over ``points`` figures.
 
-    ``held_out`` are the errors on steps that were not fitted to, by kind of step.
+    ``held_out`` are the errors on steps that were not fitted to, by kind of step. ``beyond`` is by
+    feature how much the error of a step grows with each doubling out of the range, as seen on ends
+    of the data that were left out.
     """
 
     points: int
     rms_s: float | None = None
     note: str = ""
     held_out: dict[str, StepError] = Field(default={})
+    beyond: dict[Feature, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default={})
 
 
 class Profile(Data):

@@ -18,6 +18,7 @@ from simkv.core.figures import LATENCIES, STATISTICS, figure
 from simkv.costs.erring import Erring, Side, scales
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile, StepError
+from simkv.costs.widening import RUNS, UNKNOWN, Widening
 
 #: Figures that get an interval, named as in ``summary.json``.
 FIGURES = (
@@ -67,17 +68,18 @@ def fidelity(
     outside: float,
     figures: Mapping[str, Any],
     again: Callable[[Callable[[Executor], Executor]], Mapping[str, Any]] | None,
+    unknown: float = 0.0,
 ) -> Fidelity:
     """The fidelity of a run with these ``figures`` (a summary).
 
     ``again`` simulates the run once more, with an executor changed by what it is given, and
-    returns its summary; None where that is not wanted.
+    returns its summary; None where that is not wanted. ``unknown`` is the share of the busy time
+    outside of the range in a feature of which no error is known there.
     """
     errors = profile.fit.held_out
     intervals: dict[str, tuple[float, float]] = {}
-    if errors and again:
-        sides: tuple[Side, ...] = ("cheaper", "dearer")
-        others = [again(partial(Erring, scale=scales(errors, side))) for side in sides]
+    if errors and again and unknown <= UNKNOWN:
+        others = [again(changed) for changed in both_sides(profile)]
         intervals = {name: _ends(name, [figures, *others]) for name in FIGURES}
     return Fidelity(
         profile.name,
@@ -85,8 +87,18 @@ def fidelity(
         outside,
         errors,
         intervals,
-        _note(profile, outside, bool(intervals)),
+        _note(profile, outside, unknown, bool(intervals)),
     )
+
+
+def both_sides(profile: Profile) -> list[Callable[[Executor], Executor]]:
+    """Executors whose steps are all cheaper, and all dearer, than a profile with errors says."""
+    sides: tuple[Side, ...] = ("cheaper", "dearer")
+    wider = Widening(profile) or None
+    return [
+        partial(Erring, scale=scales(profile.fit.held_out, side, RUNS), wider=wider)
+        for side in sides
+    ]
 
 
 def _ends(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -94,7 +106,7 @@ def _ends(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _note(profile: Profile, outside: float, computed: bool) -> str:
+def _note(profile: Profile, outside: float, unknown: float, computed: bool) -> str:
     errors = profile.fit.held_out
     if not errors:
         return (
@@ -105,8 +117,16 @@ def _note(profile: Profile, outside: float, computed: bool) -> str:
     worst = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in by_kind.items())
     said = f"costs by {profile.name} ({profile.basis}): 95 of 100 steps are off by at most {worst}"
     if computed:
-        said += "; intervals are of runs with every step off by that, one way and the other"
+        said += (
+            f"; intervals are of runs with every step off by that and by the {100 * RUNS:g} % that "
+            f"runs and hosts differ by, one way and the other"
+        )
     if outside:
-        share = f"{100 * outside:.1f} % of the busy time"
-        said += f"; {share} lay outside its range, where no error is known"
+        said += f"; {100 * outside:.1f} % of the busy time lay outside its range"
+        if unknown > UNKNOWN:
+            said += f", {100 * unknown:.1f} % where no error is known: no figure has an interval"
+        elif profile.fit.beyond:
+            said += ", where they widen with the distance"
+        else:
+            said += ", where no error is known"
     return said

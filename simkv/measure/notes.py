@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from simkv.core.request import Request
 from simkv.core.scheduler import Scheduler, blocks_for
+from simkv.costs.profile import Feature
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.costs.widening import unknown_share
 from simkv.loop.fleet.fleet import Stint
 from simkv.loop.pipeline import Pipeline, remarks
 from simkv.loop.world import ReplicaSpec
@@ -62,6 +65,23 @@ def outside_share(executors: Sequence[SimulatedExecutor]) -> float:
     """The share of the busy time that lay outside of the profiles' ranges."""
     busy = sum(executor.busy for executor in executors)
     return sum(executor.outside_s for executor in executors) / busy if busy else 0.0
+
+
+def unknown_outside(executors: Sequence[SimulatedExecutor]) -> float:
+    """The largest share of a profile's busy time outside its range where it knows no error."""
+    profiles = {executor.profile.name: executor.profile for executor in executors}
+    return max(
+        unknown_share(profile, *_spent([e for e in executors if e.profile.name == name]))
+        for name, profile in profiles.items()
+    )
+
+
+def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float], float]:
+    """Seconds outside of the range by feature, and busy, of executors of one profile."""
+    outside: Counter[Feature] = Counter()
+    for executor in executors:
+        outside.update(executor.outside)
+    return dict(outside), sum(executor.busy for executor in executors)
 
 
 def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:

@@ -19,7 +19,12 @@ from simkv.measure.fidelity import fidelity
 from simkv.measure.fleet import fleet_figures
 from simkv.measure.made_for import notes_on_engines
 from simkv.measure.metrics import summary
-from simkv.measure.notes import notes_on_profiles, notes_on_replicas, outside_share
+from simkv.measure.notes import (
+    notes_on_profiles,
+    notes_on_replicas,
+    outside_share,
+    unknown_outside,
+)
 from simkv.measure.result import Result
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
@@ -86,6 +91,7 @@ def run_scenario(
         outside_share(executors),
         figures,
         again if intervals and not scheduler else None,
+        unknown_outside(executors),
     )
     if fleet is not None:
         figures["fleet"] = fleet_figures(fleet, record.end)

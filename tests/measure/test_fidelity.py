@@ -128,3 +128,19 @@ def test_an_erring_executor_leaps_as_it_steps() -> None:
     assert foreseen == [erring.run(later) for later in loads]
     assert erring.run(Load(1, 10, 0, 4, 100, 55)) == 1.3 * inner.run(Load(1, 10, 0, 4, 100, 55))
     assert [kind_of(Load(1, 9, 0, 0, 0)), kind_of(load)] == ["prefill", "decode"]
+
+
+def test_where_nothing_is_known_no_figure_has_an_interval_and_that_is_said(tmp_path: Path) -> None:
+    fit = {"points": 9, "held_out": {"decode": error(0.02), "prefill": error(0.02)}}
+    narrow = {"decode_context": [1, 50]}
+    found = run(tmp_path, fit=fit, range=narrow).fidelity
+    assert found.intervals == {}
+    assert "where no error is known: no figure has an interval" in found.note
+    known = run(tmp_path, fit={**fit, "beyond": {"decode_context": 0.1}}, range=narrow).fidelity
+    inside = run(tmp_path, fit=fit).fidelity
+    assert "widen with the distance" in known.note
+    for wide, tight in zip(
+        known.intervals["e2e_ms.mean"], inside.intervals["e2e_ms.mean"], strict=True
+    ):
+        middle = sum(inside.intervals["e2e_ms.mean"]) / 2
+        assert abs(wide - middle) > 1.2 * abs(tight - middle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from simkv.costs.sources.sync import (
 )
 from simkv.proof.validation.cases.calibration import calibrate, find_bundle
 from simkv.proof.validation.cases.case import read_case
-from simkv.proof.validation.cases.score import score
+from simkv.proof.validation.cases.coverage import coverage, in_range, refused
+from simkv.proof.validation.cases.score import judge, score
 from simkv.proof.validation.cases.sensitivity import otherwise
 from simkv.proof.validation.cases.simulate import engine_of, replay
 from tests.conftest import ROOT
@@ -416,3 +418,28 @@ def test_runs_on_an_h100_from_requests_that_were_alone(name: str) -> None:
     found = scored(name)
     assert abs(found.figure("e2e_ms", "mean").error_pct) < 1.0
     assert abs(found.figure("ttft_ms", "mean").error_pct) < 3.0
+
+
+def test_intervals_hold_what_the_true_costs_make_and_are_counted(made_up: Path) -> None:
+    case = read_case(made_up)
+    costs = calibrate(case)
+    found = judge(case, costs, *engine_of(case))
+    assert all(f.held for f in found.figures)
+    counted = coverage([found])
+    assert counted.refused == 0
+    assert counted.held == counted.figures > 10
+    assert counted.half is not None
+    assert 0.02 < counted.half < 0.5
+    # Slower by half than all that is known: most lie outside.
+    slower = case.requests.assign(**{m: 1.5 * case.requests[m] for m in ("ttft_ms", "e2e_ms")})
+    missed = judge(replace(case, requests=slower), costs, *engine_of(case))
+    assert coverage([missed]).held < 0.7 * counted.figures
+    assert not in_range(found)  # more decodes at once than one
+
+
+def test_without_errors_of_its_own_a_profile_gives_no_interval(made_up: Path) -> None:
+    case = read_case(made_up)
+    found = judge(case, profile(), *engine_of(case))
+    assert coverage([found]).figures == 0
+    assert coverage([found]).refused > 10
+    assert refused([found]) == ["made-up: its profile knows no error of its own"]

@@ -10,12 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from simkv.core.files import write_text
+from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
 from simkv.proof.validation.cases.score import STATISTICS, Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.cases.show import TITLES, case_rows
 from simkv.proof.validation.compared import Compared, markdown
 from simkv.report.style import BLUE, DARK, GREY, RED, SLATE, WIDTH, house_style, save
 
+_HEAD = ["figure", "measured", "predicted", "error", "interval"]
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 PAGE = Path(__file__).parent / "page.md.j2"
 
@@ -38,7 +40,10 @@ def write_docs(
 def _table(scores: Sequence[Score]) -> str:
     head = ["case", "simulator", "metric", "mean", "P50", "P90", "P95", "P99", "per request"]
     lines = markdown(head, (row for s in scores for row in case_rows(s)), 3)
-    return "## All cases, error in per cent\n\n" + "\n".join(lines) + "\n"
+    errors = "## All cases, error in per cent\n\n" + "\n".join(lines) + "\n"
+    held = "\n".join(markdown(HEAD, coverage_rows(scores), 1))
+    none = "".join(f"- no interval: {line}\n" for line in refused(scores))
+    return f"{errors}\n## Figures in their interval, meant to be {STATED} %\n\n{held}\n{none}"
 
 
 def _case(s: Score, changed: Sequence[Otherwise]) -> str:
@@ -54,7 +59,7 @@ def _case(s: Score, changed: Sequence[Otherwise]) -> str:
         "",
         *[f"- {note}" for note in s.replayed.notes],
         *([""] if s.replayed.notes else []),
-        *markdown(["figure", "measured", "predicted", "error"], map(_line, s.figures), 1),
+        *markdown(_HEAD, map(_line, s.figures), 1),
         "",
     ]
     if changed:
@@ -70,7 +75,8 @@ def _case(s: Score, changed: Sequence[Otherwise]) -> str:
 def _line(f: Compared) -> list[str]:
     name = f"{TITLES[f.metric]} {f.statistic} (ms)" if f.metric in TITLES else f.metric
     error = f"{f.error_pct:+.2f} %" if f.real > 1 else ""
-    return [name, f"{f.real:,.1f}", f"{f.predicted:,.1f}", error]
+    given = f"{f.interval[0]:,.1f} to {f.interval[1]:,.1f}" if f.interval else ""
+    return [name, f"{f.real:,.1f}", f"{f.predicted:,.1f}", error, given]
 
 
 def _otherwise(o: Otherwise) -> list[str]:

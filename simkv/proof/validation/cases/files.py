@@ -94,6 +94,8 @@ def _figure(f: Compared, published: float | None) -> dict[str, Any]:
         "statistic": f.statistic,
         "measured": f.real,
         "predicted": f.predicted,
+        "low": f.interval[0] if f.interval else None,
+        "high": f.interval[1] if f.interval else None,
         "error_pct": f.error_pct,
         "origin_error_pct": published,
     }

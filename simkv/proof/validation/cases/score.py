@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from simkv.costs.profile import Profile
+from simkv.costs.widening import UNKNOWN
+from simkv.measure.fidelity import both_sides
 from simkv.proof.validation.cases.case import METRICS, Case, Origin
-from simkv.proof.validation.cases.simulate import Replayed
+from simkv.proof.validation.cases.simulate import Replayed, replay
 from simkv.proof.validation.compared import JUDGED, Compared
+from simkv.schedulers.vllm.config import VllmConfig
 
 Floats = npt.NDArray[np.float64]
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -57,6 +62,33 @@ class Score:
     def figure(self, metric: str, statistic: str) -> Compared:
         """One figure. Raises StopIteration if it was not compared."""
         return next(f for f in self.figures if f.name == f"{metric}.{statistic}")
+
+
+def judge(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) -> Score:
+    """Simulate a case and compare it, each figure with the interval that the profile's error gives.
+
+    There are none where the profile does not know its error on more than ``UNKNOWN`` of the run.
+    """
+    replayed = replay(case, profile, config, notes)
+    found = score(case, replayed, profile.name)
+    if not profile.fit.held_out or replayed.unknown > UNKNOWN:
+        return found
+    others = [
+        score(case, replay(case, profile, config, notes, changed), profile.name)
+        for changed in both_sides(profile)
+    ]
+    runs = [{f.name: f.predicted for f in run.figures} for run in (found, *others)]
+    return replace(
+        found,
+        figures=[
+            replace(f, interval=_ends([run[f.name] for run in runs if f.name in run]))
+            for f in found.figures
+        ],
+    )
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
 
 
 def score(case: Case, replayed: Replayed, profile: str) -> Score:

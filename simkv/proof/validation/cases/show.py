@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
 from simkv.proof.validation.cases.score import STATISTICS, Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.compared import Compared
@@ -25,7 +26,7 @@ def case_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[Renderabl
         yield f"note: {note}"
     origin = found.case.facts.origin_simulator.simulator
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("figure", "measured", "predicted", "error", escape(origin)):
+    for column in ("figure", "measured", "predicted", "error", "interval", escape(origin)):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for f in found.figures:
         table.add_row(*_cells(f, found.published.get(f.name)))
@@ -50,7 +51,9 @@ def _cells(f: Compared, published: float | None) -> tuple[str, ...]:
         name, unit = f.metric.replace("_s", " (s)"), 0 if f.metric == "preemptions" else 3
     origin = "" if published is None else f"{published:+.1f} %"
     error = f"{f.error_pct:+.2f} %" if f.real > 1 else ""
-    return name, f"{f.real:,.{unit}f}", f"{f.predicted:,.{unit}f}", error, origin
+    low, high = f.interval or (None, None)
+    given = "" if low is None else f"{low:,.{unit}f} to {high:,.{unit}f}"
+    return name, f"{f.real:,.{unit}f}", f"{f.predicted:,.{unit}f}", error, given, origin
 
 
 def _changed_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[RenderableType]:
@@ -82,6 +85,15 @@ def all_parts(scores: Sequence[Score]) -> Iterator[RenderableType]:
         for row in case_rows(s):
             table.add_row(*map(escape, row))
     yield table
+    yield Text(f"\nFigures in their interval, of which {STATED} of 100 are meant to be", "bold")
+    held = Table(box=None, header_style="bold", pad_edge=False)
+    for column in HEAD:
+        held.add_column(column, justify="left" if column == HEAD[0] else "right")
+    for row in coverage_rows(scores):
+        held.add_row(*map(escape, row))
+    yield held
+    for line in refused(scores):
+        yield f"no interval: {line}"
 
 
 def case_rows(s: Score) -> list[list[str]]:

@@ -6,7 +6,7 @@ A knob that was not recorded has the version's default, and the result says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from simkv.costs.hardware.blocks import kv_room
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.hardware.setting import EngineSetting
+from simkv.costs.load import Executor
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
@@ -30,6 +31,7 @@ from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.record import Life, Record
 from simkv.loop.serve import Server, serve
 from simkv.measure.metrics import e2e, tpot, ttft
+from simkv.measure.notes import unknown_outside
 from simkv.proof.validation.cases.case import Case
 from simkv.scenario.fleet import FleetRules, LeastLoaded
 from simkv.schedulers.registry import build
@@ -46,7 +48,8 @@ BALANCER_S = 0.1
 class Replayed:
     """A simulated run: times (ms) per request, in the record's order, and how it went.
 
-    ``outside`` is the share of the busy time outside the profile's range.
+    ``outside`` is the share of the busy time outside the profile's range, ``unknown`` that in a
+    feature of which no error is known there.
     """
 
     requests: pd.DataFrame
@@ -54,21 +57,29 @@ class Replayed:
     preemptions: int
     steps: int
     outside: float
+    unknown: float
     config: VllmConfig
     notes: list[str]
 
 
-def replay(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) -> Replayed:
+def replay(
+    case: Case,
+    profile: Profile,
+    config: VllmConfig,
+    notes: list[str],
+    changed: Callable[[Executor], Executor] | None = None,
+) -> Replayed:
     """Simulate ``case`` on an engine of this ``config``; ``notes`` go with the result.
 
-    Raises InputError if the engine would refuse its requests.
+    Its executor may be ``changed``. Raises InputError if the engine would refuse its requests.
     """
     executors: list[SimulatedExecutor] = []
     sent = [replace(r, arrival=r.arrival + profile.front_s) for r in _requests(case)]
 
     def make(env: simpy.Environment, rank: int) -> Engine:
         executors.append(SimulatedExecutor(profile))
-        return Engine(env, build(config), executors[-1], rank=rank)
+        executor = changed(executors[-1]) if changed else executors[-1]
+        return Engine(env, build(config), executor, rank=rank)
 
     record = serve(_server(case, make), Clients(sent), None)
     lives = [record.lives[request.id] for request in sent]
@@ -82,6 +93,7 @@ def replay(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) -
         sum(len(life.preempted_at) for life in lives),
         len(record.steps),
         sum(e.outside_s for e in executors) / (sum(e.busy for e in executors) or 1.0),
+        unknown_outside(executors),
         config,
         [*notes, *_outside(executors)],
     )
