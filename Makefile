@@ -13,7 +13,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # as slow, too dear for all of them.
 COUNTED := core costs measure schedulers
 
-.PHONY: demo test coverage bench reports site walks validation format clean
+.PHONY: demo test coverage bench profiles reports site walks validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero $(DEMO)
@@ -31,6 +31,10 @@ coverage: $(TESTED)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
+
+# From the operator tables of aiconfigurator-core and data sheets; needs EXTRAS=dev,hardware.
+profiles: $(TESTED)
+	$(BIN)/python calibrate/hardware_profiles.py
 
 # The recorded runs are not part of the repository: CASES names the folder that holds them.
 validation: $(VENV)/.installed

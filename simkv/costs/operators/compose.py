@@ -19,7 +19,6 @@ from simkv.costs.operators.composed.attention import (
     TOKENS,
     attention_grid,
     recurrences,
-    rounded,
 )
 from simkv.costs.operators.composed.collectives import all_reduces
 from simkv.costs.operators.composed.host import host
@@ -27,8 +26,7 @@ from simkv.costs.operators.composed.moe import mixture
 from simkv.costs.operators.composed.part import Part
 from simkv.costs.operators.composed.products import gated_mlp, head, projections
 from simkv.costs.operators.composed.small import sampler, small_kernels
-from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.curve import total
+from simkv.costs.operators.curve import rounded, total
 from simkv.costs.operators.operators import Operators
 from simkv.costs.profile import Feature, Fit, Profile, Term, When
 
@@ -41,19 +39,12 @@ def compose(
     setting: EngineSetting,
     operators: Operators,
     source: Iterable[str],
-    constants: Constants | None = None,
     *,
     measured: bool = True,
 ) -> Profile:
     """The profile; its error is not known here (``fit`` says so), its range is the tables'."""
-    changed = constants or Constants()
     parts = _parts(operators, hardware, setting)
-    grid = attention_grid(
-        operators,
-        hardware,
-        prefill_factor=changed.prefill_attention * changed.prefill,
-        decode_factor=changed.decode_attention * changed.decode,
-    )
+    grid = attention_grid(operators, hardware)
     on_top, host_sources = host(hardware, setting)
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (1.0, float(TOKENS[-1])),
@@ -68,7 +59,7 @@ def compose(
         model=hardware.architecture.name,
         gpu=hardware.gpu.name,
         basis="composed of measured operators" if measured else "estimated from the data sheet",
-        terms=[*_terms(parts, changed), *on_top, *_added(changed)],
+        terms=[*_terms(parts), *on_top],
         grid=grid,
         graph_sizes=[] if setting.graph_mode == "eager" else list(setting.graph_sizes),
         idle_pass_s=IDLE_PASS_S,
@@ -111,46 +102,14 @@ def _parts(operators: Operators, hardware: Hardware, setting: EngineSetting) -> 
     return parts + head(operators, hardware) + sampler(operators, hardware)
 
 
-def _terms(parts: Iterable[Part], changed: Constants) -> list[Term]:
-    """Parts of one name as one term; where a kind of step is scaled by itself, one for each."""
+def _terms(parts: Iterable[Part]) -> list[Term]:
+    """Parts of one name as one term."""
     groups: dict[tuple[str, Feature, When], list[Part]] = {}
     for part in parts:
         groups.setdefault((part.name, part.feature, part.when), []).append(part)
-    factors = {
-        "products": changed.products,
-        "experts": changed.experts,
-        "collectives": changed.collectives,
-        "other": 1.0,
-    }
     terms = []
     for (name, feature, when), group in groups.items():
-        curve = total(part.curve.times(factors[part.kind]) for part in group)
-        for kind, factor in _kinds(when, changed):
-            table = list(zip(curve.xs, rounded(curve.times(factor).ys), strict=True))
-            terms.append(Term(name=name, feature=feature, when=kind, table=table))
+        curve = total(part.curve for part in group)
+        table = list(zip(curve.xs, rounded(curve.ys), strict=True))
+        terms.append(Term(name=name, feature=feature, when=when, table=table))
     return terms
-
-
-def _kinds(when: When, changed: Constants) -> list[tuple[When, float]]:
-    if changed.prefill == changed.decode:
-        return [(when, changed.prefill)]
-    both: list[tuple[When, float]] = [
-        ("prefill", changed.prefill),
-        ("pure decode", changed.decode),
-    ]
-    return both if when == "any" else [pair for pair in both if pair[0] == when]
-
-
-def _added(changed: Constants) -> list[Term]:
-    """The seconds of a calibration."""
-    given: list[tuple[Feature, When, float]] = [
-        ("steps", "prefill", changed.prefill_step_s),
-        ("steps", "any", changed.step_s),
-        ("decode_seqs", "any", changed.seq_s),
-        ("prefill_seqs", "any", changed.seq_s),
-    ]
-    return [
-        Term(name=f"calibration, {feature}", feature=feature, when=when, pieces=None, seconds=s)
-        for feature, when, s in given
-        if s
-    ]

@@ -57,3 +57,8 @@ def never_falling(points: Mapping[float, float]) -> dict[float, float]:
 def sampled(function: Callable[[float], float], xs: Iterable[float]) -> Curve:
     """The function at so many points."""
     return curve_of({x: function(x) for x in xs})
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Four figures each: tables are no more exact."""
+    return [float(f"{value:.4g}") for value in values]

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.setting import EngineSetting
+from simkv.costs.operators.changed import with_constants
 from simkv.costs.operators.compose import compose
 from simkv.costs.operators.constants import Constants, constants_for
 from simkv.costs.operators.measured.measured import Tables
-from simkv.costs.operators.roofline import Roofline
+from simkv.costs.operators.packaged import packaged
+from simkv.costs.operators.roofline import Efficiency, Roofline, estimate_errors
 from simkv.costs.operators.tables import BACKENDS, Store, installed
-from simkv.costs.profile import Profile
+from simkv.costs.profile import Fit, Profile
 
 
 def profile_for(hardware: Hardware, setting: EngineSetting, tables: Sequence[Path] = ()) -> Profile:
@@ -45,22 +47,36 @@ def composed(
         return None
     operators = Tables(store, Roofline(hardware.gpu, hardware.interconnect))
     changed = constants_for(hardware, setting) if constants is None else constants
-    made = compose(hardware, setting, operators, (), changed)
+    made = compose(hardware, setting, operators, ())
     read = ", ".join(operators.versions())
     source = [f"operator tables of aiconfigurator (Apache-2.0), {hardware.gpu.system}: {read}"]
     if backend != setting.engine:
         source.append(f"operators of {backend}: there are none of {setting.engine}")
-    return made.model_copy(update={"source": [*source, *made.source]})
+    made = made.model_copy(update={"source": [*source, *made.source]})
+    return with_constants(made, changed)
 
 
 def estimated(
-    hardware: Hardware, setting: EngineSetting, constants: Constants | None = None
+    hardware: Hardware,
+    setting: EngineSetting,
+    constants: Constants | None = None,
+    shares: Efficiency | None = None,
 ) -> Profile:
-    """The profile from the GPU's data sheet."""
-    operators = Roofline(hardware.gpu, hardware.interconnect)
+    """The profile from the GPU's data sheet, with ``shares`` of it that operators reach.
+
+    Its error is that of the same estimate on measured GPUs, against their own tables.
+    """
+    operators = Roofline(hardware.gpu, hardware.interconnect, shares)
     changed = constants_for(hardware, setting) if constants is None else constants
     source = [f"data sheet of {hardware.gpu.name}: {hardware.gpu.source}"]
-    return compose(hardware, setting, operators, source, changed, measured=False)
+    made = compose(hardware, setting, operators, source, measured=False)
+    fit = Fit(
+        points=0,
+        note="estimated from the data sheet; held_out are the errors of such estimates of measured "
+        "GPUs, each with the shares of the others, against profiles composed of their tables",
+        held_out=estimate_errors(),
+    )
+    return with_constants(made.model_copy(update={"fit": fit}), changed)
 
 
 class _Key:
@@ -82,4 +98,6 @@ class _Key:
 @lru_cache(maxsize=64)
 def _profile_for(key: _Key) -> Profile:
     found = composed(key.hardware, key.setting, key.tables)
+    if found is None and (ready := packaged(key.hardware, key.setting)) is not None:
+        found = with_constants(ready, constants_for(key.hardware, key.setting))
     return found or estimated(key.hardware, key.setting)

@@ -21,6 +21,7 @@ from simkv.costs.hardware.interconnect import Interconnect
 from simkv.costs.operators.curve import Curve, curve_of
 from simkv.costs.operators.measured.attention import prompt_pairs
 from simkv.costs.operators.operators import Collective, DeltaShape, Lookup, MoeShape
+from simkv.costs.profile import StepError
 
 #: Tokens at which a curve has points.
 TOKENS = (
@@ -51,11 +52,28 @@ class Efficiency(Data):
     link_eager_s: float
 
 
+class Seen(Data):
+    """``efficiency.json``: the shares, and how wrong estimates by them are, by kind of step."""
+
+    shares: Efficiency
+    left_out: dict[str, StepError]
+    source: str
+
+
 @lru_cache(maxsize=1)
+def _seen() -> Seen:
+    path = Path(__file__).with_name("efficiency.json")
+    return Seen.model_validate(json.loads(path.read_text(encoding="utf-8")))
+
+
 def efficiency() -> Efficiency:
     """The shares seen on all measured GPUs."""
-    path = Path(__file__).with_name("efficiency.json")
-    return Efficiency.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    return _seen().shares
+
+
+def estimate_errors() -> dict[str, StepError]:
+    """How wrong estimates of measured GPUs are, each with the shares of the others."""
+    return _seen().left_out
 
 
 class Roofline:

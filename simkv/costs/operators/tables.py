@@ -140,5 +140,7 @@ def _read(path: Path) -> pd.DataFrame:
         raise InputError(f"{path}: cannot be read as a table: {error}") from error
     if "latency" not in frame:
         raise InputError(f"{path}: there is no column 'latency' (milliseconds)")
+    if "head_dim" in frame and "window_size" not in frame:
+        frame["window_size"] = 0  # older tables know no windows
     names = frame.select_dtypes(exclude="number").columns
     return frame.astype(dict.fromkeys(names, "category"))

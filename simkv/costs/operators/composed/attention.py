@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from simkv.costs.grid import AttentionGrid
 from simkv.costs.hardware.architecture import GatedDelta, Gqa, Mla
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators.composed.part import Part
+from simkv.costs.operators.curve import rounded
 from simkv.costs.operators.measured.attention import prompt_pairs
 from simkv.costs.operators.operators import DeltaShape, Lookup, Operators
 
@@ -19,13 +19,7 @@ SEQS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 CONTEXTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 
-def attention_grid(
-    operators: Operators,
-    hardware: Hardware,
-    *,
-    prefill_factor: float = 1.0,
-    decode_factor: float = 1.0,
-) -> AttentionGrid | None:
+def attention_grid(operators: Operators, hardware: Hardware) -> AttentionGrid | None:
     """The grid of all layers that attend to KV; None for a model without."""
     kinds: dict[Gqa | Mla, int] = {}
     for part in hardware.architecture.layers:
@@ -42,8 +36,7 @@ def attention_grid(
         prefill_s=_never_falling(
             [
                 [
-                    prefill_factor
-                    * sum(count * _prompt(look, window, t, m) for count, look, window in prefills)
+                    sum(count * _prompt(look, window, t, m) for count, look, window in prefills)
                     for m in means
                 ]
                 for t in TOKENS
@@ -52,13 +45,7 @@ def attention_grid(
         decode_seqs=[float(seqs) for seqs in SEQS],
         decode_context=[float(context) for context in CONTEXTS],
         decode_s=_never_falling(
-            [
-                [
-                    decode_factor * sum(count * look(b, c) for count, look in decodes)
-                    for c in CONTEXTS
-                ]
-                for b in SEQS
-            ]
+            [[sum(count * look(b, c) for count, look in decodes) for c in CONTEXTS] for b in SEQS]
         ),
     )
 
@@ -80,7 +67,7 @@ def recurrences(operators: Operators, hardware: Hardware) -> list[Part]:
             ]
         elif isinstance(kind, Mla) and not kind.sparse:
             curve = operators.absorbed(_share(kind, tp)).times(layers.count)
-            parts.append(Part("absorbed projections", "decode_seqs", curve, "products"))
+            parts.append(Part("absorbed projections", "decode_seqs", curve))
     return parts
 
 
@@ -140,13 +127,3 @@ def _never_falling(plane: list[list[float]]) -> list[list[float]]:
     for i in range(len(plane) - 2, -1, -1):
         plane[i] = [min(pair) for pair in zip(plane[i], plane[i + 1], strict=True)]
     return [rounded(row) for row in plane]
-
-
-def _rounded(seconds: float) -> float:
-    """Four figures."""
-    return float(f"{seconds:.4g}")
-
-
-def rounded(values: Sequence[float]) -> list[float]:
-    """Four figures each."""
-    return [_rounded(value) for value in values]

@@ -23,18 +23,18 @@ def all_reduces(operators: Operators, hardware: Hardware, setting: EngineSetting
     inside = operators.all_reduce(hardware.tp, model.hidden, graph=True).times(count)
     outside = operators.all_reduce(hardware.tp, model.hidden, graph=False).times(count)
     logits = operators.collective("all_gather", hardware.tp, model.vocab)
-    parts = [Part("all-gather of logits", "emits", logits, "collectives")]
+    parts = [Part("all-gather of logits", "emits", logits)]
     largest = setting.graph_sizes[-1] if setting.graph_sizes else 0
     name = "all-reduce"
     if setting.graph_mode == "eager" or not largest:
-        return [*parts, Part(name, "slots", outside, "collectives")]
+        return [*parts, Part(name, "slots", outside)]
     both = _joined(inside, outside, largest)
     if setting.graph_mode != "full decode only":
-        return [*parts, Part(name, "slots", both, "collectives")]
+        return [*parts, Part(name, "slots", both)]
     return [
         *parts,
-        Part(name, "slots", both, "collectives", "pure decode"),
-        Part(name, "slots", outside, "collectives", "prefill"),
+        Part(name, "slots", both, when="pure decode"),
+        Part(name, "slots", outside, when="prefill"),
     ]
 
 

@@ -27,9 +27,8 @@ def mixture(operators: Operators, hardware: Hardware, moe: Moe) -> list[Part]:
             "router",
             "slots",
             product(operators, hardware, "bf16", (moe.experts, hidden)),
-            "products",
         ),
-        Part("experts", feature, operators.experts(shape, hardware.experts), "experts"),
+        Part("experts", feature, operators.experts(shape, hardware.experts)),
     ]
     if moe.shared_intermediate:
         form = hardware.weights
@@ -37,5 +36,5 @@ def mixture(operators: Operators, hardware: Hardware, moe: Moe) -> list[Part]:
     if hardware.dp > 1:
         for name in ("all_gather", "reduce_scatter"):
             curve = operators.collective(name, hardware.gpus, hidden)
-            parts.append(Part("tokens to experts and back", feature, curve, "collectives"))
+            parts.append(Part("tokens to experts and back", feature, curve))
     return parts

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from simkv.costs.operators.curve import Curve
 from simkv.costs.profile import Feature, When
-
-#: What a constant of a calibration may scale by itself.
-Kind = Literal["products", "experts", "collectives", "other"]
 
 
 @dataclass(frozen=True)
@@ -19,5 +15,4 @@ class Part:
     name: str
     feature: Feature
     curve: Curve
-    kind: Kind = "other"
     when: When = "any"

@@ -47,7 +47,6 @@ def projections(operators: Operators, hardware: Hardware, attention: Attention) 
             "products of attention",
             feature,
             product(operators, hardware, hardware.attention, shape),
-            "products",
         )
         for shape, feature in shapes
     ]
@@ -75,7 +74,7 @@ def gated_mlp(
     """Gate, up and down of a dense MLP or of a shared expert."""
     hidden, width = hardware.architecture.hidden, intermediate // hardware.tp
     return [
-        Part(name, "slots", product(operators, hardware, form, shape), "products")
+        Part(name, "slots", product(operators, hardware, form, shape))
         for shape in ((2 * width, hidden), (hidden, width))
     ]
 
@@ -84,4 +83,4 @@ def head(operators: Operators, hardware: Hardware) -> list[Part]:
     """The output head in 16 bits, of each sequence that has a token sampled."""
     model = hardware.architecture
     shape = (-(-model.vocab // hardware.tp), model.hidden)
-    return [Part("head", "emits", product(operators, hardware, "bf16", shape), "products")]
+    return [Part("head", "emits", product(operators, hardware, "bf16", shape))]

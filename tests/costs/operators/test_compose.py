@@ -1,0 +1,199 @@
+"""Profiles composed of operator times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.hardware import Hardware, make_hardware
+from simkv.costs.hardware.interconnect import Interconnect
+from simkv.costs.load import Load, pairs
+from simkv.costs.operators.changed import with_constants
+from simkv.costs.operators.constants import Constants, Rule
+from simkv.costs.operators.efficiency import LOADS
+from simkv.costs.operators.library import composed, estimated, profile_for
+from simkv.costs.operators.packaged import SETTING, combinations, packaged
+from simkv.costs.operators.tables import installed
+from simkv.costs.profile import Profile, StepCost
+
+NEUTRAL = Constants()
+DECODE = Load(0, 0, 0, 1, 1000, 0, 1)
+PROMPT = Load(1, 2048, 0, 0, 0, pairs(2048, 0), 1)
+
+needs_tables = pytest.mark.skipif(
+    installed() is None, reason="needs the operator tables: pip install 'simkv[hardware]'"
+)
+
+
+def llama(gpu: str = "H100-SXM", **parallel: object) -> Hardware:
+    size = "70B" if parallel else "8B"
+    architecture = find_architecture(f"Llama-3.1-{size}")
+    return make_hardware(find_gpu(gpu), architecture, weights="fp8", **parallel)  # type: ignore[arg-type]
+
+
+def seconds(profile: Profile, load: Load) -> float:
+    return StepCost(profile)(load)
+
+
+@pytest.mark.parametrize("measured", [pytest.param(True, marks=needs_tables), False])
+def test_a_step_takes_at_least_as_long_as_reading_its_weights(measured: bool) -> None:
+    hardware = llama(tp=4)
+    make = composed if measured else estimated
+    profile = make(hardware, SETTING, constants=NEUTRAL)
+    assert profile is not None
+    model = hardware.architecture
+    read = (model.parameters - model.embeddings + model.vocab * model.hidden * 2) / 4
+    floor = read / hardware.gpu.bandwidth
+    assert floor < seconds(profile, DECODE) < 3 * floor
+    # A prompt computes two operations for each weight and token.
+    work = 2 * 2048 * (model.parameters - model.embeddings) / 4
+    assert seconds(profile, PROMPT) > work / hardware.gpu.flops_of(8)
+
+
+def test_what_makes_steps_longer_and_shorter() -> None:
+    base = estimated(llama(tp=4), SETTING, NEUTRAL)
+    faster = estimated(llama("H200", tp=4), SETTING, NEUTRAL)
+    assert seconds(faster, DECODE) < seconds(base, DECODE)
+    slow = Interconnect("measured", 5e9, 3e-5)
+    hardware = replace(llama(tp=4), interconnect=slow)
+    assert seconds(estimated(hardware, SETTING, NEUTRAL), PROMPT) > 1.5 * seconds(base, PROMPT)
+    eager = replace(SETTING, graph_mode="full decode only")
+    added = estimated(llama(tp=4), eager, NEUTRAL)
+    # 0.6 ms for each of 80 layers, and all-reduces that are launched one by one.
+    assert seconds(added, PROMPT) - seconds(base, PROMPT) == pytest.approx(0.048, rel=0.1)
+    assert seconds(added, DECODE) == pytest.approx(seconds(base, DECODE))
+    sync = estimated(llama(tp=4), replace(SETTING, asynchronous=False), NEUTRAL)
+    assert seconds(sync, DECODE) - seconds(base, DECODE) == pytest.approx(0.0018 + 0.00005)
+
+
+def test_windows_bound_what_a_decode_reads() -> None:
+    gpt = make_hardware(find_gpu("H100-SXM"), find_architecture("gpt-oss-20b"))
+    profile = estimated(gpt, SETTING, NEUTRAL)
+    short, long = (seconds(profile, Load(0, 0, 0, 64, 64 * n, 0, 64)) for n in (4000, 8000))
+    kv = 2 * 8 * 64 * 2 * 4000 * 64 * gpt.architecture.depth / gpt.gpu.bandwidth
+    # Half of the layers see the last 128 tokens only.
+    assert 0.5 * kv < long - short < kv
+
+
+def test_data_parallel_experts_go_by_the_tokens_of_the_group() -> None:
+    deepseek = find_architecture("DeepSeek-V3")
+    split = make_hardware(find_gpu("H200"), deepseek, tp=1, dp=8, ep=8)
+    profile = estimated(split, SETTING, NEUTRAL)
+    alone = seconds(profile, Load(0, 0, 0, 4, 4000, 0, 4))
+    together = seconds(profile, Load(0, 0, 0, 4, 4000, 0, 4, group_tokens=512))
+    assert together > 1.2 * alone
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["DeepSeek-V3", "DeepSeek-V3.2", "Qwen3.5-397B-A17B", "gpt-oss-120b", "GLM-5", "Kimi-K2.5"],
+)
+def test_every_kind_of_layer_has_a_time(model: str) -> None:
+    hardware = make_hardware(find_gpu("B200"), find_architecture(model), tp=8)
+    guess = estimated(hardware, SETTING, NEUTRAL)
+    for load in LOADS:
+        assert 1e-3 < seconds(guess, load) < 5
+    if installed():
+        made = composed(hardware, replace(SETTING, engine="sglang", release="0.5.9"), (), NEUTRAL)
+        assert made is not None
+        assert made.fit.points > 10
+        for load in LOADS:
+            # Sparse prefills of few tokens were timed as they run, launched by the host.
+            assert 0.3 < seconds(made, load) / seconds(guess, load) < 5
+
+
+def test_constants_change_what_they_name() -> None:
+    base = estimated(llama(tp=4), SETTING, NEUTRAL)
+    doubled = with_constants(base, Constants(decode=2.0))
+    assert seconds(doubled, DECODE) == pytest.approx(2 * seconds(base, DECODE), rel=1e-3)
+    assert seconds(doubled, PROMPT) == pytest.approx(seconds(base, PROMPT), rel=1e-3)
+    both = with_constants(base, Constants(prefill=2.0, decode=2.0, prefill_step_s=0.1))
+    assert seconds(both, PROMPT) == pytest.approx(2 * seconds(base, PROMPT) + 0.1, rel=1e-3)
+    slower = with_constants(base, Constants(collectives=3.0, seq_s=0.01, step_s=0.02))
+    more = seconds(slower, DECODE) - seconds(base, DECODE)
+    assert 0.03 < more < 0.04
+    assert with_constants(base, NEUTRAL) is base
+
+
+def test_rules_fit_systems_engines_releases_and_experts() -> None:
+    rule = Rule(
+        systems=["h100_sxm"],
+        engine="vllm",
+        releases=("0.11", "0.18"),
+        experts="none",
+        constants=NEUTRAL,
+        source="a test",
+    )
+    inside = replace(SETTING, release="0.12.0")
+    assert rule.fits(llama(), inside)
+    assert not rule.fits(llama("H200"), inside)
+    assert not rule.fits(llama(), replace(inside, release="0.18.0"))
+    assert not rule.fits(llama(), replace(inside, engine="sglang"))
+    gpt = make_hardware(find_gpu("H100-SXM"), find_architecture("gpt-oss-20b"))
+    assert not rule.fits(gpt, inside)
+    joined = Constants(decode=2.0, seq_s=0.1).joined(Constants(decode=3.0, seq_s=0.2))
+    assert joined == Constants(decode=6.0, seq_s=0.1 + 0.2)
+
+
+@needs_tables
+def test_packaged_and_composed_agree() -> None:
+    """To 3 %: tables are thinned to 1 % of a term."""
+    ready = [one for one in combinations() if one.path]
+    assert len(ready) >= 30
+    for one in ready[::6]:
+        short = packaged(one.hardware, SETTING)
+        whole = composed(one.hardware, SETTING, constants=NEUTRAL)
+        assert short is not None
+        assert whole is not None
+        for load in LOADS:
+            assert seconds(short, load) == pytest.approx(seconds(whole, load), rel=0.03)
+
+
+def test_what_is_packaged_is_small_and_says_how_it_is_known() -> None:
+    listed = combinations()
+    assert len(listed) >= 40
+    assert sum(one.path.stat().st_size for one in listed if one.path) < 2_000_000
+    for one in listed:
+        if one.path:
+            profile = packaged(one.hardware, SETTING)
+            assert profile is not None
+            assert profile.basis == "composed of measured operators"
+            assert "Apache-2.0" in profile.source[0]
+            assert "not known" in profile.fit.note
+        else:
+            profile = estimated(one.hardware, SETTING, NEUTRAL)
+            assert profile.basis == "estimated from the data sheet"
+            assert profile.fit.held_out["decode"].p95 > 0.1
+
+
+def test_without_tables_the_packaged_profile_answers_then_the_data_sheet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simkv.costs.operators.library.installed", lambda: None)
+    setting = replace(SETTING, max_num_seqs=17)  # nobody else's, for what is composed is kept
+    known = profile_for(combinations()[0].hardware, setting)
+    assert known.basis == "composed of measured operators"
+    other = profile_for(llama("H100-SXM", tp=8), setting)
+    assert other.basis == "estimated from the data sheet"
+    assert other.graph_sizes == list(setting.graph_sizes)
+
+
+@needs_tables
+def test_measured_points_of_the_package_are_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package as it is but for ``silicon_sample.csv``, which cannot be read, and its code."""
+    root = installed()
+    assert root is not None
+    hardware = llama(tp=4)
+    expected = composed(hardware, SETTING, constants=NEUTRAL)
+    package = tmp_path / "aiconfigurator_core"
+    (package / "systems" / "silicon_sample.csv").mkdir(parents=True)
+    (package / "systems" / "data").symlink_to(root)
+    (package / "__init__.py").write_text("raise SystemExit('the package is data')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed() == package / "systems" / "data"
+    assert composed(hardware, SETTING, constants=NEUTRAL) == expected
