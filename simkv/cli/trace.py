@@ -109,18 +109,30 @@ def convert(
     sample: Sample = None,
     seed: Seed = 0,
     skip_bad: SkipBad = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OURS=THEIRS,…",
+            help="For a log of one's own (CSV, JSON lines): what its columns are called, as in "
+            "arrival=ts,prompt_tokens=in_tok,output_tokens=out_tok.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Convert a trace, or a part of it, to simkv's own form."""
     from simkv.workload.convert import convert as write
     from simkv.workload.trace import Reader
+    from simkv.workload.traces.mapped import parse_columns
 
     if not out.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise InputError(f"{out}: the name should end in .csv, .csv.gz or .parquet")
     check_new_file("OUT", out, file, overwrite)
+    named = None if columns is None else parse_columns(columns)
+    if named and format != "auto":
+        raise InputError(f"--format {format}: expected either it or --columns")
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
     with progress(file.name, file=file) as advance:
-        reader = Reader(file, wanted, format, advance)
+        reader = Reader(file, wanted, format, advance, named)
         count = write(reader, out)
     _tell(reader.tally)
     print(f"{count:,} requests written to {out}")

@@ -22,7 +22,7 @@ def lines(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines of the table: what, and how much."""
     told = [("Requests", f"{figures['requests']:,}")]
     if figures["sessions"]:
-        told.append(("Sessions or clients", f"{figures['sessions']:,}"))
+        told.append(("Sessions or clients that sent", f"{figures['sessions']:,}"))
     told += _arrivals(figures)
     for name in ("prompt_tokens", "output_tokens"):
         of = figures[name]

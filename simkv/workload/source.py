@@ -313,12 +313,15 @@ def open_csv(
     """The columns of a CSV file that its header names: those ``needed``, and ``also`` these.
 
     Upper and lower case are the same in names; the next line has the number ``line``. Raises
-    InputError if a needed column is missing.
+    InputError if a needed column is missing, or one that is wanted is there twice.
     """
     line, header = header_of(lines, line)
     wanted = {**needed, **(also or {})}
     known = {name.casefold(): name for name in wanted}
     header = [known.get(name.casefold(), name) for name in header]
+    for name in wanted:
+        if header.count(name) > 1:
+            raise source.error(f"the header has {header.count(name)} columns {name}", line - 1)
     missing = [name for name in needed if name not in header]
     if missing:
         raise source.error(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,7 +36,8 @@ class Reader:
         for rows in reader: ...     # a few thousand at a time
         print(reader.tally.lines())
 
-    ``progress`` is told how many bytes of the file have been read. Raises InputError if there is no
+    ``progress`` is told how many bytes of the file have been read; ``columns`` say what ours are
+    called in a log of one's own. Raises InputError if there is no
     such file or its format is not known; iterating raises it for what cannot be used in the file.
     """
 
@@ -46,9 +47,10 @@ class Reader:
         selection: Selection | None = None,
         format: str = "auto",
         progress: Callable[[int], None] | None = None,
+        columns: Mapping[str, str] | None = None,
     ) -> None:
         self.selection = selection or Selection()
-        self.format, self.path = find_format(path, format)
+        self.format, self.path = find_format(path, format, columns)
         self._progress = progress
         self.source = Source(self.path, self.selection, progress)
 

@@ -376,6 +376,7 @@ def servegen(folder: Path) -> Path:
 
 def test_servegen_draws_its_clients_windows_at_their_rates(tmp_path: Path) -> None:
     trace = read_trace(servegen(tmp_path / "m"))
+    assert any("those that send nothing in the time that is taken" in n for n in trace.tally.notes)
     arrival, session = trace.rows.arrival, trace.rows.session
     assert trace.sessions == ["client 3", "client 7"]
     assert session is not None

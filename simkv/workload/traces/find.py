@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from simkv.core.errors import InputError, nearest
@@ -16,8 +16,9 @@ from simkv.workload.traces.blis import BLIS, data_file
 from simkv.workload.traces.burstgpt import BURSTGPT
 from simkv.workload.traces.case import CASE
 from simkv.workload.traces.llmservingsim import CAPTURE, LLMSERVINGSIM
+from simkv.workload.traces.mapped import mapped
 from simkv.workload.traces.mooncake import MOONCAKE
-from simkv.workload.traces.own import SIMKV
+from simkv.workload.traces.own import SIMKV, lacks
 from simkv.workload.traces.parquet import PARQUET
 from simkv.workload.traces.servegen import SERVEGEN, is_client_file
 from simkv.workload.traces.splitwise import SPLITWISE
@@ -51,12 +52,17 @@ _YAML_KEY = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
 _INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv")
 
 
-def find_format(path: Path, name: str = "auto") -> tuple[Format, Path]:
+def find_format(
+    path: Path, name: str = "auto", columns: Mapping[str, str] | None = None
+) -> tuple[Format, Path]:
     """The format of a trace, and the file or folder that holds the requests.
 
-    Raises InputError if there is no such file, or its format is not known.
+    With ``columns`` (see ``mapped``) it is a log of one's own. Raises InputError if there is none
+    such, or its format is not known.
     """
     path = _data(path)
+    if columns:
+        return mapped(columns, look(path)), path
     if name != "auto":
         for format in FORMATS:
             if format.name == name:
@@ -69,6 +75,11 @@ def find_format(path: Path, name: str = "auto") -> tuple[Format, Path]:
     for format in FORMATS:
         if format.known(head):
             return format, path
+    if lacking := lacks(head):
+        raise InputError(
+            f"{path}: lacks {', '.join(lacking)}; found {_described(head)}. If they have other "
+            f"names, `simkv trace convert --columns {lacking[0]}=NAME` reads them"
+        )
     found = _described(head)
     if is_client_file(path.name):
         found += " (a client of ServeGen: give the folder that it lies in)"

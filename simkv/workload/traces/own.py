@@ -154,6 +154,13 @@ def _known(head: Head) -> bool:
     return head.kind == "csv" and head.has(*LENGTHS) and ours
 
 
+def lacks(head: Head) -> list[str]:
+    """The columns that a file lacks which looks like one of ours; none if it does not."""
+    like_ours = head.kind == "csv" and head.names & {"arrival", *LENGTHS}
+    lacking = [name for name in ("arrival", *LENGTHS) if name not in head.names]
+    return lacking if like_ours else []
+
+
 SIMKV = Format("simkv", "simkv's own traces (CSV)", _known, _rows)
 
 

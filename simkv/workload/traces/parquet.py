@@ -47,6 +47,9 @@ def _rows(source: Source) -> Iterator[Rows]:
             missing = [name for name in LENGTHS if name not in names]
             if missing:
                 raise source.error(f"needs {', '.join(missing)}; found {', '.join(names)}")
+            for name in PARSERS:
+                if names.count(name) > 1:
+                    raise source.error(f"has {names.count(name)} columns {name}")
             note_unknown(source, names)
             wanted = [name for name in PARSERS if name in names]
             for batch in file.iter_batches(ROW_GROUP, columns=wanted):

@@ -110,7 +110,8 @@ def _rows(source: Source) -> Iterator[Rows]:
     end = np.inf if selection.duration is None else selection.start + selection.duration
     times = sorted({w.start for c in clients for w in c.windows if w.rate > 0 and w.end > w.start})
     source.tally.notes.append(
-        f"drawn from the statistics of {len(clients)} clients with seed {selection.seed}"
+        f"drawn from the statistics of {len(clients)} clients with seed {selection.seed}; those "
+        "that send nothing in the time that is taken are among them"
     )
     by_time: dict[float, list[tuple[Client, Window]]] = {time: [] for time in times}
     for client in clients:

@@ -1,0 +1,105 @@
+"""Logs of one's own: columns by other names, columns that are there twice or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.workload.convert import convert
+from simkv.workload.trace import Reader, read_trace
+from simkv.workload.traces.mapped import parse_columns
+
+COLUMNS = "arrival=ts,prompt_tokens=in_tok,output_tokens=out_tok"
+ROWS = [
+    {"ts": "2026-05-01T12:00:00Z", "in_tok": 100, "out_tok": 20, "user": 'a "b", c'},
+    {"ts": "2026-05-01T12:00:00.25Z", "in_tok": 7, "out_tok": 3, "user": ""},
+    {"ts": "2026-05-01T12:00:02Z", "in_tok": 50, "out_tok": 0, "user": "aborted"},
+]
+CSV = "user,ts,in_tok,out_tok\n" + "".join(
+    f'"{row["user"]}",{row["ts"]},{row["in_tok"]},{row["out_tok"]}\n'.replace('"b"', '""b""')
+    for row in ROWS
+)
+WANTED = "arrival,prompt_tokens,output_tokens\n0.0,100,20\n0.25,7,3\n"
+
+
+def converted(folder: Path, text: str, columns: str = COLUMNS, name: str = "log.csv") -> str:
+    (folder / name).write_text(text)
+    reader = Reader(folder / name, columns=parse_columns(columns))
+    convert(reader, folder / "out.csv")
+    return (folder / "out.csv").read_text()
+
+
+def test_a_csv_log(tmp_path: Path) -> None:
+    assert converted(tmp_path, CSV) == WANTED
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    assert converted(tmp_path, text, name="log.jsonl") == WANTED
+
+
+def test_our_own_names_need_not_be_named(tmp_path: Path) -> None:
+    text = "ts,prompt_tokens,output_tokens,priority\n1714564800.5,9,2,1\n1714564801.5,8,1,0\n"
+    assert converted(tmp_path, text, "arrival=ts") == (
+        "arrival,prompt_tokens,output_tokens,priority\n0.0,9,2,1\n1.0,8,1,0\n"
+    )
+
+
+def test_a_named_column_takes_the_place_of_one_with_our_name(tmp_path: Path) -> None:
+    text = "arrival,ts,prompt_tokens,output_tokens\nhome,3,9,2\n"
+    assert converted(tmp_path, text, "arrival=ts").endswith("\n3.0,9,2\n")
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ("arrival", "expected OURS=THEIRS"),
+        ("arrivl=ts", r"'arrivl' is not known \(did you mean 'arrival'\?\)"),
+        ("arrival=ts,arrival=x", "given twice"),
+        ("arrival=ts,timeout=ts", "given twice"),
+        ("arrival=time", r"log.csv:1: --columns arrival=time: there is no such column; found user"),
+        ("arrival=ts", r"log.csv:1: the header needs prompt_tokens, output_tokens"),
+        ("prompt_tokens=user,output_tokens=out_tok", "log.csv:2: prompt_tokens: should be a whole"),
+    ],
+)
+def test_what_cannot_be_named(tmp_path: Path, columns: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        converted(tmp_path, CSV, columns)
+
+
+def test_a_broken_line_of_json_has_its_number(tmp_path: Path) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in ROWS) + "[1]\n"
+    with pytest.raises(InputError, match=r"log.jsonl:4: should be a JSON object"):
+        converted(tmp_path, text, name="log.jsonl")
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["arrival,arrival,prompt_tokens,output_tokens", "arrival,Arrival,prompt_tokens,output_tokens"],
+)
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, header: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{header}\n0,5,6,7\n")
+    with pytest.raises(InputError, match=r"t.csv:1: the header has 2 columns arrival"):
+        read_trace(tmp_path / "t.csv")
+
+
+def test_a_column_that_is_not_wanted_may_be_there_twice(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,x,arrival,prompt_tokens,output_tokens\n1,2,0,6,7\n")
+    assert len(read_trace(tmp_path / "t.csv").rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "lacking"),
+    [
+        ("arrival,prompt_tokens", "output_tokens"),
+        ("arrival,output_tokens", "prompt_tokens"),
+        ("ts,prompt_tokens,output_tokens", "arrival"),
+    ],
+)
+def test_what_is_lacking_is_named(tmp_path: Path, header: str, lacking: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{header}\n0,5,6\n")
+    with pytest.raises(InputError, match=f"t.csv: lacks {lacking}; found a CSV file with"):
+        read_trace(tmp_path / "t.csv")
