@@ -10,13 +10,43 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scanner import RoundTripScanner, Scanner
 
 from simkv.core.errors import InputError
 from simkv.core.files import disk_errors
 
-#: A file may not be larger, nor unfold its aliases to more values, than this.
-MOST_BYTES = 64 << 20
+#: A file may not be larger, nor unfold its aliases to more values, nor be nested deeper, than this.
+#: A megabyte of short values takes the reader seven seconds.
+MOST_BYTES = 1 << 20
 MOST_VALUES = 2_000_000
+DEEPEST = 100
+
+
+class _Shallow(Scanner):
+    """Stops at once where values are nested too deeply, on which the reader takes half a minute."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: Any) -> None:
+        self._check(len(self.flow_context))
+        super().fetch_flow_collection_start(TokenClass, to_push)
+
+    def add_indent(self, column: int) -> bool:
+        self._check(len(self.indents))
+        return bool(super().add_indent(column))
+
+    def _check(self, depth: int) -> None:
+        if depth >= DEEPEST:
+            mark = self.reader.get_mark()
+            raise MarkedYAMLError(problem=f"nested deeper than {DEEPEST}", problem_mark=mark)
+
+
+class _ShallowWithLines(_Shallow, RoundTripScanner):
+    """The same for the reader that keeps lines and comments."""
+
+
+def _reader(*, lines: bool) -> YAML:
+    reader = YAML(typ="rt" if lines else "safe", pure=True)
+    reader.Scanner = _ShallowWithLines if lines else _Shallow
+    return reader
 
 
 class Document:
@@ -38,7 +68,7 @@ class Document:
         if not equals or not all(keys):
             raise InputError(f"{given}: expected path=value, as in engine.block_size=16")
         try:
-            value = YAML(typ="safe", pure=True).load(text)
+            value = _reader(lines=False).load(text)
         except Exception as error:  # the reader trips over odd input in many ways
             raise InputError(f"{given}: the value is not YAML") from error
         _count_values(given, value)
@@ -98,7 +128,7 @@ def read_document(path: Path) -> Document:
     if len(raw) > MOST_BYTES:
         raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; give a trace file instead")
     try:
-        data = YAML(typ="rt", pure=True).load(raw.decode())
+        data = _reader(lines=True).load(raw.decode())
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text") from error
     except MarkedYAMLError as error:

@@ -23,7 +23,7 @@ from simkv.scenario.merge import merge
 from simkv.scenario.pacing import Pacing
 from simkv.scenario.plan import PlanSection
 from simkv.scenario.roles import About, Engine, World
-from simkv.scenario.section import Name, Section, Span
+from simkv.scenario.section import Name, Section, Span, Url
 from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.workload.fields import Time
 from simkv.workload.workload import Workload
@@ -98,7 +98,7 @@ class Scenario(Section):
 
     name: About[Name]
     """What it is called; its results go to runs/<name>/."""
-    report: About[str | None] = None
+    report: About[Url | None] = None
     """Address of the public report that it replays."""
     summary: About[str] = ""
     """What it shows, in a sentence."""

@@ -177,8 +177,9 @@ def test_an_override_that_makes_no_sense_says_why(
         ("a: &a\n  <<: *a\n", "s.yaml:1: not valid YAML"),
         ("a: " + "9" * 5000 + "\n", "s.yaml:1: not valid YAML: Exceeds the limit"),
         ("%YAML 9.9\n---\na: 1\n", "s.yaml:1: not valid YAML"),
-        ("[" * 1000, "s.yaml:1: nested too deeply"),
-        ("a: " + "[" * 1000 + "]" * 1000, "s.yaml:1: nested too deeply"),
+        ("[" * 1000, "s.yaml:1: not valid YAML: nested deeper than 100"),
+        ("a: " + "[" * 5000 + "]" * 5000, "s.yaml:1: not valid YAML: nested deeper than 100"),
+        ("a:\n" + "".join(" " * i + "a:\n" for i in range(1, 500)), "s.yaml:101: not valid YAML"),
         (bytes(range(256)), "s.yaml: not UTF-8 text"),
         ("name: é".encode("latin-1"), "s.yaml: not UTF-8 text"),
         ("name: t".encode("utf-16"), "s.yaml: not UTF-8 text"),
@@ -216,10 +217,29 @@ def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simkv.scenario.document.MOST_BYTES", 1 << 20)
     assert "larger than 1 MiB" in failure(tmp_path, "a: " + "x" * (2 << 20))
 
 
 @pytest.mark.parametrize("text", ["\ufeffname: t\n", "name: t\r\nb: 1\r\n", "name: t"])
 def test_byte_order_marks_and_line_ends_do_not_matter(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text).tree["name"] == "t"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: " + "[" * 5000 + "]" * 5000, "a: [" + "1," * 1_500_000 + "]", "a: " + "{a: " * 5000],
+    ids=["brackets", "one line of 3 MB", "braces"],
+)
+def test_what_would_take_long_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    """They took 34 s, and 9 s."""
+    begin = time.process_time()
+    assert "nested deeper than" in (told := failure(tmp_path, text)) or "larger than 1 MiB" in told
+    with pytest.raises(InputError, match="not YAML"):
+        Document(Path("s.yaml"), {}).override("a=" + "[" * 5000)
+    assert time.process_time() - begin < 1.0
+
+
+def test_what_is_nested_as_people_do_is_read(tmp_path: Path) -> None:
+    text = "a: " + "[" * 40 + "5" + "]" * 40
+    (tmp_path / "s.yaml").write_text(text)
+    assert str(read_document(tmp_path / "s.yaml").tree["a"]) == "[" * 40 + "5" + "]" * 40

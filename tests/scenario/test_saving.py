@@ -72,7 +72,9 @@ def test_packaged_scenarios_come_back_from_their_saved_file(tmp_path: Path, name
 
 
 def test_what_is_said_of_one_variant_stays_with_it(tmp_path: Path) -> None:
-    text = "variants: {a: {summary: first}, b: {report: here, expect: {b: {verdict: served}}}}\n"
+    text = (
+        "variants: {a: {summary: x}, b: {report: 'http://x.y', expect: {b: {verdict: served}}}}\n"
+    )
     (tmp_path / "s.yaml").write_text(BASE + text)
     whole = load(tmp_path / "s.yaml")
     (tmp_path / "again.yaml").write_text(to_yaml(whole))

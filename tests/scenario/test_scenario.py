@@ -231,6 +231,11 @@ BROKEN: list[tuple[str, str]] = [
     (PLAIN + "1: 2\n", "s.yaml:8: 1: keys should be text; found 1"),
     (PLAIN + "? [1]\n: 2\n", "s.yaml:8: (1,): keys should be text"),
     (PLAIN + "timeout: !x 5\n", "s.yaml:8: timeout: should be a number"),
+    (PLAIN + 'report: "javascript:alert(1)"\n', "s.yaml:8: report: should be an address that"),
+    (PLAIN + "report: data:text/html,x\n", "s.yaml:8: report: should be an address that begins"),
+    (PLAIN + 'report: " javascript:alert(1)"\n', "s.yaml:8: report: should be an address that"),
+    (PLAIN + 'report: "https:alert(1)"\n', "s.yaml:8: report: should be an address that begins"),
+    (PLAIN + 'report: "http://[x"\n', "s.yaml:8: report: "),
     (PLAIN + "summary: 2020-01-01\n", "s.yaml:8: summary: should be text"),
     (PLAIN + "variants: [a]\n", "s.yaml:8: variants: should be a mapping of fields; found list"),
     (

@@ -58,7 +58,7 @@ def _rows(source: Source, columns: Mapping[str, str], is_json: bool) -> Iterator
         texts = (
             _json_as_csv(source, lines, columns) if is_json else _renamed(source, lines, columns)
         )
-        parsers = {**PARSERS, **_COUNTED, "arrival": partial(_arrival, source)}
+        parsers: dict[str, Parser] = {**PARSERS, **_COUNTED, "arrival": partial(_arrival, source)}
         needed = {name: parsers[name] for name in (*LENGTHS, *columns)}
         for table in open_csv(source, texts, needed, parsers):
             yield served(source, rows_of(source, table), table.lines)
