@@ -238,7 +238,7 @@ def plan(
         raise TypeError(f"plan() got an unexpected keyword argument {name!r}")
     prepared = prepare(find(Path(scenario)), request_of(asked))
     with bench_for(None if store is None else Path(store), jobs, executor, address) as bench:
-        return Plans({one.case.variant: make_plan(one, bench, advance) for one in prepared})
+        return Plans({one.label or "run": make_plan(one, bench, advance) for one in prepared})
 
 
 def _with_fields(function: Callable[..., Plans]) -> inspect.Signature:

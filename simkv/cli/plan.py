@@ -54,7 +54,7 @@ def plan(
     from simkv.search.plan.request import request_of
 
     file, limits = _words(scenario, asked["goodput"] or [])
-    prepared = prepare(find(Path(file)), request_of({**asked, "goodput": limits}))
+    prepared = prepare(find(Path(file)), request_of({**asked, "goodput": limits}), complain)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_folder("--out", folder, "plan", lambda there: (there / STORE).is_file())
     try:
@@ -71,11 +71,12 @@ def plan(
         raise typer.Exit(1) from None
 
     from simkv.report.plan_files import write_plans
-    from simkv.search.plan.words import sentences
+    from simkv.search.plan.words import comparison, sentences
 
     written = write_plans(plans, folder)
     for one in plans:
         show(*sentences(one))
+    show(*comparison(plans))
     show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
         raise typer.Exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,8 +35,8 @@ def write_plans(plans: Sequence[Plan], folder: Path) -> list[Path]:
         if frames:
             written += write_table(pd.concat(frames, ignore_index=True), folder, name)
     for plan in plans:
-        variant = plan.prepared.case.variant
-        end = ".png" if variant == "run" else f"-{variant}.png"
+        label = re.sub(r"[^\w.=-]+", "-", plan.prepared.label)
+        end = f"-{label}.png" if label else ".png"
         written.append(draw_answer(plan, folder / f"answer{end}"))
         cliff = draw_cliff(plan, folder / f"cliff{end}")
         written += [] if cliff is None else [cliff]

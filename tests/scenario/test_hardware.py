@@ -20,9 +20,12 @@ from simkv.scenario.scenario import Scenario
 from simkv.scenario.schema import json_schema
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.search.bench import bench_for
 from simkv.search.digest import digest_of
+from simkv.search.plan.plan import make_plan
 from simkv.search.plan.prepare import prepare
 from simkv.search.plan.request import PlanRequest
+from simkv.search.plan.words import comparison
 
 TEXT = """name: mine
 workload: {requests: [{arrival: 0, prompt_tokens: 1000, output_tokens: 20}]}
@@ -221,3 +224,37 @@ def test_a_plan_prices_every_gpu_of_a_replica(tmp_path: Path) -> None:
     )
     (prepared,) = prepare(file(tmp_path), request)
     assert (prepared.price, prepared.gpu) == (2.0, "NVIDIA H100 80GB HBM3")
+
+
+def test_a_plan_over_hardware_says_which_is_cheapest(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text("H100: 2.0\nL40S: 0.9\nL4: 0.5\n")
+    request = PlanRequest(
+        smallest="fleet.replicas=1..2",
+        objectives=["ttft_ms.p99<=5000"],
+        prices=str(tmp_path / "prices.yaml"),
+        each=("hardware.gpu=H100-SXM,L40S,L4", "hardware.tp=1,2"),
+        overrides=("hardware.model=qwen3-14b",),
+        cliff=False,
+    )
+    left_out: list[str] = []
+    prepared = prepare(file(tmp_path), request, left_out.append)
+    assert [one.label for one in prepared] == [
+        "hardware.gpu=H100-SXM hardware.tp=1",
+        "hardware.gpu=H100-SXM hardware.tp=2",
+        "hardware.gpu=L40S hardware.tp=1",
+        "hardware.gpu=L40S hardware.tp=2",
+        "hardware.gpu=L4 hardware.tp=2",
+    ]
+    (told,) = left_out
+    assert told.startswith("hardware.gpu=L4 hardware.tp=1: left out: ")
+    assert "Qwen/Qwen3-14B does not fit on 1 x NVIDIA L4" in told
+    with bench_for(None) as bench:
+        plans = [make_plan(one, bench) for one in prepared]
+    lines = comparison(plans)
+    assert lines[0] == "Cheapest first:"
+    assert (
+        lines[1] == "  hardware.gpu=L40S hardware.tp=1: fleet.replicas = 1, 1 GPUs, 0.90 per hour"
+    )
+    assert len(lines) == 6
+    with pytest.raises(InputError, match="does not fit"):
+        prepare(file(tmp_path), request.model_copy(update={"each": ("hardware.gpu=L4",)}))

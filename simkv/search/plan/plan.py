@@ -72,6 +72,14 @@ class Plan:
         return None if candidate is None else self.prepared.case.candidates[candidate]
 
     @property
+    def gpus(self) -> int:
+        """GPUs of the answer; 0 without one."""
+        if self.answer is None:
+            return 0
+        scenario = self.prepared.case.scenario(self.answer)
+        return gpus_of(scenario, self.prepared.asked.gpus_per_replica)
+
+    @property
     def by_seed(self) -> Answers:
         """The least and the greatest answer of a seed."""
         return spread(self.answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import plan_section
 from simkv.scenario.objectives import complete, parse_objective
 from simkv.scenario.scenario import Scenario
+from simkv.search.knobs import assignment, grid, parse_axis
 from simkv.search.plan.case import Candidates, Condition, ladder, variants_of
 from simkv.search.plan.price import price_of, read_prices
 from simkv.search.plan.request import PlanRequest
@@ -29,6 +30,7 @@ class Prepared:
     """Everything that a plan for one variant needs, checked.
 
     ``repeats`` is 1 where nothing is drawn by chance. ``price`` is of an hour of one ``gpu``.
+    ``point`` are the values of ``each`` that it is for.
     """
 
     name: str
@@ -39,6 +41,13 @@ class Prepared:
     held_back: Candidates | None
     gpu: str
     price: float | None
+    point: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others: its variant and the values of ``each``."""
+        own = [] if self.case.variant == "run" else [self.case.variant]
+        return " ".join([*own, self.point] if self.point else own)
 
     @property
     def nominal(self) -> tuple[Condition, ...]:
@@ -55,8 +64,14 @@ class Prepared:
         return tuple(one for repeat in range(self.repeats) for one in self.of(repeat, side))
 
 
-def prepare(path: Path, request: PlanRequest) -> list[Prepared]:
-    """Check all that is asked for; one plan per variant. Raises InputError for what is wrong."""
+def prepare(
+    path: Path, request: PlanRequest, left_out: Callable[[str], None] | None = None
+) -> list[Prepared]:
+    """Check all that is asked for; one plan per variant and combination of ``each``.
+
+    Raises InputError for what is wrong. A combination that cannot be, as weights that do not fit,
+    is told to ``left_out``, unless all are so.
+    """
     asked = request.over(plan_section(_overridden(path, request.overrides)), path.parent)
     if bool(asked.smallest) == bool(asked.largest):
         raise InputError(
@@ -66,44 +81,63 @@ def prepare(path: Path, request: PlanRequest) -> list[Prepared]:
     knob, candidates = ladder(asked.smallest or asked.largest or "", bool(asked.largest))
     objectives = complete([parse_objective(text) for text in asked.objectives], asked.goodput)
     table = None if asked.prices is None else read_prices(Path(asked.prices))
+    combinations = grid([parse_axis(text) for text in asked.each])
     found: list[Prepared] = []
-    for variant in variants_of(path, asked.overrides, asked.variants):
-        case = Candidates(
-            read_document(path),
-            asked.overrides,
-            variant,
-            knob,
-            candidates,
-            tuple(objectives),
-            asked.goodput,
-            {},
-            bool(asked.survive),
-            "--largest" if asked.largest else "--smallest",
-        )
-        case.check()
-        scenario = case.scenario(0)
-        if asked.survive and scenario.fleet is None:
-            raise InputError(f"--survive: needs a fleet; {scenario.name} has none: fleet.replicas")
-        profile = next(costs for _, costs in all_costs(scenario)).load(case.folder)
-        error = error_of(profile, asked.profile_error)
-        case = replace(case, factors=error.factors)
-        held_back = None
-        if asked.held_back:
-            overrides = (*asked.overrides, *asked.held_back)
-            held_back = replace(case, overrides=overrides, _scenarios={})
-            held_back.check()
-        gpu = asked.gpu or profile.gpu
-        price = None if table is None else price_of(gpu, table, str(asked.prices))
-        repeats = _repeats(asked.repeats, scenario)
-        found.append(Prepared(scenario.name, asked, case, repeats, error, held_back, gpu, price))
+    refused: list[InputError] = []
+    for values in combinations:
+        point = tuple(assignment(path, value) for path, value in values.items())
+        overrides = (*asked.overrides, *point)
+        try:
+            for variant in variants_of(path, overrides, asked.variants):
+                case = Candidates(
+                    read_document(path),
+                    overrides,
+                    variant,
+                    knob,
+                    candidates,
+                    tuple(objectives),
+                    asked.goodput,
+                    {},
+                    bool(asked.survive),
+                    "--largest" if asked.largest else "--smallest",
+                )
+                found.append(_prepared(asked, case, table, " ".join(point)))
+        except InputError as error:
+            if not point:
+                raise
+            refused.append(error)
+            if left_out is not None:
+                left_out(f"{' '.join(point)}: left out: {error}")
+    if not found:
+        raise refused[0]
     return found
+
+
+def _prepared(
+    asked: PlanRequest, case: Candidates, table: dict[str, float] | None, point: str
+) -> Prepared:
+    case.check()
+    scenario = case.scenario(0)
+    if asked.survive and scenario.fleet is None:
+        raise InputError(f"--survive: needs a fleet; {scenario.name} has none: fleet.replicas")
+    profile = next(costs for _, costs in all_costs(scenario)).load(case.folder)
+    error = error_of(profile, asked.profile_error)
+    case = replace(case, factors=error.factors)
+    held_back = None
+    if asked.held_back:
+        held_back = replace(case, overrides=(*case.overrides, *asked.held_back), _scenarios={})
+        held_back.check()
+    gpu = asked.gpu or profile.gpu
+    price = None if table is None else price_of(gpu, table, str(asked.prices))
+    repeats = _repeats(asked.repeats, scenario)
+    return Prepared(scenario.name, asked, case, repeats, error, held_back, gpu, price, point)
 
 
 def _overridden(path: Path, overrides: Sequence[str]) -> Document:
     """The scenario file with the overrides that apply to all candidates."""
     document = read_document(path)
-    for assignment in overrides:
-        document.override(assignment)
+    for override in overrides:
+        document.override(override)
     return document
 
 

@@ -34,6 +34,14 @@ class PlanRequest(PlanSection):
         Flag("--variant"),
         Field(description="Plan for this variant only; may be repeated."),
     ] = ()
+    each: Annotated[
+        tuple[str, ...],
+        Flag("--over", "PATH=VALUES"),
+        Field(
+            description="A plan for each of these values, as hardware.gpu=H100,L40S; may be "
+            "repeated, all combinations are tried."
+        ),
+    ] = ()
     held_back: Annotated[
         tuple[str, ...],
         Flag(metavar="PATH=VALUE"),
@@ -49,7 +57,7 @@ class PlanRequest(PlanSection):
     exhaustive: Annotated[bool, Field(description="Try all candidates.")] = False
     cliff: Annotated[bool, Field(description="Try the answer at other rates too.")] = True
 
-    @field_validator("objectives", "overrides", "variants", "held_back", mode="before")
+    @field_validator("objectives", "overrides", "variants", "each", "held_back", mode="before")
     @classmethod
     def _several(cls, given: str | Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
         """One text, several, or values by the paths of their fields."""

@@ -12,6 +12,7 @@ from simkv.scenario.objectives import DERIVED
 from simkv.search.jobs import Summary
 from simkv.search.plan.board import Board
 from simkv.search.plan.case import Condition
+from simkv.search.plan.cliff import AtRate
 from simkv.search.plan.plan import Plan, Standing
 from simkv.search.plan.uncertain import coverage_of_range, most_violated
 from simkv.search.sweep.table import figures_of, typed
@@ -27,7 +28,12 @@ def evaluations(plan: Plan) -> pd.DataFrame:
     rows = _evaluated(plan.board, held_back=False)
     if plan.held_back:
         rows += _evaluated(plan.held_back[2], held_back=True)
-    return typed(rows)
+    return typed([_labelled(plan, row) for row in rows])
+
+
+def _labelled(plan: Plan, row: dict[str, Any]) -> dict[str, Any]:
+    """A row that says for which combination of ``--over`` it is, where there are several."""
+    return {"over": plan.prepared.point, **row} if plan.prepared.point else row
 
 
 def _evaluated(board: Board, held_back: bool) -> list[dict[str, Any]]:
@@ -55,19 +61,18 @@ def _evaluated(board: Board, held_back: bool) -> list[dict[str, Any]]:
 
 def cliff_table(plan: Plan) -> pd.DataFrame:
     """A row per run at another rate: ``rate`` (requests per second), the rest as above."""
-    return typed(
-        [
-            {
-                "variant": plan.board.case.variant,
-                "factor": point.factor,
-                "rate": point.rate,
-                **_condition(point.condition),
-                "holds": all(one.holds(point.values) for one in plan.board.case.objectives),
-                **_figures(point.summary, point.values),
-            }
-            for point in plan.points
-        ]
-    )
+    return typed([_labelled(plan, _at_rate(plan, point)) for point in plan.points])
+
+
+def _at_rate(plan: Plan, point: AtRate) -> dict[str, Any]:
+    return {
+        "variant": plan.board.case.variant,
+        "factor": point.factor,
+        "rate": point.rate,
+        **_condition(point.condition),
+        "holds": all(one.holds(point.values) for one in plan.board.case.objectives),
+        **_figures(point.summary, point.values),
+    }
 
 
 def _condition(condition: Condition) -> dict[str, Any]:
@@ -92,6 +97,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     by_seed = plan.by_seed
     found: dict[str, Any] = {
         "variant": case.variant,
+        **({"over": prepared.point} if prepared.point else {}),
         "largest" if prepared.asked.largest else "smallest": case.knob,
         "candidates": [case.candidates[0], case.candidates[-1], len(case.candidates)],
         "answer": plan.value(plan.answer),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simkv.search.plan.case import Number
 from simkv.search.plan.plan import Plan, Standing
 from simkv.search.plan.uncertain import Answers, coverage_of_range, most_violated
@@ -11,8 +13,7 @@ def sentences(plan: Plan) -> list[str]:
     """The answer, how sure it is, what binds it, what it costs."""
     prepared, case = plan.prepared, plan.prepared.case
     superlative = "largest" if prepared.asked.largest else "smallest"
-    alone = case.variant == "run"
-    name = prepared.name if alone else f"{prepared.name}, {case.variant}"
+    name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
     held = "; ".join(
         f"{held.objective}{' (assumed)' if held.objective.assumed else ''}"
         for held in plan.objectives
@@ -22,6 +23,26 @@ def sentences(plan: Plan) -> list[str]:
     lines.append(_answer(plan))
     lines += [f"  {line}" for line in (*_sureness(plan), *_binding(plan), *_others(plan))]
     return lines
+
+
+def comparison(plans: Sequence[Plan]) -> list[str]:
+    """Which of several plans costs least; without prices, which needs the fewest GPUs."""
+    met = [plan for plan in plans if plan.answer is not None]
+    if len(plans) < 2 or not plans[0].prepared.point or not met:
+        return []
+    by_price = all(plan.cost for plan in met)
+
+    def least(plan: Plan) -> float:
+        return plan.cost.per_hour if plan.cost and by_price else plan.gpus
+
+    ranked = sorted(met, key=lambda plan: (least(plan), plan.prepared.label))
+    lines = ["Cheapest first:" if by_price else "Fewest GPUs first (no prices were given):"]
+    for plan in ranked:
+        cost = f", {plan.cost.per_hour:.2f} per hour" if plan.cost else ""
+        answer = f"{plan.prepared.case.knob} = {shown(plan.value(plan.answer))}"
+        lines.append(f"  {plan.prepared.label}: {answer}, {plan.gpus} GPUs{cost}")
+    none = len(plans) - len(met)
+    return [*lines, f"  {none} more cannot meet the objectives"] if none else lines
 
 
 def _answer(plan: Plan) -> str:
