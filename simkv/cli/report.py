@@ -29,7 +29,8 @@ def report(
     whatif: Annotated[
         bool | None,
         typer.Option(
-            help="Try single changes and name those that would help; default for small workloads."
+            help="Try single changes and name those that would help; default for small workloads "
+            "of which no variant mends it."
         ),
     ] = None,
     gallery: Annotated[
@@ -50,7 +51,7 @@ def report(
     from simkv.report.html import write_html
     from simkv.report.perfetto import write_perfetto
     from simkv.report.runs import QUICK, page_of, remedies, reruns, run_all
-    from simkv.report.story import first_to_look_at
+    from simkv.report.story import first_to_look_at, remedy
 
     planned = reruns(runs)
     page = out or page_of(runs)
@@ -61,9 +62,12 @@ def report(
     size = sum(variant.scenario.workload.size for variant in planned.values())
     with progress("requests", size) as advance:
         results = run_all(planned, advance)
-    lead = planned[first_to_look_at(results)]
+    name = first_to_look_at(results)
+    lead = planned[name]
     changes: list[str] = []
-    if lead.scenario.workload.size <= QUICK if whatif is None else whatif:
+    if whatif is None:
+        whatif = lead.scenario.workload.size <= QUICK and remedy(results, name) is None
+    if whatif:
         with progress("runs") as advance:
             changes = remedies(lead, advance)
     make_folder(page.parent)

@@ -14,14 +14,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from simkv.core.figures import REGISTRY, Metric, figure, number, seconds
-from simkv.core.outcome import FAILURES, in_words
-from simkv.core.quantiles import quantile
-from simkv.loop.record import Life, Record
+from simkv.core.outcome import FAILURES
+from simkv.loop.record import Record
 from simkv.measure.expect import Check, show
-from simkv.measure.metrics import e2e, ttft
+from simkv.measure.metrics import e2e
 from simkv.measure.result import Result
 from simkv.report import story
 from simkv.report.fitting import Column, Fitting
+from simkv.report.over_all import OVER_ALL, over_all
 from simkv.report.published import Comparison
 from simkv.scenario.fields import differences
 from simkv.why.ledger import SERVED, WORDS, Kind, totals
@@ -40,8 +40,6 @@ _FIGURES = (
     "output_throughput",
     "e2e_ms.p99",
 )
-#: Latencies that are given over all requests, so that variants can be compared.
-_OVER_ALL = {"ttft_ms": ttft, "e2e_ms": e2e}
 #: A variant that does work twice ends this much sooner than another if it is worth a line.
 _SOONER = 0.95
 
@@ -69,19 +67,11 @@ def answer(results: Mapping[str, Result]) -> list[str]:
     return [line for line in (*lines, _trust(results)) if line]
 
 
-def ending(result: Result) -> str:
-    """How a run ended, and what was wrong although everybody may have been served."""
-    word = in_words(result.summary["verdict"])
-    if word != "served":
-        return word
-    wrong = list(dict.fromkeys(verdict.name for verdict in result.diagnosis.verdicts))
-    return f"served, {in_words(wrong[0])}" if wrong else word
-
-
 def _what(results: Mapping[str, Result], name: str) -> str:
     scenario = results[name].scenario.name
     where = scenario if len(results) == 1 else f"{scenario}, {name}"
-    wrong = "" if "," not in (said := ending(results[name])) else f", but {said.split(', ')[1]}"
+    _, _, wrong = story.ending(results[name]).partition("served, ")
+    wrong = wrong and f", but {wrong}"
     return f"{where}: {story.served(results[name].record)}{wrong}."
 
 
@@ -132,7 +122,7 @@ def _waits(kinds: Mapping[Kind, float], lived: float) -> str:
 
 def _mend(results: Mapping[str, Result], name: str) -> str:
     ours = results[name]
-    bad = ending(ours) not in ("served", "cut off")
+    bad = story.ending(ours) not in ("served", "cut off")
     if other := story.remedy(results, name):
         theirs = results[other].summary
         all_ = theirs["finished"] == theirs["requests"]
@@ -179,7 +169,7 @@ def side_by_side(results: Mapping[str, Result]) -> Fitting:
     finished = [f"{r.summary['finished']:,} of {r.summary['requests']:,}" for r in found]
     columns = [
         Column("variant", list(results), right=False),
-        Column("ending", list(map(ending, found)), 1, right=False),
+        Column("ending", list(map(story.ending, found)), 1, right=False),
         Column("finished", finished, 2),
     ]
     for rank, key in enumerate(_FIGURES, start=3):
@@ -191,7 +181,7 @@ def side_by_side(results: Mapping[str, Result]) -> Fitting:
 def _cell(result: Result, key: str) -> str:
     metric = REGISTRY[key]
     group, _, statistic = key.partition(".")
-    if group in _OVER_ALL:
+    if group in OVER_ALL:
         value, bound = over_all(result.record, group, statistic)
         return "none" if value is None else ("> " if bound else "") + seconds(value)
     value = result.summary[key]
@@ -200,46 +190,19 @@ def _cell(result: Result, key: str) -> str:
 
 def _is_bound(result: Result, key: str) -> bool:
     group, _, statistic = key.partition(".")
-    return group in _OVER_ALL and over_all(result.record, group, statistic)[1]
-
-
-def over_all(record: Record, group: str, statistic: str) -> tuple[float | None, bool]:
-    """A latency in seconds over all requests that came, and whether it is more than that.
-
-    Whoever never got so far counts with the time until its end. None where nobody came.
-    """
-    known = [_OVER_ALL[group](life) for life in record.lives.values() if _came(life)]
-    lives = [life for life in record.lives.values() if _came(life)]
-    values = sorted(
-        _lasted(life) if value is None else value for life, value in zip(lives, known, strict=True)
-    )
-    if not values:
-        return None, False
-    bound = None in known
-    if statistic == "mean":
-        return fsum(values) / len(values), bound
-    share = {"median": 0.5}.get(statistic) or int(statistic[1:]) / 100
-    return quantile(values, list(range(1, len(values) + 1)), share), bound
-
-
-def _came(life: Life) -> bool:
-    return life.seen is not None or _lasted(life) > 0.0
-
-
-def _lasted(life: Life) -> float:
-    return max((life.ended_at or 0.0) - life.request.arrival, 0.0)
+    return group in OVER_ALL and over_all(result.record, group, statistic)[1]
 
 
 def surprises(results: Mapping[str, Result]) -> Iterator[str]:
     """Why a variant that does much work twice ends sooner than one that does not."""
     for name, result in results.items():
-        if result.summary["verdict"] != "served" or "thrash" not in ending(result):
+        if result.summary["verdict"] != "served" or "thrash" not in story.ending(result):
             continue
         slower = [
             (other, theirs)
             for other, theirs in results.items()
             if story.same_world(result.scenario, theirs.scenario)
-            and ending(theirs) == "served"
+            and story.ending(theirs) == "served"
             and result.summary["makespan_s"] < _SOONER * theirs.summary["makespan_s"]
         ]
         for other, theirs in slower[:1]:

@@ -78,7 +78,9 @@ def write_gallery(
 
 def _index(cards: list[dict[str, Any]]) -> str:
     page = environment().get_template("gallery.html.j2")
-    return page.render(cards=cards, style=STYLE, version=__version__)
+    drawn = "".join(variant["lanes"] for card in cards for variant in card["variants"])
+    legend = [(kind, label) for kind, (label, _) in BARS.items() if f"--kind-{kind})" in drawn]
+    return page.render(cards=cards, legend=legend, style=STYLE, version=__version__)
 
 
 def _card(incident: Incident, results: Mapping[str, Result]) -> dict[str, Any]:
@@ -93,6 +95,7 @@ def _card(incident: Incident, results: Mapping[str, Result]) -> dict[str, Any]:
             {
                 "name": name,
                 "served": story.served(result.record),
+                "lost": story.lost(result.diagnosis),
                 "lanes": Markup(thumbnail(result.record, end)),
                 **badge(result),
             }

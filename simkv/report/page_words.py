@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simkv.core.figures import REGISTRY, figure, number, seconds
-from simkv.core.outcome import in_words
 from simkv.loop.record import Record
 from simkv.measure.expect import check, show
 from simkv.measure.result import Result
 from simkv.report import story
+from simkv.report.over_all import OVER_ALL, over_all
 from simkv.report.page_data import error_row
 from simkv.report.published import Comparison, compare
 from simkv.scenario.saving import to_yaml
@@ -40,7 +40,8 @@ CAPTIONS = {
     "ledger": "A mean request's life, from arrival to end, by what it did or waited for.",
     "requests": "The same, request by request in order of arrival.",
     "blockers": "Requests that held the blocks or slots that others waited for, with the part of "
-    "that waiting that is due to them.",
+    "that waiting that is due to them. All waiting counts here, that of requests which were served "
+    "in the end too; “Behind whom?” above asks only for those without an answer, if there are any.",
     "latency": "The share of all requests that had their first token, and their answer, within a "
     "time. A curve that ends below 100 % leaves the rest without.",
     "published": "Error bars are the rms error of the cost profile over the figures it was "
@@ -118,24 +119,20 @@ def _about(results: dict[str, Result]) -> dict[str, Any]:
 
 def badge(result: Result) -> dict[str, str]:
     """The verdict as a word, with a sign and a tone so that colour is not needed."""
-    good = result.summary["verdict"] == "served"
-    return {
-        "verdict": in_words(result.summary["verdict"]),
-        "sign": "✓" if good else "✗",
-        "tone": "good" if good else "bad",
-    }
+    said = story.ending(result)
+    served = result.summary["verdict"] == "served"
+    tone = "good" if said == "served" else "warn" if served else "bad"
+    return {"verdict": said, "sign": {"good": "✓", "warn": "!", "bad": "✗"}[tone], "tone": tone}
 
 
 def _cell(result: Result, key: str) -> str:
     value = figure(result.summary, key)
     if key == "finished":
         return f"{value:,} of {result.summary['requests']:,}"
-    if not result.summary["finished"] and key not in (
-        "makespan_s",
-        "preemptions",
-        "recomputed_tokens",
-    ):
-        return "none"
+    group, _, statistic = key.partition(".")
+    if group in OVER_ALL:
+        value, bound = over_all(result.record, group, statistic)
+        return "none" if value is None else ("> " if bound else "") + number(value)
     return number(REGISTRY[key].in_s(value))
 
 
@@ -170,7 +167,9 @@ def _waste(result: Result) -> list[str]:
 
 def _accuracy(results: Mapping[str, Result]) -> str:
     """How far the seconds can be trusted, in a sentence per cost profile."""
-    said = ["TTFT and E2E are those of requests that finished."]
+    said = ["TTFT and E2E are over all requests."]
+    if any(result.summary["finished"] < result.summary["requests"] for result in results.values()):
+        said.append("A “>” says that some never got so far: they count as long as they waited.")
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         known = []
         if profile.fit.rms_s:

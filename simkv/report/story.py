@@ -8,7 +8,7 @@ from math import log
 from typing import Any
 
 from simkv.core.figures import REGISTRY, figure, seconds
-from simkv.core.outcome import FAILURES, Outcome
+from simkv.core.outcome import FAILURES, Outcome, in_words
 from simkv.loop.record import Life, Record
 from simkv.measure.metrics import e2e, longest_stall
 from simkv.measure.result import Result
@@ -40,6 +40,15 @@ def served(record: Record) -> str:
     parts = [f"{count[Outcome.FINISHED]:,} of {len(record.lives):,} finished"]
     parts += [f"{count[outcome]:,} {outcome.word}" for outcome in FAILURES if count[outcome]]
     return ", ".join(parts)
+
+
+def ending(result: Result) -> str:
+    """How a run ended, and what was wrong although everybody may have been served."""
+    word = in_words(result.summary["verdict"])
+    if word != "served":
+        return word
+    wrong = list(dict.fromkeys(verdict.name for verdict in result.diagnosis.verdicts))
+    return f"served, {in_words(wrong[0])}" if wrong else word
 
 
 def who(record: Record) -> list[str]:
@@ -139,6 +148,20 @@ def _preempted(found: Diagnosis) -> str:
         share = f", {100.0 * waste / busy:.0f} % of the GPU's time" if busy > 0.0 else ""
         text += f"; {found.recompute_tokens:,} tokens were computed again ({seconds(waste)}{share})"
     return text + "."
+
+
+def lost(found: Diagnosis) -> str:
+    """Who lost its KV most often, and to whom above all: ``Request 0 lost its KV to request 1.``"""
+    victims = Counter(taken.victim for taken in found.preemptions)
+    if not victims:
+        return ""
+    victim, times = min(victims.items(), key=lambda item: (-item[1], item[0]))
+    by = Counter(taken.by for taken in found.preemptions if taken.victim == victim)
+    sake, often = min(by.items(), key=lambda item: (-item[1], item[0] is None, item[0] or 0))
+    whose = "all others" if sake is None else "itself" if sake == victim else f"request {sake}"
+    count = "" if times == 1 else f" {times:,} times,"
+    most = " mostly" if often < times else ""
+    return f"Request {victim} lost its KV{count}{most} to {whose}."
 
 
 def longest_waiting(record: Record, found: Diagnosis, most: int = ASKED) -> list[Life]:

@@ -232,10 +232,11 @@ def _spans(life: Life, engine: _Engine) -> Iterator[Tile]:
     log = engine.log
     before: Stretch | None = None
     reached = life.request.arrival
+    aside = _among(_aside(life))
     for after in chain(_cut(runs(life), engine.pauses), (None,)):
         begins = log.start[after.first] if after else inf
         if begins > reached:
-            yield from _paint(reached, begins, _layers(life, engine, before, after))
+            yield from _paint(reached, begins, _layers(life, engine, aside, before, after))
         if after:
             reached = log.end[after.last]
             yield Tile(after.kind, begins, reached)
@@ -247,12 +248,12 @@ Layer = Callable[[float, float], Iterable[Tile]]
 
 
 def _layers(
-    life: Life, engine: _Engine, before: Stretch | None, after: Stretch | None
+    life: Life, engine: _Engine, aside: Layer, before: Stretch | None, after: Stretch | None
 ) -> list[Layer]:
     """All that a gap between two runs is made of; what comes first covers the rest."""
     decided = engine.log.decided[after.first] if after else inf
     layers = [_stretch(Kind.STALLED, engine.stopped, inf)]
-    chosen, aside = _stretch(Kind.IN_FLIGHT, decided, inf), _among(_aside(life))
+    chosen = _stretch(Kind.IN_FLIGHT, decided, inf)
     if before is None:
         unseen = _stretch(Kind.UNSEEN, -inf, inf if life.seen is None else life.seen)
         head = _among(engine.at_head.get(life.request.id, []))

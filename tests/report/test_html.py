@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -263,6 +265,14 @@ def test_what_pages_share_lies_beside_them(results: dict[str, Result]) -> None:
     outline = Outline(page)
     assert [s.get("src") for s in outline.all("script")[1:]] == ["plotly.min.js", "report.js"]
     assert [link["href"] for link in outline.all("link")] == ["report.css"]
+
+
+def test_a_page_carries_the_library_packed(page: str) -> None:
+    (packed,) = re.findall(r'<script type="application/gzip" id="library">([^<]*)</script>', page)
+    assert gzip.decompress(base64.b64decode(packed)).decode().replace("</script", "<\\/script") == (
+        library()
+    )
+    assert len(page) < 1_500_000
 
 
 # The data.

@@ -8,7 +8,10 @@ import pytest
 
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_file
+from simkv.report import story
+from simkv.report.page_words import badge
 from simkv.report.story import first_to_look_at, fix, remedy
+from tests.conftest import ROOT
 
 OVERLOAD = """\
 name: t
@@ -66,3 +69,21 @@ def test_what_has_another_world_is_no_remedy(tmp_path: Path, other: str) -> None
     assert share["other"] > share["before"]
     assert remedy(results, "before") is None
     assert len(fix(results, "before", None)) == 1
+
+
+def test_served_with_a_verdict_is_not_plainly_served() -> None:
+    results = run_file(ROOT / "scenarios/mistralrs-forty.yaml")
+    assert {name: story.ending(result) for name, result in results.items()} == {
+        "before-assumed": "starved",
+        "before-fitted": "served, thrash",
+        "after": "served",
+        "after-assumed": "served",
+    }
+    tones = [badge(result)["tone"] for result in results.values()]
+    assert tones == ["bad", "warn", "good", "good"]
+
+
+def test_before_and_after_of_2033_differ_in_who_lost_its_kv() -> None:
+    results = run_file(ROOT / "scenarios/mistralrs-2033-newest-first.yaml")
+    assert story.lost(results["before"].diagnosis) == "Request 0 lost its KV to request 1."
+    assert story.lost(results["after"].diagnosis) == "Request 1 lost its KV to request 0."

@@ -376,4 +376,15 @@ function start() {
   addEventListener("afterprint", () => forPaper(false));
 }
 
-start();
+/** The plotting library, where it does not lie beside the page, is in the page as gzip in base64. */
+async function unpackLibrary() {
+  const packed = $("#library");
+  if (!packed) return;
+  const bytes = Uint8Array.from(atob(packed.textContent), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const library = document.createElement("script");
+  library.textContent = await new Response(stream).text();
+  document.head.append(library);
+}
+
+unpackLibrary().then(start);
