@@ -31,9 +31,18 @@ def at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 
 def beyond(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The same, but at both ends the nearest line goes on; a single point counts everywhere."""
+    """The same, but the lines go on at both ends; a single point counts everywhere.
+
+    Below it is the nearest line. Above it is that of the last octave, from half of the last point
+    on: products of matrices grow in steps, and between two points of one step nothing grows.
+    """
     if len(xs) == 1:
         return ys[0]
+    if x > xs[-1]:
+        half = min(bisect_right(xs, xs[-1] / 2), len(xs) - 1)
+        left, right = max(half - 1, 0), len(xs) - 1
+        slope = (ys[right] - ys[left]) / (xs[right] - xs[left])
+        return ys[right] + slope * (x - xs[right])
     right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
     left = right - 1
     slope = (ys[right] - ys[left]) / (xs[right] - xs[left])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simkv.costs.lines import at, bracket
+from simkv.costs.lines import at, beyond, bracket
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,12 @@ def test_above_the_last_point_the_last_line_goes_on() -> None:
 
 def test_a_single_point_is_flat() -> None:
     assert at([5], [2.0], 0) == at([5], [2.0], 50) == 2.0
+
+
+def test_beyond_the_last_point_the_line_of_the_last_octave_goes_on() -> None:
+    xs, ys = [1, 512, 1024, 2032, 2048], [1.0, 2.0, 4.0, 8.0, 8.0]
+    assert beyond(xs, ys, 4096) == 16.0
+    assert beyond(xs, ys, 2040) == 8.0
+    assert beyond([1, 3], [1.0, 2.0], 7) == 4.0
+    assert beyond([4, 5], [1.0, 2.0], 3) == 0.0
+    assert beyond([4], [1.0], 9) == 1.0

@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter
 from simkv.costs.data import Data
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.setting import EngineSetting
+from simkv.costs.operators.tables import version_key
 
 Factor = Annotated[float, Field(gt=0)]
 PATH = Path(__file__).with_name("constants.json")
@@ -69,7 +70,7 @@ class Rule(Data):
             (self.systems is None or hardware.gpu.system in self.systems)
             and self.engine in (None, setting.engine)
             and self.experts in (None, experts)
-            and _version(first) <= _version(setting.release) < _version(end)
+            and version_key(first) <= version_key(setting.release) < version_key(end)
         )
 
 
@@ -87,12 +88,3 @@ def constants_for(hardware: Hardware, setting: EngineSetting) -> Constants:
         if rule.fits(hardware, setting):
             found = found.joined(rule.constants)
     return found
-
-
-def _version(name: str) -> tuple[int, ...]:
-    """``0.5.6.post2`` as numbers that are in order."""
-    numbers = []
-    for part in name.lstrip("v").split("."):
-        digits = "".join(c for c in part if c.isdigit())
-        numbers.append(int(digits) if digits else 0)
-    return tuple(numbers)

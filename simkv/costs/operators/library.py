@@ -42,7 +42,12 @@ def composed(
     if not hardware.gpu.system:
         return None
     backend = setting.engine if setting.engine in BACKENDS else BACKENDS[0]
-    store = Store(roots, hardware.gpu.system, backend)
+    store = Store(
+        roots,
+        hardware.gpu.system,
+        backend,
+        setting.release if backend == setting.engine else "9999",
+    )
     if not store.has("gemm"):
         return None
     operators = Tables(store, Roofline(hardware.gpu, hardware.interconnect))

@@ -7,16 +7,19 @@ form may stand in front. A row of an earlier root replaces those of the same key
 Rows are cleaned by one rule (``cleaned``):
 
 1. a row faster than the GPU's peak allows (``SLACK`` on top) is no measurement and is left out;
-2. of several rows of one shape, by kernel or version of the backend, the fastest counts;
-3. where it takes more than ``HOST_BOUND`` times the fastest row of the same shape in another
-   backend's table, the host was timed and not the GPU, and that row counts;
+2. of the backend's versions that have the shape, the first from the engine's release on counts,
+   else the last before it (kernels change: experts of 0.24 take half of the time of 0.19); of
+   several rows of it, by kernel, the fastest;
+3. where a product takes more than ``HOST_BOUND`` times the fastest of the same shape in any other
+   table, the host was timed and not the GPU, and that row counts; experts that do so in the median
+   over their batches give way as a whole;
 4. no batch costs more than a larger one: it could be padded (``never_falling``).
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -50,11 +53,12 @@ def installed() -> Path | None:
 
 @dataclass(frozen=True)
 class Store:
-    """The tables of a GPU (``system``) for a backend, in front of those of other backends."""
+    """The tables of a GPU (``system``) for a release of a backend, and those of others."""
 
     roots: tuple[Path, ...]
     system: str
     backend: str
+    release: str
     #: The files that rows came from.
     seen: set[Path] = field(default_factory=set, compare=False)
 
@@ -63,7 +67,10 @@ class Store:
         return bool(self._files(table, self.backend))
 
     def rows(self, table: str, where: Where, *, anyone: bool = False) -> pd.DataFrame | None:
-        """Rows of all versions of the backend, or of the others (``anyone``); None without any."""
+        """Rows of all versions of the backend, or of the others (``anyone``); None without any.
+
+        Column ``rank`` is 0 for the version that counts first, and rises.
+        """
         import pandas as pd
 
         backends = ["nccl" if table == "nccl" else self.backend]
@@ -79,7 +86,7 @@ class Store:
                             frame = frame[_matches(frame[column], wanted)]
                     if len(frame):
                         self.seen.add(path)
-                        parts.append(frame)
+                        parts.append(frame.assign(rank=self._rank(path.parts[-2])))
             if parts:
                 return pd.concat(parts, ignore_index=True)
         return None
@@ -89,34 +96,54 @@ class Store:
         found = self.rows(table, where)
         return [] if found is None else sorted(found[column].unique().tolist())
 
+    def _rank(self, version: str) -> float:
+        """The releases from the engine's on come first, in order; then those before, backwards."""
+        own, wanted = version_key(version), version_key(self.release)
+        distance = sum(1e-3**i * (a - b) for i, (a, b) in enumerate(zip(own, wanted, strict=True)))
+        return distance if distance >= 0 else 1e6 - distance
+
     def _files(self, table: str, backend: str, root: Path | None = None) -> list[Path]:
         roots = (root,) if root else self.roots
         name = f"*/{backend}/*/{table}_perf.parquet"
         return [path for one in roots for path in sorted((one / self.system).glob(name))]
 
 
+def version_key(version: str) -> tuple[int, int, int, int]:
+    """``v0.5.6.post2`` as four numbers that are in order."""
+    numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in version.split(".")]
+    first, second, third, fourth = (*numbers, 0, 0, 0, 0)[:4]
+    return first, second, third, fourth
+
+
+def first_ranked(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the version that counts first among those that have any here (rule 2)."""
+    first: pd.DataFrame = rows[rows["rank"] == rows["rank"].min()]
+    return first
+
+
 def cleaned(
     own: pd.DataFrame | None,
     others: pd.DataFrame | None,
     keys: Sequence[str],
-    fastest: pd.Series[float] | None = None,
+    fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
 ) -> dict[Any, float]:
-    """Seconds by the values of ``keys``, by rules 1 to 3 of this file.
+    """Seconds by the values of ``keys``, by rules 1 to 3 of this file, 3 with ``others``.
 
-    ``fastest`` are the milliseconds that the peak allows, by the rows of ``own``.
+    ``fastest`` gives the milliseconds that the peak allows each row.
     """
-    if own is None:
-        return {} if others is None else _least(others, keys)
-    if fastest is not None:
-        own = own[own["latency"] * SLACK >= fastest]
-    found = _least(own, keys)
-    if others is None:
-        return found
-    elsewhere = _least(others, keys)
+    found, elsewhere = (
+        {} if rows is None else _least(_possible(rows, fastest), keys) for rows in (own, others)
+    )
     return {
         key: elsewhere[key] if key in elsewhere and ms > HOST_BOUND * elsewhere[key] else ms
         for key, ms in found.items()
     }
+
+
+def _possible(
+    rows: pd.DataFrame, fastest: Callable[[pd.DataFrame], pd.Series[float]] | None
+) -> pd.DataFrame:
+    return rows if fastest is None else rows[rows["latency"] * SLACK >= fastest(rows)]
 
 
 def _least(frame: pd.DataFrame, keys: Sequence[str]) -> dict[Any, float]:

@@ -8,7 +8,7 @@ from math import log
 from simkv.costs.hardware.architecture import Gqa
 from simkv.costs.operators.measured.plane import Plane
 from simkv.costs.operators.operators import Lookup
-from simkv.costs.operators.tables import Store, cleaned
+from simkv.costs.operators.tables import Store, cleaned, first_ranked
 
 #: Bytes of KV from which a decode cannot come from the second-level cache of any GPU here.
 BEYOND_CACHE = 128e6
@@ -30,10 +30,10 @@ def prefill(store: Store, shape: Gqa, kv: str, flops: float) -> tuple[Lookup, st
     near, where = found
     own = store.rows("context_attention", where)
     assert own is not None
-    own = own.assign(length=own["isl"] + own["step"])
+    own = first_ranked(own[own["step"] == 0])
     work = 4.0 * near.heads * near.head_dim * own["batch_size"]
     work = work * own["isl"].map(lambda isl: prompt_pairs(isl, near.window))
-    points = cleaned(own[own["step"] == 0], None, ("batch_size", "isl"), 1e3 * work / flops)
+    points = cleaned(own, None, ("batch_size", "isl"), lambda _: 1e3 * work / flops)
     scale = shape.heads * shape.head_dim / (near.heads * near.head_dim)
     plane = Plane(points, lambda isl: prompt_pairs(isl, near.window), scale)
     return plane, _note("prefill attention", shape, near)
@@ -47,12 +47,13 @@ def decode(store: Store, shape: Gqa, kv: str, bandwidth: float) -> tuple[Lookup,
     near, where = found
     own = store.rows("generation_attention", where)
     assert own is not None
+    own = first_ranked(own)
     own = own.assign(context=own["isl"] + own["step"])
     seen = own["context"].clip(upper=near.window) if near.window else own["context"]
     nbytes = 2.0 * near.kv_heads * near.head_dim * seen * own["batch_size"]
     nbytes = nbytes * (1 if kv != "bf16" else 2)
     fastest = (1e3 * nbytes / bandwidth).where(nbytes > BEYOND_CACHE, 0.0)
-    points = cleaned(own, None, ("batch_size", "context"), fastest)
+    points = cleaned(own, None, ("batch_size", "context"), lambda _: fastest)
     scale = shape.kv_heads * shape.head_dim / (near.kv_heads * near.head_dim)
     reach = near.window or float("inf")
     plane = Plane(points, lambda context: min(context, reach), scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
-from simkv.costs.operators.tables import Store, cleaned
+from simkv.costs.operators.tables import Store, cleaned, first_ranked
 
 
 def all_reduce(store: Store, gpus: int, *, graph: bool) -> Curve | None:
@@ -16,7 +16,7 @@ def all_reduce(store: Store, gpus: int, *, graph: bool) -> Curve | None:
         rows = rows[kernel.endswith("_graph" if graph else "_eager")]
     if rows.empty:
         return all_reduce(store, gpus, graph=not graph)
-    return curve_of(never_falling(cleaned(rows, None, ("message_size",))))
+    return curve_of(never_falling(cleaned(first_ranked(rows), None, ("message_size",))))
 
 
 def nccl(store: Store, name: str, gpus: int) -> Curve | None:
@@ -24,4 +24,4 @@ def nccl(store: Store, name: str, gpus: int) -> Curve | None:
     rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
     if rows is None:
         return None
-    return curve_of(never_falling(cleaned(rows, None, ("message_size",))))
+    return curve_of(never_falling(cleaned(first_ranked(rows), None, ("message_size",))))

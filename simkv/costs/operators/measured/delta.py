@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simkv.costs.operators.curve import Curve, curve_of, never_falling, total
 from simkv.costs.operators.operators import DeltaShape
-from simkv.costs.operators.tables import Store, cleaned
+from simkv.costs.operators.tables import Store, cleaned, first_ranked
 
 
 def delta(store: Store, shape: DeltaShape, phase: str) -> tuple[Curve, str] | None:
@@ -25,6 +25,7 @@ def delta(store: Store, shape: DeltaShape, phase: str) -> tuple[Curve, str] | No
     )
     rows = rows[(rows["num_k_heads"] == near[0]) & (rows["num_v_heads"] == near[1])]
     rows = rows[rows["d_model"] == near[2]]
+    rows = first_ranked(rows)
     kinds = rows["kernel_source"].map(lambda name: "conv" if "conv" in name else "rule")
     parts = []
     for kind in ("conv", "rule"):

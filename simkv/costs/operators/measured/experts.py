@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from math import log
+from statistics import median
+from typing import TYPE_CHECKING
 
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
 from simkv.costs.operators.operators import MoeShape
-from simkv.costs.operators.tables import Store, cleaned
+from simkv.costs.operators.tables import HOST_BOUND, Store, cleaned
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: What the tables call a number format, the one that is like it next.
 DTYPES = {
@@ -19,8 +25,6 @@ DTYPES = {
     "int4_g32": ("int4_wo",),
 }
 _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
-#: Shape times this is work or bytes that one GPU has of a layer.
-_Key = tuple[int, int, int, int, int, int]
 
 
 def distribution(experts: int) -> str:
@@ -37,25 +41,62 @@ def experts(store: Store, shape: MoeShape, form: str, flops: float) -> tuple[Cur
             rows = store.rows("moe", where, anyone=anyone)
             if rows is None:
                 continue
-            keys: list[_Key] = [tuple(map(int, k)) for k in rows[_SHAPE].drop_duplicates().values]  # type: ignore[misc]
-            near = min(keys, key=lambda key: (_distance(shape, key), key))
+            near = _nearest(shape, rows)
             if _distance(shape, near) > log(4):
                 continue
-            mine = rows[(rows[_SHAPE] == list(near)).all(axis=1)]
-            work = 6.0 * near[0] * near[1] * near[2] / (near[4] * near[5]) * mine["num_tokens"]
-            # The busiest GPU of a skewed distribution has more than its share, never less.
-            points = cleaned(mine, None, ("num_tokens",), 1e3 * work / flops)
-            curve = curve_of(never_falling(points))
-            asked = (shape.hidden, shape.intermediate, shape.per_token, shape.experts)
-            note = "" if not anyone else "experts: from the tables of another engine"
-            if (*asked, shape.tp, shape.ep) != near:
-                ratio = _share(shape) / _share(MoeShape(*near))
-                curve = curve.times(ratio)
-                note = f"experts of {asked}, tp {shape.tp}, ep {shape.ep}: {ratio:.3g} x {near}"
-            elif dtype != DTYPES[form][0]:
-                note = f"experts in {form}: from the table of {dtype}"
-            return curve, note
+            others = store.rows("moe", where, anyone=not anyone)
+            return _scaled(_curve(rows, others, near, flops), shape, near), _note(
+                shape, near, form, dtype, anyone
+            )
     return None
+
+
+def _nearest(shape: MoeShape, rows: pd.DataFrame) -> MoeShape:
+    keys = rows[_SHAPE].drop_duplicates().to_numpy().tolist()
+    shapes = [MoeShape(*(int(value) for value in key)) for key in keys]
+    return min(shapes, key=lambda other: (_distance(shape, other), repr(other)))
+
+
+def _curve(rows: pd.DataFrame, others: pd.DataFrame | None, near: MoeShape, flops: float) -> Curve:
+    """The first version that is not host-bound or untuned as a whole: in the median over the
+    tokens it takes at most ``HOST_BOUND`` times the fastest of all tables (rules 2 and 3)."""
+    own = _by_rank(rows, near, flops)
+    every = own + ([] if others is None else _by_rank(others, near, flops))
+    for curve in own:
+        ratios = [
+            y / min(other(x) for other in every) for x, y in zip(curve.xs, curve.ys, strict=True)
+        ]
+        if median(ratios) <= HOST_BOUND:
+            return curve
+    return min(every, key=lambda curve: sum(curve.ys) / len(curve.ys))
+
+
+def _by_rank(rows: pd.DataFrame, near: MoeShape, flops: float) -> list[Curve]:
+    """A curve for each version that has the shape, those first that count first."""
+    mine = rows[(rows[_SHAPE] == [*astuple(near)]).all(axis=1)]
+    # The busiest GPU of a skewed distribution has more than its share, never less.
+    each = 6.0 * near.hidden * near.intermediate * near.per_token / (near.tp * near.ep)
+    found = []
+    for _, part in mine.groupby("rank"):
+        points = cleaned(
+            part, None, ("num_tokens",), lambda r: 1e3 * each / flops * r["num_tokens"]
+        )
+        if points:
+            found.append(curve_of(never_falling(points)))
+    return found
+
+
+def _scaled(curve: Curve, shape: MoeShape, near: MoeShape) -> Curve:
+    return curve.times(_share(shape) / _share(near))
+
+
+def _note(shape: MoeShape, near: MoeShape, form: str, dtype: str, anyone: bool) -> str:
+    if shape != near:
+        ratio = _share(shape) / _share(near)
+        return f"experts of {astuple(shape)}: {ratio:.3g} x {astuple(near)}"
+    if dtype != DTYPES[form][0]:
+        return f"experts in {form}: from the table of {dtype}"
+    return "experts: from the tables of another engine" if anyone else ""
 
 
 def _share(shape: MoeShape) -> float:
@@ -63,8 +104,8 @@ def _share(shape: MoeShape) -> float:
     return shape.hidden * shape.intermediate * shape.experts / (shape.tp * shape.ep)
 
 
-def _distance(a: MoeShape, key: _Key) -> float:
-    b = MoeShape(*key)
+def _distance(a: MoeShape, b: MoeShape) -> float:
+    """How unlike two shapes are."""
     return (
         abs(log(a.hidden / b.hidden))
         + abs(log(a.intermediate / b.intermediate))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from simkv.costs.lines import between, bracket
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
-from simkv.costs.operators.tables import Store, cleaned
+from simkv.costs.operators.tables import Store, cleaned, first_ranked
 
 #: What the tables call a number format.
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
@@ -22,11 +24,12 @@ def gemm(store: Store, form: str, n: int, k: int, flops: float) -> Curve | None:
         return None
     rows, columns = _ends(grid, n), _ends(store.values("gemm", "k", {"gemm_dtype": dtype}), k)
     where = {"gemm_dtype": dtype, "n": list(rows[:2]), "k": list(columns[:2])}
-    own, others = store.rows("gemm", where), store.rows("gemm", where, anyone=True)
-    if own is None:
+    rows_here, others = store.rows("gemm", where), store.rows("gemm", where, anyone=True)
+    if rows_here is None:
         return None
-    work = 2.0 * own["m"] * own["n"] * own["k"]
-    found = cleaned(own, others, ("n", "k", "m"), 1e3 * work / flops)
+    own = first_ranked(rows_here)
+    others = rows_here if others is None else pd.concat([rows_here, others])
+    found = cleaned(own, others, ("n", "k", "m"), lambda r: 2e3 / flops * r["m"] * r["n"] * r["k"])
     corners = {
         (a, b): {m: s for (x, y, m), s in found.items() if (x, y) == (a, b)}
         for a in rows[:2]

@@ -15,7 +15,7 @@ from simkv.costs.operators.curve import Curve, curve_of, never_falling
 from simkv.costs.operators.measured.attention import prompt_pairs
 from simkv.costs.operators.measured.plane import Plane
 from simkv.costs.operators.operators import Lookup
-from simkv.costs.operators.tables import Store, cleaned
+from simkv.costs.operators.tables import Store, cleaned, first_ranked
 
 
 def core(store: Store, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
@@ -29,7 +29,7 @@ def core(store: Store, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
         if rows is None:
             continue
         heads = min(rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - shape.heads), h))
-        rows = rows[rows["num_heads"] == heads]
+        rows = first_ranked(rows[rows["num_heads"] == heads])
         rows = rows.assign(length=rows["isl"] + rows["step"])
         points = cleaned(rows, None, ("batch_size", "length"))
         # Many heads read one latent: a decode's time is hardly a matter of their number.
@@ -48,7 +48,8 @@ def absorbed(store: Store, heads: int) -> Curve | None:
         if rows is None:
             return None
         near = min(rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - heads), h))
-        points = cleaned(rows[rows["num_heads"] == near], None, ("num_tokens",))
+        mine = first_ranked(rows[rows["num_heads"] == near])
+        points = cleaned(mine, None, ("num_tokens",))
         found.append(curve_of(never_falling(points)).times(heads / near))
     first, second = found
     xs = sorted({*first.xs, *second.xs})
@@ -75,7 +76,7 @@ def sparse_module(
                 heads = min(
                     rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - shape.heads), h)
                 )
-                rows = rows[rows["num_heads"] == heads]
+                rows = first_ranked(rows[rows["num_heads"] == heads])
                 if context:
                     rows = rows[rows["step"] == 0]
                 rows = rows.assign(length=rows["isl"] if context else rows["isl"] + rows["step"])

@@ -152,7 +152,7 @@ def _looked_up(
     store: Store, lookup: Callable[..., Any], args: tuple[Any, ...], named: tuple[Any, ...]
 ) -> tuple[Any, frozenset[Path]]:
     """What a lookup finds, and in which files; tables are large and many settings share them."""
-    own = Store(store.roots, store.system, store.backend)
+    own = Store(store.roots, store.system, store.backend, store.release)
     return lookup(own, *args, **dict(named)), frozenset(own.seen)
 
 
