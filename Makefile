@@ -13,7 +13,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # as slow, too dear for all of them.
 COUNTED := core costs measure schedulers
 
-.PHONY: demo test coverage bench profiles reports site walks validation format clean
+.PHONY: demo test coverage bench profiles reports site walks picture validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero $(DEMO)
@@ -47,6 +47,9 @@ reports: $(VENV)/.installed
 site: $(TESTED)
 	$(BIN)/python tools/reference.py docs/reference
 	$(BIN)/zensical build --clean --strict
+
+picture: $(VENV)/.installed
+	$(BIN)/python tools/picture.py docs/mistralrs-forty-lanes.png
 
 # What the commands of the tutorial and the how-tos print now, written into their pages: read the difference.
 walks: $(TESTED)
