@@ -8,8 +8,11 @@ attention by four axes (see ``costs.attention``), and what unequal lengths of de
 bundle says that it is enabled, and a bucket that was not profiled takes the bundle's default.
 
 Only kernels are in it: no host time, no gaps between kernels. With tensor parallelism two
-all-reduces per layer are added, with expert parallelism an all-gather and a reduce-scatter, where
-they were measured on the GPU (``models/gpus.json``).
+all-reduces per layer are added. With expert parallelism the ranks give each other their tokens
+before the experts (an all-gather of hidden states, and one each of the ids and of the weights of
+the experts that were chosen, 4 bytes a number: vLLM's all-gather and reduce-scatter) and get the
+sums after them (a reduce-scatter). All are from ``hardware/gpus.json``, as measured on the GPU, or
+over the link of a host that is given: GPUs of one kind are joined in more than one way.
 
 A mixture of experts (``moe.csv``, by tokens and activated experts) is taken to choose its experts
 evenly. The ranks of an expert-parallel group pool their tokens: each computes its share of the
@@ -18,7 +21,7 @@ experts for its share of the choices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from simkv.core.errors import InputError
 from simkv.costs.attention import AttentionRow, AttentionSlice, AttentionTable, Skew
 from simkv.costs.error import with_errors
 from simkv.costs.hardware.catalog import known_gpu
+from simkv.costs.hardware.links import HostLink
 from simkv.costs.lines import at
 from simkv.costs.profile import Feature, Fit, Profile, Term
 from simkv.costs.sources.files import check_kinds, find_table, read_settings, read_table
@@ -46,6 +50,11 @@ PER_LAYER = {
     "down_proj": 1,
 }
 SAMPLING = ("lm_head", "sampler")
+#: Without these a bundle is refused: a step would be cheaper than it is. Models differ in the rest.
+NEEDED = ("embedding", "final_layernorm", "layernorm", "qkv_proj", "rotary_emb", "o_proj")
+#: And these, where the layers have no experts in their place.
+DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,8 @@ class Spread:
     """The model's shape as far as the tables leave it open, and how it is spread over GPUs.
 
     ``hidden`` is needed for collectives, ``experts`` and ``experts_per_token`` for a mixture of
-    experts, of which each of ``expert_ranks`` GPUs has an equal part.
+    experts, of which each of ``expert_ranks`` GPUs has an equal part. ``link`` is what joins the
+    GPUs on the host, None is that of the host on which the GPU's collectives were measured.
     """
 
     layers: int
@@ -62,6 +72,7 @@ class Spread:
     experts: int = 0
     experts_per_token: int = 0
     expert_ranks: int = 1
+    link: HostLink | None = None
 
 
 _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -80,7 +91,8 @@ def bundle_profile(folder: Path, layout: Spread, graph_sizes: list[int] | None =
         known = sorted(p.name for p in folder.glob("tp*"))
         raise InputError(f"{folder}: there is no {tables.name}; found {', '.join(known) or 'none'}")
     moved, said = _collectives(str(meta.get("gpu", "")), layout)
-    terms = [*_dense(tables, layers), *_experts(tables, layout), *_sampling(tables), *moved]
+    experts = _experts(tables, layout)
+    terms = [*_dense(tables, layout), *experts, *_sampling(tables), *moved]
     table = AttentionTable(slices=_slices(tables, layers), skew=_skew(folder, meta, tp))
     name = f"{meta.get('model', folder.name)} on {meta.get('gpu', 'unknown GPU')}"
     points = sum(len(row.seconds) for part in table.slices for row in part.rows)
@@ -115,36 +127,61 @@ def bundle_model(folder: Path) -> str:
     return str(read_settings(folder / "meta.yaml").get("model", ""))
 
 
-def _dense(tables: Path, layers: int) -> list[Term]:
+def _dense(tables: Path, layout: Spread) -> list[Term]:
     path = find_table(tables, "dense")
     frame = read_table(path, {"layer": "text", "tokens": "whole", "time_us": "number"})
+    layers = layout.layers
     counts = {**dict.fromkeys(ONCE, 1), **{k: n * layers for k, n in PER_LAYER.items()}}
+    _check_whole(path, frame, NEEDED + (() if layout.experts else DENSE_MLP))
     return _terms(path, frame, "tokens", "slots", counts)
 
 
 def _collectives(gpu: str, layout: Spread) -> tuple[list[Term], str]:
     """What the GPUs of a layout exchange in all layers, and in words whether it is in the sum."""
-    wanted: list[tuple[str, int, int]] = []
-    if layout.tp > 1:
-        wanted.append(("all_reduce", layout.tp, 2))
-    if layout.expert_ranks > 1:
-        wanted += [
-            ("all_gather", layout.expert_ranks, 1),
-            ("reduce_scatter", layout.expert_ranks, 1),
-        ]
+    wanted = _wanted(layout)
     known = known_gpu(gpu)
     measured = known.collectives if known else {}
     terms, missing = [], []
-    for name, ranks, per_layer in wanted:
-        points = measured.get(name, {}).get(ranks)
-        if not points or not layout.hidden:
+    for name, ranks, per_layer, per_token in wanted:
+        link = layout.link
+        points = link.times(name, ranks) if link else measured.get(name, {}).get(ranks)
+        if not points or not per_token:
             missing.append(f", no {name} of {ranks} GPUs")
             continue
         count = per_layer * layout.layers
-        table = [(size / (2 * layout.hidden), count * seconds) for size, seconds in points]
+        table = [(size / per_token, count * seconds) for size, seconds in points]
         terms.append(Term(name=f"{name} x{count}", feature="slots", table=table))
-    found = "; collectives from models/gpus.json" if terms else ""
-    return terms, "".join(missing) + found
+    where = layout.link.said if layout.link else "those of hardware/gpus.json"
+    return terms, "".join(dict.fromkeys(missing)) + (f"; collectives: {where}" if terms else "")
+
+
+def _wanted(layout: Spread) -> list[tuple[str, int, int, int]]:
+    """Collectives: name, GPUs, how often in a layer, and bytes for each token (0: not known)."""
+    hidden, chosen = 2 * (layout.hidden or 0), 4 * layout.experts_per_token
+    found = [("all_reduce", layout.tp, 2, hidden)] if layout.tp > 1 else []
+    if layout.expert_ranks > 1:
+        found += [
+            ("all_gather", layout.expert_ranks, 1, hidden),
+            ("all_gather", layout.expert_ranks, 2, chosen),
+            ("reduce_scatter", layout.expert_ranks, 1, hidden),
+        ]
+    return found
+
+
+def slower_collectives(profile: Profile, times: float) -> Profile | None:
+    """The profile with its collectives so many times as long; None if it has none."""
+    named = [term.name.partition(" ")[0] in COLLECTIVES for term in profile.terms]
+    if not any(named):
+        return None
+    terms = [
+        _longer(t, times) if is_one else t for t, is_one in zip(profile.terms, named, strict=True)
+    ]
+    return profile.model_copy(update={"terms": terms})
+
+
+def _longer(term: Term, times: float) -> Term:
+    assert term.table is not None
+    return term.model_copy(update={"table": [(x, times * y) for x, y in term.table]})
 
 
 def _experts(tables: Path, layout: Spread) -> list[Term]:
@@ -181,7 +218,17 @@ def _experts(tables: Path, layout: Spread) -> list[Term]:
 def _sampling(tables: Path) -> list[Term]:
     path = find_table(tables, "per_sequence")
     frame = read_table(path, {"layer": "text", "sequences": "whole", "time_us": "number"})
+    _check_whole(path, frame, SAMPLING)
     return _terms(path, frame, "sequences", "emits", dict.fromkeys(SAMPLING, 1))
+
+
+def _check_whole(path: Path, frame: pd.DataFrame, needed: Sequence[str]) -> None:
+    """Raise InputError if a table lacks a kernel that every step runs."""
+    missing = [name for name in needed if name not in set(frame["layer"])]
+    if missing:
+        raise InputError(
+            f"{path}: layer: there is no row of {', '.join(missing)}; every step runs them"
+        )
 
 
 def _terms(

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from simkv.core.errors import InputError
+from simkv.costs.hardware.links import HostLink, find_link, links
 from simkv.costs.load import Load
 from simkv.costs.profile import Profile, StepCost
-from simkv.costs.sources.llmservingsim import Spread, bundle_profile
+from simkv.costs.sources.llmservingsim import Spread, bundle_profile, slower_collectives
 
 META = """\
 vllm_version: 0.19.0
@@ -30,9 +31,13 @@ skew_fit:
   per_tp:
     1: {{alpha_default: 0.25}}
 """
+FREE = [
+    (layer, 0)
+    for layer in ("final_layernorm", "rotary_emb", "o_proj", "gate_up_proj", "act_fn", "down_proj")
+]
 DENSE = "layer,tokens,time_us\n" + "".join(
     f"{layer},{tokens},{time * tokens}\n"
-    for layer, time in (("embedding", 1), ("layernorm", 2), ("qkv_proj", 10))
+    for layer, time in (("embedding", 1), ("layernorm", 2), ("qkv_proj", 10), *FREE)
     for tokens in (1, 4, 16)
 )
 SEQUENCES = "layer,sequences,time_us\nlm_head,1,100\nlm_head,9,180\nsampler,1,5\n"
@@ -125,6 +130,41 @@ def test_collectives_of_a_known_gpu_are_added(tmp_path: Path) -> None:
     assert with_them(load) - without(load) == pytest.approx(4 * 12.713e-6)
 
 
+def test_a_hosts_own_link_is_taken_in_place_of_anothers(tmp_path: Path) -> None:
+    (bundle(tmp_path) / "tp1").rename(tmp_path / "tp2")
+    link = HostLink(name="slow", latency=2e-5, bandwidth=1.6e10, source="test")
+    layout = Spread(2, tp=2, hidden=2048, link=link)
+    profile = bundle_profile(tmp_path, layout)
+    without = StepCost(bundle_profile(tmp_path, Spread(2, tp=2)))
+    load = Load(1, 1024, 0, 0, 0, 1, 1)  # 4 MiB of hidden states, round twice by half
+    took = 4 * (2e-5 + 4194304 / 1.6e10)
+    assert StepCost(profile)(load) - without(load) == pytest.approx(took)
+    assert "collectives: slow, 20 us and 16 GB/s (test)" in " ".join(profile.source)
+    twice = slower_collectives(profile, 2.0)
+    assert twice is not None
+    assert StepCost(twice)(load) - without(load) == pytest.approx(2 * took)
+    assert slower_collectives(bundle_profile(tmp_path, Spread(2, tp=2)), 2.0) is None
+
+
+def test_ids_and_weights_of_chosen_experts_are_gathered_too(tmp_path: Path) -> None:
+    moe = "tokens,activated_experts,time_us\n1,1,1\n1,16,1\n64,1,1\n64,16,1\n"
+    bundle(tmp_path, moe=moe)
+    link = HostLink(name="l", latency=1e-5, bandwidth=1e9, source="test")
+    known = Spread(2, 1, 2048, 16, 2, 2, link)
+    load = Load(1, 4096, 0, 0, 0, 1, 1)
+    none = StepCost(bundle_profile(tmp_path, Spread(2, 1, None, 16, 2, 2)))(load)
+    hidden, chosen = 1e-5 + 4096 * 4096 / 1e9, 1e-5 + 4096 * 8 / 1e9
+    found = StepCost(bundle_profile(tmp_path, known))(load) - none
+    assert found == pytest.approx(2 * (2 * hidden + 2 * chosen))
+
+
+def test_known_links_have_names_and_sources() -> None:
+    assert find_link("pcie 5.0, NO peer-to-peer").bandwidth == 1.6e10
+    assert all(link.source for link in links())
+    with pytest.raises(InputError, match=r"link 'PCI' is not known.*latency_us"):
+        find_link("PCI")
+
+
 def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     bundle(tmp_path, dense="layer,tokens,time_us\n")
     with pytest.raises(InputError, match=r"dense.csv: there are no rows"):
@@ -149,8 +189,10 @@ def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
     [
         ({"dense": DENSE + "warp_drive,1,3\n"}, r"dense.csv: layer 'warp_drive' is not known"),
         ({"dense": "layer,tokens\nembedding,1\n"}, r"dense.csv: there is no column 'time_us'"),
-        ({"dense": DENSE + "embedding,x,3\n"}, r"dense.csv:11: tokens: should be a whole number"),
+        ({"dense": DENSE + "embedding,x,3\n"}, r"dense.csv:29: tokens: should be a whole number"),
         ({"attention": ATTENTION + "0,0,1,400,-1\n"}, r"attention.csv:\d+: time_us: should be a"),
+        ({"dense": DENSE.replace("o_proj", "qk_norm")}, r"no row of o_proj; every step runs"),
+        ({"per_sequence": SEQUENCES.replace("sampler,1,5\n", "")}, r"there is no row of sampler"),
         ({"per_sequence": ""}, r"per_sequence.csv: cannot be read as a table"),
     ],
 )

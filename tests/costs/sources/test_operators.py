@@ -171,7 +171,8 @@ def test_the_command_writes_a_profile_that_loads(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "decode_seqs: measured from 1 to 3" in done.output
     profile = load_profile("mine.json", tmp_path)
-    assert (profile.graph_sizes, profile.terms[0].name) == ([1, 2, 4, 8], "embedding x1")
+    assert profile.graph_sizes == [1, 2, 4, 8]
+    assert "embedding x1" in {term.name for term in profile.terms}
     assert any(term.name == "layernorm x48" for term in profile.terms)
 
 

@@ -443,3 +443,22 @@ def test_without_errors_of_its_own_a_profile_gives_no_interval(made_up: Path) ->
     assert coverage([found]).figures == 0
     assert coverage([found]).refused > 10
     assert refused([found]) == ["made-up: its profile knows no error of its own"]
+
+
+def test_a_case_may_name_its_hosts_link(made_up: Path) -> None:
+    engine = {**ENGINE, "tensor_parallel": 2}
+    (made_up / "case.json").write_text(json.dumps({**FACTS, "engine": engine}))
+    case = read_case(made_up)
+    assert any("link was not recorded" in note for note in engine_of(case)[1])
+    link = {"latency_us": 20, "bandwidth_gb_s": 16}
+    (made_up / "case.json").write_text(json.dumps({**FACTS, "engine": {**engine, "link": link}}))
+    case = read_case(made_up)
+    assert not any("link" in note for note in engine_of(case)[1])
+    found = case.facts.engine.host_link
+    assert found is not None
+    assert (found.latency, found.bandwidth) == (pytest.approx(2e-5), 1.6e10)
+    named = {**engine, "link": "PCIe 5.0, no peer-to-peer"}
+    (made_up / "case.json").write_text(json.dumps({**FACTS, "engine": named}))
+    found = read_case(made_up).facts.engine.host_link
+    assert found is not None
+    assert found.peer_to_peer is False

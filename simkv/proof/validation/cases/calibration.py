@@ -17,6 +17,7 @@ from pathlib import Path
 
 from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import known_gpu, known_model
+from simkv.costs.hardware.links import HostLink
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.sources.files import read_settings
 from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
@@ -42,6 +43,7 @@ def calibrate(case: Case, given: Path | None = None, tables: Path | None = None)
             dims.experts or (known.experts if known else 0),
             dims.experts_per_token or (known.experts_per_token if known else 0),
             setup.expert_ranks,
+            _link(case),
         )
         return bundle_profile(bundle, layout, sizes)
     if not case.has_alone:
@@ -73,6 +75,13 @@ def calibrate(case: Case, given: Path | None = None, tables: Path | None = None)
         model=case.facts.model,
         on=setup.gpu,
     )
+
+
+def _link(case: Case) -> HostLink | None:
+    try:
+        return case.facts.engine.host_link
+    except InputError as error:
+        raise InputError(f"{case.folder / 'case.json'}: engine.link: {error}") from error
 
 
 def find_bundle(case: Case, tables: Path | None = None) -> Path | None:

@@ -16,6 +16,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simkv.core.errors import InputError
+from simkv.costs.hardware.links import HostLink, find_link
 from simkv.costs.sources.files import Kind, Rows, find_table, read_table
 
 #: Requests of this stage calibrate; they are never scored.
@@ -59,6 +60,13 @@ class Dims(_Facts):
     experts_per_token: int | None = None
 
 
+class LinkFacts(_Facts):
+    """What was measured between the GPUs of the host."""
+
+    latency_us: float = Field(ge=0)
+    bandwidth_gb_s: float = Field(gt=0)
+
+
 class EngineFacts(_Facts):
     """The engine's configuration, as far as it was recorded."""
 
@@ -78,6 +86,22 @@ class EngineFacts(_Facts):
     scheduler_reserve_full_isl: bool | None = None
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     dtype: str | None = None
+    link: LinkFacts | str | None = None
+
+    @property
+    def host_link(self) -> HostLink | None:
+        """What joins the GPUs, if that was recorded. Raises InputError for an unknown name."""
+        if self.link is None or isinstance(self.link, str):
+            return find_link(self.link) if self.link else None
+        latency, bandwidth = 1e-6 * self.link.latency_us, 1e9 * self.link.bandwidth_gb_s
+        return HostLink(
+            name="the host's link", latency=latency, bandwidth=bandwidth, source="case.json"
+        )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that exchange anything in a step."""
+        return max(self.tensor_parallel, self.expert_ranks)
 
     @property
     def caches(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkv.costs.profile import Profile, Term
+from simkv.costs.sources.llmservingsim import slower_collectives
 from simkv.proof.validation.cases.case import Case
 from simkv.proof.validation.cases.score import Score, score
 from simkv.proof.validation.cases.simulate import engine_of, replay
@@ -13,6 +14,8 @@ from simkv.schedulers.vllm.versions import RULES
 
 #: Host time per step (s) that kernel tables do not have.
 HOST_S = (2e-4, 5e-4)
+#: Hosts of one GPU differ by as much in what their GPUs exchange.
+SLOWER = 2.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ def _changes(case: Case, profile: Profile) -> list[tuple[str, dict[str, Any], Pr
         term = Term(name="host", feature="steps", seconds=seconds)
         costs = profile.model_copy(update={"terms": [*profile.terms, term]})
         changes.append((f"{1e3 * seconds:g} ms of host time per step", {}, costs))
+    if slower := slower_collectives(profile, SLOWER):
+        changes.append((f"collectives x {SLOWER:g}", {}, slower))
     if profile.attention is not None and profile.attention.skew is not None:
         even = profile.attention.model_copy(update={"skew": None})
         costs = profile.model_copy(update={"attention": even})

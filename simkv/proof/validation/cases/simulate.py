@@ -131,10 +131,7 @@ def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
     blocks, said = _blocks(case)
     nearby = bool(notes)
     notes += said
-    if setup.caches and not case.tells_prefixes:
-        notes.append(
-            "neither prefix_blocks.jsonl nor a column shared_prefix_tokens: prompts share nothing"
-        )
+    notes += _not_recorded(case)
     longest = int((case.requests["prompt_tokens"] + case.requests["output_tokens"]).max())
     length = setup.max_model_len
     if length is None or length < longest:
@@ -166,6 +163,18 @@ def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
         return VllmConfig(**{**fields, **changed}), notes
     except (ValueError, ValidationError) as error:
         raise InputError(f"{case.folder / 'case.json'}: engine: {error}") from error
+
+
+def _not_recorded(case: Case) -> list[str]:
+    """What nobody can know of a case without its having been recorded."""
+    setup, notes = case.facts.engine, []
+    if setup.gpus > 1 and setup.link is None:
+        notes.append("link was not recorded: what GPUs exchange takes as long as on another host")
+    if setup.caches and not case.tells_prefixes:
+        notes.append(
+            "neither prefix_blocks.jsonl nor a column shared_prefix_tokens: prompts share nothing"
+        )
+    return notes
 
 
 def _variant(version: str) -> tuple[Any, list[str]]:
