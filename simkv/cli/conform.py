@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,12 +78,13 @@ def policies() -> None:
 
     counts = shipped()
     for engine in ENGINES:
-        for name, variant in variants(engine).items():
-            found = counts[engine].get(name)
-            traces = (
-                f"reproduces {found['equal']} of {found['recorded']} recorded traces"
-                if found
-                else "never recorded"
-            )
-            print(f"{engine:<12}{name:<24}{traces}")
-            print(f"{'':<36}{variant.source}\n{'':<36}{variant.summary}")
+        for summary, group in groupby(variants(engine).items(), lambda item: item[1].summary):
+            for name, variant in group:
+                found = counts[engine].get(name)
+                traces = (
+                    f"reproduces {found['equal']} of {found['recorded']} recorded traces"
+                    if found
+                    else "never recorded"
+                )
+                print(f"{engine:<12}{name:<24}{traces}\n{'':<36}{variant.source}")
+            print(f"{'':<36}{summary}")

@@ -51,6 +51,28 @@ class Transfer:
     build: Callable[[Any], KvConnector]
 
 
+def _itself(name: str) -> str:
+    return name
+
+
+def _nothing(_: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What the variants of an engine are called, where one has more than one name.
+
+    ``variant_of`` a name is the variant's key in ``EngineSpec.variants``; it raises ValueError if
+    there is none. ``like`` it is the first of all that go by the same rules. ``assumed`` says what
+    has to be taken on trust of a name, if anything.
+    """
+
+    variant_of: Callable[[str], str] = _itself
+    like: Callable[[str], str] = _itself
+    assumed: Callable[[str], str | None] = _nothing
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     """An engine, for those who must not know which one it is.
@@ -58,6 +80,8 @@ class EngineSpec:
     ``build(config)`` makes its scheduler, ``with_tables(config)`` one that a device can follow.
     ``recording`` is how its decisions are written down and replayed, ``setting(config)`` what of
     its knobs decides seconds and KV.
+
+    ``naming`` finds one of the ``variants`` by what a config calls it.
 
     Knobs by their names: ``seats`` limits the running requests, ``longest`` the length of each, for
     which the whole cache has to be enough (None if nothing does), ``memory`` is the size of the KV
@@ -95,7 +119,17 @@ class EngineSpec:
     rules: Mapping[str, Any] = field(default_factory=dict)
     rules_read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     transfer: Transfer | None = None
+    naming: Naming = Naming()
     has_threads: bool = False
+
+    def variant(self, name: str) -> Variant:
+        """The variant that a config calls by this name."""
+        return self.variants[self.naming.variant_of(name)]
+
+    @property
+    def different(self) -> list[str]:
+        """Variants no two of which go by the same rules."""
+        return [name for name in self.variants if self.naming.like(name) == name]
 
     @property
     def sizes(self) -> tuple[str, ...]:

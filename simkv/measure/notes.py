@@ -14,6 +14,7 @@ from simkv.costs.widening import unknown_share
 from simkv.loop.fleet.fleet import Stint
 from simkv.loop.pipeline import Pipeline, remarks
 from simkv.loop.world import ReplicaSpec
+from simkv.schedulers.registry import spec_of
 
 
 def notes_on_replicas(
@@ -23,8 +24,13 @@ def notes_on_replicas(
     notes: dict[str, list[int]] = {}
     for stint in stints:
         engine = stint.engine
-        found = _never_fit(requests, engine.scheduler, specs[stint.replica].engine)
-        for note in [*found, *(remarks(engine.record) if isinstance(engine, Pipeline) else [])]:
+        config = specs[stint.replica].engine
+        found = _never_fit(requests, engine.scheduler, config)
+        if isinstance(engine, Pipeline):
+            found += remarks(engine.record)
+        if assumed := spec_of(config).naming.assumed(config.variant):
+            found.insert(0, assumed)
+        for note in found:
             notes.setdefault(note, []).append(stint.replica)
     return [
         note if len(set(where)) == len(specs) else f"replica {', '.join(map(str, where))}: {note}"

@@ -14,7 +14,7 @@ from simkv.measure.metrics import e2e, longest_stall
 from simkv.measure.result import Result
 from simkv.scenario.fields import WORLD, Difference, differences
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.registry import variants
+from simkv.schedulers.registry import spec_of
 from simkv.why.diagnosis import Diagnosis
 from simkv.why.ledger import SERVED, WORDS, totals
 
@@ -300,8 +300,7 @@ def _rule(scenario: Scenario, differ: Sequence[Difference]) -> str | None:
     """What the engine's variant is, where that is what changes."""
     if not any(found.field == "engine.variant" for found in differ):
         return None
-    variant = variants(scenario.engine.name).get(scenario.engine.variant)
-    return variant.summary if variant else None
+    return spec_of(scenario.engine).variant(scenario.engine.variant).summary
 
 
 def requests(ids: Iterable[int], most: int = 8) -> str:

@@ -68,7 +68,7 @@ def check_kv_connector(engines: Sequence[EngineConfig]) -> None:
     """Raise ValueError if KV cannot go from one of these engines to another."""
     able = {name: spec.transfer.variants for name, spec in ENGINES.items() if spec.transfer}
     for engine in engines:
-        if engine.variant not in able.get(engine.name, ()):
+        if spec_of(engine).naming.variant_of(engine.variant) not in able.get(engine.name, ()):
             listed = " or ".join(f"{name} ({', '.join(known)})" for name, known in able.items())
             raise ValueError(
                 f"fleet: roles prefill and decode are for engine {listed}; "

@@ -85,6 +85,8 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
             if find_key(detail.get("input"), "distribution") is None:
                 return f"missing; expected one of {', '.join(known)}"
         return f"{found!r} is not known{nearest(str(found), known)}; expected {', '.join(known)}"
+    if kind == "string_type" and isinstance(found, int | float):
+        return f"{found} is a number here; put the text in quotes"
     message = in_plain_words(detail["msg"])
     shown = type(found).__name__ if isinstance(found, dict | list) else repr(found)
     return f"{message}; found {shown if len(shown) <= 60 else shown[:57] + '...'}"

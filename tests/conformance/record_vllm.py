@@ -1,181 +1,59 @@
 """Records decisions of the scheduler in a wheel of vLLM, unmodified, on random small workloads.
 
-    pip download --no-deps --only-binary :all: vllm==0.19.0
-    unzip vllm-0.19.0-*.whl 'vllm/v1/*' -d SOURCE
-    python -m tests.conformance.record_vllm SOURCE 0.19.0 FOLDER [CASE...]
+    pip download --no-deps --only-binary :all: vllm==0.27.0
+    unzip vllm-0.27.0-*.whl 'vllm/v1/*' -d SOURCE
+    python -m tests.conformance.record_vllm SOURCE 0.27.0 FOLDER [CASE...]
 
-A case is one of ``HAND_MADE`` or ``rand-`` and a number; without any, those that are committed.
-Only the scheduler, its block manager and its requests are vLLM's; everything else that they import
-(torch, the configuration, the model runner, ...) is replaced by hollow stand-ins, so it runs in a
-second and without a GPU. The model is a fake: a request whose last known token is computed emits
-one. Written for 0.19.0 and 0.11.0; other versions import other things. Nothing of vLLM is kept
-but what it decided.
+Without cases it records random ones (``SEEDS``), says how many of them simkv decides in
+the same way and, if all, writes the smallest that tell the release's rules from others to FOLDER. A
+case is one of ``HAND_MADE``, ``rand-`` and a number, or ``gone-`` and a number: with aborts.
+
+What stands in for the rest of vLLM is in ``hollow.py``. The model is a fake: a request whose last
+known token is computed emits one. Wheels from 0.10.2 to 0.33.0 can be driven. Nothing of vLLM is
+kept but what it decided.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
-import logging
-import random
 import sys
-import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+from simkv.proof.conform.conform import check
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.versions import RULES, VARIANTS
-
-CORE = "vllm.v1.core."
-REAL = {
-    *(CORE + "sched." + m for m in ("scheduler", "async_scheduler", "request_queue", "utils")),
-    *(CORE + "sched." + m for m in ("output", "interface")),
-    *(CORE + m for m in ("kv_cache_manager", "kv_cache_coordinator", "kv_cache_utils")),
-    *(CORE + m for m in ("single_type_kv_cache_manager", "block_pool")),
-    "vllm.v1.request",
-    "vllm.v1.kv_cache_interface",
-}
-HOLLOW = ("vllm", "torch", "msgspec", "zmq", "cloudpickle", "transformers", "cbor2", "blake3")
+from simkv.schedulers.vllm.versions import RULES, VARIANTS, Rules, rules_of, variant_of
+from tests.conformance.cases_vllm import by_hand, case_of
+from tests.conformance.hollow import CORE, Finder, Hollow, Off, taken
 
 #: A case in which so many steps deliver nothing never ends: the longest sequence has fewer tokens.
 STANDSTILL = 400
 
+#: Numbers of the random cases, each recorded with aborts and without; so many are kept of those.
+SEEDS = range(200, 300)
+KEPT = 28
 
-class HollowType(type):
-    """A class that stands for any other: it can be subclassed, subscripted and called."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return HollowType(name, (Hollow,), {})
-
-    def __getitem__(cls, key: object) -> type:
-        return cls
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and callable(args[0]) and not kwargs:
-            return args[0]  # it stood for a decorator
-        return super().__call__(*args, **kwargs)
-
-    def __or__(cls, other: object) -> Any:
-        return object
-
-    __ror__ = __or__
-
-
-class Hollow(metaclass=HollowType):
-    """An object that answers everything with nothing."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Hollow()
-
-    def __call__(self, *args: Any, **kwargs: object) -> Any:
-        return args[0] if len(args) == 1 and callable(args[0]) else None
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
-class HollowModule(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, HollowType(name, (Hollow,), {}))
-        return self.__dict__[name]
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules in ``REAL`` under ``source`` and makes up all others."""
-
-    def __init__(self, source: Path) -> None:
-        self.source = source
-
-    def find_spec(self, name: str, path: object, target: object = None) -> Any:
-        if name in REAL:
-            file = self.source.joinpath(*name.split(".")).with_suffix(".py")
-            return importlib.util.spec_from_file_location(name, file)
-        if name.split(".")[0] in HOLLOW:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return HollowModule(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """The few things that must not be hollow."""
-        real: dict[str, Any] = {
-            "vllm.logger": {"init_logger": _logger},
-            "vllm.utils": {"cdiv": _cdiv, "length_from_prompt_token_ids_or_embeds": _length},
-            "vllm.utils.math_utils": {"cdiv": _cdiv},
-            "vllm.v1.utils": {
-                "ConstantList": _View,
-                "record_function_or_nullcontext": lambda _: contextlib.nullcontext(),
-            },
-            "vllm.v1.structured_output.request": {
-                "StructuredOutputRequest": SimpleNamespace(from_sampling_params=lambda _: None)
-            },
-            "vllm.v1.core.encoder_cache_manager": {"compute_encoder_budget": lambda **_: (0, 0)},
-            "vllm.v1.engine": {
-                n: type(n, (SimpleNamespace,), {})
-                for n in ("EngineCoreOutput", "EngineCoreOutputs")
-            },
-        }
-        module.__dict__.update(real.get(module.__name__, {}))
-        module.__path__ = []
-
-
-def _logger(name: str) -> Any:
-    logger = logging.getLogger(name)
-    for level in ("debug_once", "info_once", "warning_once"):
-        setattr(logger, level, lambda *_, **__: None)
-    return logger
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _length(tokens: list[int] | None, _: object) -> int:
-    return len(tokens or ())
-
-
-class _View:
-    """A list that can only be read."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.items[key]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def copy(self) -> list[Any]:
-        return self.items.copy()
+#: So many of the smallest are asked which rules they show.
+SEARCHED = 160
 
 
 class Recorder:
     """One case: a scheduler of vLLM and a fake model, as many steps as it takes."""
 
-    def __init__(self, config: VllmConfig, requests: list[dict[str, Any]]) -> None:
-        self.config, self.requests = config, requests
+    def __init__(
+        self,
+        config: VllmConfig,
+        requests: list[dict[str, Any]],
+        aborts: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
+        self.config, self.requests, self.aborts = config, requests, aborts
         self.numbers: dict[Any, int] = {}
         self.scheduler = self._scheduler()
         self.pool = self.scheduler.kv_cache_manager.block_pool
@@ -200,12 +78,18 @@ class Recorder:
         under_way: deque[Any] = deque()
         step = still = 0
         while alive:
+            gone = self._abort(step, 0)
             for request in arriving.pop(step, ()):
                 self.scheduler.add_request(self._request(request))
                 still = 0
+            gone += self._abort(step, 1)
             line, batch = self._schedule()
             under_way.append(batch)
             line |= {"step": step, "delivered": int(len(under_way) == depth), "finished": []}
+            gone += self._abort(step, 2)
+            if gone:
+                line["aborted"], still = gone, 0
+                alive -= set(gone)
             if line["delivered"]:
                 tokens, line["finished"] = self._deliver(*under_way.popleft(), alive)
                 still = 0 if tokens else still + 1
@@ -219,6 +103,18 @@ class Recorder:
                 return
             step += 1
 
+    def _abort(self, step: int, phase: int) -> list[int]:
+        """Let the clients leave who are to leave now; returns those who were still there.
+
+        One at a time: 0.33.0 frees the blocks of a joint abort in the order of a set.
+        """
+        ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
+        there = [i for i in dict.fromkeys(ids) if f"{i:04}" in self.scheduler.requests]
+        status = importlib.import_module("vllm.v1.request").RequestStatus.FINISHED_ABORTED
+        for i in there:
+            self.scheduler.finish_requests(f"{i:04}", status)
+        return there
+
     def _schedule(self) -> tuple[dict[str, Any], tuple[Any, list[str]]]:
         scheduler = self.scheduler
         before = [int(r.request_id) for r in scheduler.running]
@@ -229,7 +125,15 @@ class Recorder:
         rows = output.num_scheduled_tokens
         live = scheduler.requests
         start = {i: live[i].num_computed_tokens - n for i, n in rows.items()}
-        decodes = [n == 1 and start[i] >= live[i].num_prompt_tokens for i, n in rows.items()]
+        emits = [
+            i
+            for i, n in rows.items()
+            if start[i] + n >= lengths[i] + max(live[i].num_output_placeholders - 1, 0)
+        ]
+        # One token, and it is the newest that was emitted.
+        decodes = [
+            n == 1 and start[i] >= live[i].num_prompt_tokens and i in emits for i, n in rows.items()
+        ]
         kind = "mixed" if any(decodes) else "prefill"
         if all(decodes):
             kind = "decode" if decodes else "idle"
@@ -248,11 +152,6 @@ class Recorder:
             line["new_blocks"] = [[int(i), [b.block_id for b in bs]] for i, bs in new.items() if bs]
             cached = sum(b.block_hash is not None for b in self.pool.blocks)
             line["cached_blocks_after_schedule"] = cached
-        emits = [
-            i
-            for i, n in rows.items()
-            if start[i] + n >= lengths[i] + max(live[i].num_output_placeholders - 1, 0)
-        ]
         return line, (output, emits)
 
     def _deliver(self, output: Any, emits: list[str], alive: set[int]) -> tuple[int, list[int]]:
@@ -269,15 +168,11 @@ class Recorder:
             tokens.append(emitted)
         self.scheduler.update_from_output(
             output,
-            SimpleNamespace(
+            Off(
                 sampled_token_ids=tokens,
                 req_id_to_index={i: k for k, i in enumerate(ids)},
-                logprobs=None,
                 prompt_logprobs_dict={},
-                pooler_output=None,
-                num_nans_in_logits=None,
-                kv_connector_output=None,
-                cudagraph_stats=None,
+                prompt_token_id_logprobs_dict={},
             ),
         )
         return counted, [
@@ -312,7 +207,7 @@ class Recorder:
             for stream, start, end in line["prompt_segments"]
             for position in range(start, end)
         ]
-        sampling = SimpleNamespace(
+        sampling = Off(
             max_tokens=line["max_tokens"],
             min_tokens=0,
             eos_token_id=-1,
@@ -325,7 +220,8 @@ class Recorder:
             repetition_detection=None,
             skip_reading_prefix_cache=False,
         )
-        return importlib.import_module("vllm.v1.request").Request(
+        kind = importlib.import_module("vllm.v1.request").Request
+        return kind(
             request_id=f"{line['id']:04}",
             prompt_token_ids=tokens,
             sampling_params=sampling,
@@ -333,7 +229,7 @@ class Recorder:
             arrival_time=line["timestamp"],
             priority=line["priority"],
             block_hasher=self._hashes,
-            **({"eos_token_id": -1} if self.config.variant == "0.11.0" else {}),
+            **taken(kind, eos_token_id=-1),
         )
 
     def _scheduler(self) -> Any:
@@ -348,15 +244,18 @@ class Recorder:
         )
         interface = importlib.import_module("vllm.v1.kv_cache_interface")
         spec = interface.FullAttentionSpec.__new__(interface.FullAttentionSpec)
-        object.__setattr__(spec, "block_size", config.block_size)
-        group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"])
-        cache = Off(num_blocks=config.num_gpu_blocks, kv_cache_groups=[group])
+        for name, value in (("block_size", config.block_size), ("dtype", None)):
+            object.__setattr__(spec, name, value)
+        group = interface.KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=spec)
+        cache = interface.KVCacheConfig(config.num_gpu_blocks, [], [group])
+        managers = importlib.import_module(CORE + "single_type_kv_cache_manager")
+        if hasattr(managers, "register_all_kvcache_specs"):
+            managers.register_all_kvcache_specs(Hollow())
         name = (
             "async_scheduler.AsyncScheduler" if config.async_scheduling else "scheduler.Scheduler"
         )
         module, cls = name.split(".")
         kind = getattr(importlib.import_module(CORE + "sched." + module), cls)
-        extra = {"block_size": config.block_size} if config.variant != "0.11.0" else {}
         return kind(
             vllm_config=Off(
                 scheduler_config=scheduler_config,
@@ -366,164 +265,130 @@ class Recorder:
                     decode_context_parallel_size=1,
                     prefill_context_parallel_size=1,
                     pipeline_parallel_size=1,
+                    data_parallel_size=1,
                     data_parallel_rank=0,
                     data_parallel_index=0,
                 ),
                 observability_config=Off(),
+                aux_output_config=Off(),
+                ec_manager_config=Off(get_encoder_cache_manager_obj=lambda: None),
+                num_speculative_tokens=0,
+                num_lookahead_tokens=0,
+                num_prefill_lookahead_tokens=0,
+                num_hash_lookahead_tokens=0,
             ),
             kv_cache_config=cache,
-            structured_output_manager=Hollow(),
+            structured_output_manager=Off(
+                should_advance=lambda *_, **__: False, accept_tokens=lambda *_, **__: True
+            ),
             log_stats=False,
-            **extra,
+            **taken(kind, block_size=config.block_size, hash_block_size=config.block_size),
             mm_registry=SimpleNamespace(supports_multimodal_inputs=lambda _: False),
         )
 
 
-class Off:
-    """A configuration in which everything that is not given is None."""
-
-    def __init__(self, given: dict[str, Any] | None = None, **more: Any) -> None:
-        self.__dict__.update(given or {})
-        self.__dict__.update(more)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-
-def workload(version: str, seed: int) -> tuple[VllmConfig, list[dict[str, Any]]]:
-    """A random small case: a tight pool, short requests, some of them with common beginnings."""
-    draw = random.Random(f"{version} {seed}")
-    fixed = RULES[version].fixed  # type: ignore[index]
-    block_size, usable = draw.choice([1, 2, 4, 4, 8]), draw.randint(6, 40)
-    most = block_size * usable - draw.randint(0, block_size - 1)
-    seqs = draw.randint(1, 12)
-    chunked = "enable_chunked_prefill" in fixed or draw.random() < 0.85
-    budget = draw.randint(seqs if chunked else max(seqs, most), most + 2 * seqs)
-    knobs: dict[str, Any] = {
-        "enable_chunked_prefill": chunked,
-        "policy": draw.choice(["fcfs", "fcfs", "priority"]),
-        "scheduler_reserve_full_isl": draw.random() < 0.8,
-        "long_prefill_token_threshold": draw.choice([0, 0, 0, draw.randint(1, most)]),
-    }
-    config = VllmConfig(
-        variant=version,  # type: ignore[arg-type]
-        block_size=block_size,
-        num_gpu_blocks=usable + 1,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=budget,
-        max_model_len=most,
-        enable_prefix_caching=draw.random() < 0.6,
-        async_scheduling=draw.random() < 0.5,
-        **{k: v for k, v in knobs.items() if k not in fixed},
-    )
-    requests, step = [], 0
-    for i in range(draw.randint(2, 14)):
-        step += draw.choice([0, 0, 0, 1, 2, draw.randint(0, 30)])
-        prompt = draw.randint(1, min(most - 1, draw.choice([8, 40, 400])))
-        outputs = draw.randint(1, draw.choice([4, 20, 60]))
-        common = draw.choice([0, draw.randint(0, prompt)])
-        pieces = [[draw.choice(["g0", "g1"]), 0, common], [f"u{i}", 0, prompt - common]]
-        stop = min(outputs, most - prompt)
-        requests.append(
-            {
-                "id": i,
-                "arrival_step": step,
-                "prompt_tokens": prompt,
-                "output_tokens": stop,
-                "max_tokens": outputs + draw.choice([0, 0, 5]),
-                "priority": draw.randint(0, 2),
-                "timestamp": float(step) if draw.random() < 0.7 else draw.random() * step,
-                "prompt_segments": [piece for piece in pieces if piece[2]],
-            }
-        )
-    return config, requests
-
-
-def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
-    """Requests as (arrival step, prompt, outputs, priority), that share nothing."""
-    return [
-        {
-            "id": i,
-            "arrival_step": step,
-            "prompt_tokens": prompt,
-            "output_tokens": outputs,
-            "max_tokens": outputs,
-            "priority": priority,
-            "timestamp": float(i),
-            "prompt_segments": [[f"u{i}", 0, prompt]],
-        }
-        for i, (step, prompt, outputs, priority) in enumerate(rows)
-    ]
-
-
-def _victim_sat_out(version: Any) -> tuple[VllmConfig, list[dict[str, Any]]]:
-    """The victim's last token is under way when another needs its block (issue #49097)."""
-    config = VllmConfig(
-        variant=version,
-        block_size=4,
-        num_gpu_blocks=9,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_model_len=32,
-        policy="priority",
-        async_scheduling=True,
-    )
-    return config, _asks((0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0))
-
-
-def _outgrows_the_cache(version: Any) -> tuple[VllmConfig, list[dict[str, Any]]]:
-    """One request and a cache that start-up accepted, but for the null block (#47272)."""
-    config = VllmConfig(
-        variant=version,
-        block_size=4,
-        num_gpu_blocks=8,
-        max_num_seqs=8,
-        max_num_batched_tokens=8,
-        max_model_len=32,
-    )
-    return config, _asks((0, 27, 5, 0))
-
-
-HAND_MADE = {"victim-sat-out": _victim_sat_out, "outgrows-the-cache": _outgrows_the_cache}
-COMMITTED = {
-    "0.19.0": ["victim-sat-out", "outgrows-the-cache", "rand-067", "rand-100", "rand-102"],
-    "0.11.0": ["outgrows-the-cache"],
-}
-#: Of the random cases so many are committed, from the first.
-RANDOM_COMMITTED = 24
-
-
-def case(version: str, name: str) -> Iterator[dict[str, Any]]:
+def lines_of(version: str, name: str) -> Iterator[dict[str, Any]]:
     """The header and the lines of a case."""
-    if name in HAND_MADE:
-        config, requests = HAND_MADE[name](version)
-    else:
-        config, requests = workload(version, int(name.removeprefix("rand-")))
-    recorded = asdict(config)
-    for knob in ("async_scheduling", "scheduler_reserve_full_isl"):
+    case = case_of(version, name)
+    recorded = asdict(case.config)
+    for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
         if recorded[knob] is None:
-            recorded[knob] = getattr(RULES[version], knob)
-    yield {
+            recorded[knob] = getattr(rules_of(version), knob)
+    header = {
         "format": 1,
         "engine": "vllm",
         "variant": version,
-        "source": VARIANTS[version].source,
+        "source": VARIANTS[variant_of(version)].source,
         "case": name,
         "config": recorded,
-        "requests": requests,
+        "requests": case.requests,
     }
-    yield from Recorder(replace(config, **recorded), requests).lines()
+    yield header | ({"aborts": case.aborts} if case.aborts else {})
+    yield from Recorder(replace(case.config, **recorded), case.requests, case.aborts).lines()
+
+
+def record(version: str, name: str) -> bytes:
+    """A case as a trace file."""
+    text = "".join(json.dumps(x, separators=(",", ":")) + "\n" for x in lines_of(version, name))
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def is_equal(trace: bytes) -> bool:
+    """Whether simkv decides as the recording has it."""
+    with NamedTemporaryFile(suffix=".jsonl.gz") as file:
+        file.write(trace)
+        file.flush()
+        return check(Path(file.name)).difference is None
+
+
+#: Rules that a recording can show: with one of them flipped, some recording must differ.
+SEEN = (
+    "keyless_first",
+    "threshold_spares_lone",
+    "two_budgets",
+    "goes_on",
+    "finds_next",
+    "sees_the_end",
+    "skip_blocked",
+)
+
+
+def can_show(version: str, rule: str) -> bool:
+    """Whether a release can show a rule at all: some need a knob that it does not have."""
+    needs = {"two_budgets": "max_num_scheduled_tokens", "goes_on": "policy", "finds_next": "policy"}
+    return needs.get(rule) not in rules_of(version).fixed
+
+
+def told_apart(version: str, traces: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """By rule the recordings that differ if it is flipped, in the order of ``traces``."""
+    variant, table = variant_of(version), cast(dict[str, Rules], RULES)
+    rules, found = table[variant], {}
+    for rule in SEEN:
+        table[variant] = replace(rules, **{rule: not getattr(rules, rule)})
+        try:
+            found[rule] = [name for name, trace in traces.items() if not is_equal(trace)]
+        finally:
+            table[variant] = rules
+    return found
+
+
+def choose(version: str, traces: Mapping[str, bytes]) -> list[str]:
+    """``KEPT`` recordings: two for every rule that can be seen, then the smallest that preempt.
+
+    ``traces`` come by size. A third has clients that really leave, as far as rules do not ask for
+    more. Raises SystemExit if a rule shows in none of them: other seeds are to be tried then.
+    """
+    apart = told_apart(version, dict(list(traces.items())[:SEARCHED]))
+    if unseen := [rule for rule, names in apart.items() if not names and can_show(version, rule)]:
+        raise SystemExit(f"{version}: no case shows {', '.join(unseen)}")
+    kept = dict.fromkeys(name for names in apart.values() for name in names[:2])
+    for sort, most in ((b'"aborted":[', KEPT // 3), (b"", KEPT)):
+        for name, trace in traces.items():
+            text = gzip.decompress(trace)
+            if b'"preempted":[' in text.replace(b'"preempted":[]', b"") and sort in text:
+                have = sum(sort in gzip.decompress(traces[other]) for other in kept)
+                kept |= {name: None} if have < most else {}
+    return list(kept)
 
 
 def main(source: str, version: str, folder: str, *cases: str) -> None:
     sys.meta_path.insert(0, Finder(Path(source)))
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    random_cases = [f"rand-{seed:03}" for seed in range(RANDOM_COMMITTED)]
-    for name in cases or (*random_cases, *COMMITTED[version]):
-        text = "".join(json.dumps(x, separators=(",", ":")) + "\n" for x in case(version, name))
-        (target / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    if cases:
+        traces = {name: record(version, name) for name in cases}
+    else:
+        names = [f"{kind}-{seed:03}" for seed in SEEDS for kind in ("rand", "gone")]
+        found = {name: record(version, name) for name in names}
+        different = [name for name, trace in found.items() if not is_equal(trace)]
+        print(f"{version}: {len(names) - len(different)} of {len(names)} random cases equal")
+        if different:
+            raise SystemExit(f"different: {' '.join(different)}")
+        by_size = dict(sorted(found.items(), key=lambda item: len(item[1])))
+        traces = {name: found[name] for name in choose(version, by_size)}
+        traces |= {name: record(version, name) for name in by_hand(version)}
+    for name, trace in traces.items():
+        (target / f"{name}.jsonl.gz").write_bytes(trace)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from simkv.schedulers.mistralrs.scheduler import Bucketed, July
 from simkv.schedulers.mistralrs.seed import Seed
 from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, Rules
 from simkv.schedulers.vllm import versions as vllm_rules
+from tests.conformance.record_vllm import can_show
 
 TRACES = Path(__file__).parent / "traces"
 FILES = sorted(TRACES.rglob("*.jsonl.gz"))
@@ -120,27 +121,43 @@ NOT_IN_TRACES = {
     "scheduler_reserve_full_isl",
     "fixed",
     "spares_null_block",
+    "checks_threshold",
     "swaps",
 }
+VLLM = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswith("0."))
 
 
 @pytest.mark.parametrize(
     ("version", "rule"),
     [
-        (version, rule)
-        for version in ("0.19.0", "0.11.0")
+        (path.name, rule)
+        for path in VLLM
         for rule in vllm_rules.Rules.__dataclass_fields__
-        if rule not in NOT_IN_TRACES
-        and not (version == "0.11.0" and rule in ("goes_on", "finds_next"))  # of priority only
+        if rule not in NOT_IN_TRACES and can_show(path.name, rule)
     ],
 )
 def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
     version: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = vllm_rules.RULES[version]
+    rules = vllm_rules.rules_of(version)
     changed = replace(rules, **{rule: not getattr(rules, rule)})
-    monkeypatch.setitem(vllm_rules.RULES, version, changed)  # type: ignore[arg-type]
-    assert any(differs(path) for path in FILES if path.parent.name == version)
+    monkeypatch.setitem(vllm_rules.RULES, vllm_rules.variant_of(version), changed)  # type: ignore[arg-type]
+    files = [path for path in FILES if path.parent.name == version]
+    assert any(differs(path) for path in sorted(files, key=lambda path: path.stat().st_size))
+
+
+def test_every_release_of_vllm_is_recorded_with_aborts() -> None:
+    releases = {vllm_rules.variant_of(path.name) for path in VLLM}
+    assert releases == {name for name in vllm_rules.RULES if "-" not in name}
+    assert {path.name for path in VLLM} >= {*vllm_rules.PATCHES}
+    for folder in VLLM:
+        assert len(list(folder.iterdir())) >= 25
+        gone = [read_trace(path) for path in folder.glob("gone-*")]
+        assert sum("aborted" in line for trace in gone for line in trace.steps) >= 8
+
+
+def test_the_recordings_stay_small() -> None:
+    assert sum(path.stat().st_size for path in FILES) <= 6_000_000
 
 
 def _release_first_block_first(self: BlockPool, owner: int, **_: Any) -> None:

@@ -131,7 +131,7 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
     server = DeviceServer(scenario, SETUP)
     run = server.serve()
     check_l0(run)
-    if not run.recorder.aborted and not run.summary["cut_off"]:
+    if not run.summary["cut_off"]:
         check_conform(run, tmp_path_factory.mktemp("trace"))
     # The prefix cache of mistral.rs finds blocks that nobody has computed, and a victim that it
     # admits in place of another request has no blocks at all. SGLang forgets that a prompt was

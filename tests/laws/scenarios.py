@@ -14,6 +14,7 @@ from typing import Any
 import simpy
 from hypothesis import strategies as st
 
+from simkv.core.engine import EngineSpec
 from simkv.core.request import Request
 from simkv.core.scheduler import Scheduler
 from simkv.costs.profile import load_profile
@@ -23,7 +24,7 @@ from simkv.loop.record import Record
 from simkv.loop.serve import serve
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import registry
-from simkv.schedulers.vllm.versions import RULES
+from simkv.schedulers.vllm.versions import RULES, Rules, rules_of
 from simkv.workload.workload import generate
 
 Knobs = dict[str, Any]
@@ -58,7 +59,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     block_size, usable = draw(st.sampled_from([1, 2, 4])), draw(_whole(8, 32))
     max_model_len = block_size * usable - draw(_whole(0, 3))
     max_num_seqs = draw(_whole(1, 6))
-    chunked = draw(st.booleans()) or variant == "0.11.0"
+    chunked = draw(st.booleans()) or "enable_chunked_prefill" in rules_of(variant).fixed
     knobs = {
         "block_size": block_size,
         "num_gpu_blocks": usable + 1,
@@ -82,7 +83,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     if variant == "0.33.0-swap":
         knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
         return knobs
-    return {k: v for k, v in knobs.items() if k not in RULES[variant].fixed}
+    return {k: v for k, v in knobs.items() if k not in rules_of(variant).fixed}
 
 
 def _sglang(draw: Draw, variant: str) -> Knobs:
@@ -142,9 +143,25 @@ KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
     "fastdeploy": _fastdeploy,
 }
 
-#: Every (engine, variant) that a scenario can name.
+#: Rules of vLLM that say what start-up refuses, or what a knob is that was left out.
+AT_START = ("fixed", "async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching")
+AT_START += ("spares_null_block", "checks_threshold")
+
+
+def _variants(engine: EngineSpec) -> list[str]:
+    """Variants that decide differently: of releases of vLLM with the same rules the newest."""
+    if engine.name != "vllm":
+        return list(engine.variants)
+    decided = [rule for rule in Rules.__dataclass_fields__ if rule not in AT_START]
+    newest: dict[tuple[Any, ...], str] = {}
+    for variant, rules in RULES.items():
+        newest.setdefault(tuple(getattr(rules, rule) for rule in decided), variant)
+    return list(newest.values())
+
+
+#: Every (engine, variant) that decides in its own way.
 ENGINES: list[tuple[str, str]] = [
-    (name, variant) for name, engine in registry.ENGINES.items() for variant in engine.variants
+    (name, variant) for name, engine in registry.ENGINES.items() for variant in _variants(engine)
 ]
 
 

@@ -38,6 +38,17 @@ def test_a_result_has_its_scenario_record_figures_and_profile(tmp_path: Path) ->
     assert result.record.alone_s == dict.fromkeys(range(4), 3.0)
 
 
+@pytest.mark.parametrize(("variant", "noted"), [("0.27.1", 0), ("0.27", 0), ("0.27.4", 1)])
+def test_a_release_that_was_not_recorded_is_noted(tmp_path: Path, variant: str, noted: int) -> None:
+    engine = f"{{name: vllm, variant: '{variant}'}}"
+    text = PLAIN.replace("{name: mistralrs, variant: pr2034}", engine)
+    result = run(tmp_path, text)["run"]
+    assert [note for note in result.notes if "was not recorded" in note] == [
+        "vLLM 0.27.4 was not recorded: it goes by the rules of 0.27.0"
+    ] * noted
+    assert result.scenario.engine.variant == variant
+
+
 def test_variants_run_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = PLAIN + "variants: {z: {}, a: {}, m: {}}\n"
     assert list(run(tmp_path, text)) == ["z", "a", "m"]

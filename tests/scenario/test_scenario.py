@@ -255,6 +255,19 @@ BROKEN: list[tuple[str, str]] = [
         PLAIN + "variants:\n  b: {engine: {name: vllm, variant: bucketed}}\n",
         "s.yaml:9: engine.variant (variant b): 'bucketed' is not known",
     ),
+    (
+        PLAIN + "variants:\n  b: {engine: {name: vllm, variant: '0.34'}}\n",
+        "s.yaml:9: engine.variant (variant b): '0.34' is not known; expected a release of vLLM ",
+    ),
+    (
+        PLAIN + "variants:\n  b: {engine: {name: vllm, variant: 0.30}}\n",
+        "s.yaml:9: engine.variant (variant b): 0.3 is a number here; put the text in quotes",
+    ),
+    (
+        changed("mistralrs", "vllm").replace("bucketed", "'0.25'\n  max_num_scheduled_tokens: 9"),
+        "s.yaml:4: engine: max_num_scheduled_tokens: came with vLLM 0.26, 0.25 does not have it; "
+        "leave it out",
+    ),
     (PLAIN + "variants:\n  b: {profile: x}\n", "s.yaml:9: profile: 'x' is not known"),
     (PLAIN + "variants:\n  b: {variants: {}}\n", "s.yaml:9: variants (variant b): unknown field"),
     (

@@ -1,4 +1,4 @@
-"""What 0.19.0 and 0.11.0 of vLLM do otherwise than 0.33.0, each in a case worked out by hand.
+"""What older releases of vLLM do otherwise than 0.33.0, each in a case worked out by hand.
 
 Blocks hold 4 tokens and 8 of them can be used. What is expected was derived from the code of the
 versions (see ``simkv.schedulers.vllm.versions``), not from simkv.
@@ -6,15 +6,24 @@ versions (see ``simkv.schedulers.vllm.versions``), not from simkv.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simkv.core.request import Prompt, Segment
-from simkv.schedulers.registry import variants
+from simkv.schedulers.registry import ENGINES, variants
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
-from simkv.schedulers.vllm.versions import RULES
+from simkv.schedulers.vllm.versions import (
+    RELEASES,
+    RULES,
+    assumed,
+    like,
+    rules_of,
+    variant_of,
+)
 from tests.schedulers.test_vllm import ask, engine, step, steps
 
 VERSIONS = ("0.33.0", "0.19.0", "0.11.0")
@@ -22,11 +31,13 @@ VERSIONS = ("0.33.0", "0.19.0", "0.11.0")
 
 def test_every_variant_has_rules_and_a_source() -> None:
     assert set(RULES) == set(variants("vllm"))
-    for version in VERSIONS[1:]:
+    for version in (f"0.{minor}.0" for minor in RELEASES if minor < 33):
         assert f"({version}, wheel)" in variants("vllm")[version].source
 
 
-@pytest.mark.parametrize(("version", "depth"), [("0.33.0", 2), ("0.19.0", 2), ("0.11.0", 1)])
+@pytest.mark.parametrize(
+    ("version", "depth"), [("0.33.0", 2), ("0.19.0", 2), ("0.14", 2), ("0.13", 1), ("0.11.0", 1)]
+)
 def test_asynchronous_by_default(version: Any, depth: int) -> None:
     assert VllmScheduler(VllmConfig(variant=version, max_model_len=64)).pipeline_depth == depth
     for wanted in (True, False):
@@ -35,23 +46,73 @@ def test_asynchronous_by_default(version: Any, depth: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "knob", "value"),
+    ("before", "since", "knob", "value"),
     [
-        ("0.19.0", "watermark", 0.1),
-        ("0.19.0", "max_num_active_seqs", 2),
-        ("0.19.0", "prefill_schedule_interval", 2),
-        ("0.19.0", "long_prefill_token_threshold_adaptive", True),
-        ("0.11.0", "watermark", 0.1),
-        ("0.11.0", "scheduler_reserve_full_isl", True),
-        ("0.11.0", "max_num_scheduled_tokens", 16),
-        ("0.11.0", "enable_chunked_prefill", False),
-        ("0.11.0", "policy", "priority"),
+        ("0.11.0", "0.12", "enable_chunked_prefill", False),
+        ("0.11.0", "0.12", "policy", "priority"),
+        ("0.18.0", "0.19", "scheduler_reserve_full_isl", True),
+        ("0.23.0", "0.24", "watermark", 0.1),
+        ("0.25.0", "0.26", "max_num_scheduled_tokens", 16),
+        ("0.30.0", "0.31", "max_num_active_seqs", 2),
+        ("0.30.0", "0.31", "long_prefill_token_threshold_adaptive", True),
+        ("0.32.0", "0.33", "prefill_schedule_interval", 2),
     ],
 )
-def test_what_a_version_does_not_have_is_refused(version: str, knob: str, value: Any) -> None:
+def test_a_knob_is_refused_before_the_release_that_brought_it(
+    before: str, since: str, knob: str, value: Any
+) -> None:
+    engine(variant=since, **{knob: value})
     engine(**{knob: value})
-    with pytest.raises(ValueError, match=rf"^{knob}: .*{version}"):
-        engine(variant=version, **{knob: value})
+    for version in ("0.11.0", before):
+        with pytest.raises(ValueError, match=rf"^{knob}: .*{version}") as refusal:
+            engine(variant=version, **{knob: value})
+    if knob not in ("enable_chunked_prefill", "policy"):
+        assert f"since vLLM {since}" in str(refusal.value) or f"with vLLM {since}," in str(
+            refusal.value
+        )
+
+
+def test_a_release_goes_by_several_names() -> None:
+    for name in ("0.27", "0.27.0", "0.27.1"):
+        assert variant_of(name) == "0.27.0"
+        assert assumed(name) is None
+        assert rules_of(name) == RULES["0.27.0"]
+    assert variant_of("0.33") == "0.33.0"
+    assert variant_of("0.33.0-swap") == "0.33.0-swap"
+    assert assumed("0.27.2") == "vLLM 0.27.2 was not recorded: it goes by the rules of 0.27.0"
+
+
+@pytest.mark.parametrize("name", ["0.5", "0.34", "1.27", "0.27.", "0.27.1.2", "0.27rc1", "", "0"])
+def test_a_release_that_is_not_known_is_refused_with_those_that_are(name: str) -> None:
+    with pytest.raises(ValueError, match=r"is not known; .* from 0\.\d+ to 0\.33 .*0\.33\.0-swap"):
+        variant_of(name)
+
+
+def test_of_releases_with_the_same_rules_one_stands_for_all() -> None:
+    different = ENGINES["vllm"].different
+    assert {like(name) for name in RULES} == {*different}
+    assert {"0.33.0", "0.19.0", "0.11.0", "0.33.0-swap"} <= {*different}
+    rules = [RULES[name] for name in different]
+    assert all(a != b for i, a in enumerate(rules) for b in rules[:i])
+    assert like("0.32.1") == "0.31.0"
+
+
+def test_the_documentation_tells_what_each_release_brought(root: Path) -> None:
+    text = (root / "docs/vllm-versions.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| 0\.(\d+) \|(.*)$", text, re.MULTILINE))
+    assert [int(minor) for minor in rows] == [m for m, r in RELEASES.items() if r.brought]
+    for minor, row in rows.items():
+        assert all(knob in row for knob in RELEASES[int(minor)].knobs)
+
+
+@pytest.mark.parametrize(("version", "tokens"), [("0.27.0", 14), ("0.28.0", 10)])
+def test_two_budgets_or_one_in_place_of_the_other(version: str, tokens: int) -> None:
+    budgets = {"max_num_batched_tokens": 10, "max_num_scheduled_tokens": 14}
+    scheduler = engine([ask(0, 20)], variant=version, **budgets)
+    assert step(scheduler).scheduled == [(0, tokens)]
+    budgets["max_num_scheduled_tokens"] = 6
+    scheduler = engine([ask(0, 20)], variant=version, **budgets)
+    assert step(scheduler).scheduled == [(0, 6)]
 
 
 # Admission
@@ -78,15 +139,18 @@ def test_the_threshold_spares_a_lone_request_since_0_33(version: str, tokens: in
     assert step(scheduler).scheduled == [(0, tokens)]
 
 
-@pytest.mark.parametrize("version", VERSIONS[1:])
+@pytest.mark.parametrize("version", [*VERSIONS[1:], "0.26"])
 def test_the_threshold_may_exceed_the_longest_sequence(version: str) -> None:
     engine(variant=version, long_prefill_token_threshold=33)
+    with pytest.raises(ValueError, match="at most max_model_len 32"):
+        engine(variant="0.27", long_prefill_token_threshold=33)
 
 
-@pytest.mark.parametrize("version", VERSIONS[1:])
+@pytest.mark.parametrize("version", [*VERSIONS[1:], "0.28"])
 def test_start_up_forgets_the_null_block(version: str) -> None:
-    with pytest.raises(ValueError, match="less the null block, hold 28 tokens"):
-        engine(num_gpu_blocks=8)
+    for since in ("0.29", "0.33"):
+        with pytest.raises(ValueError, match="less the null block, hold 28 tokens"):
+            engine(variant=since, num_gpu_blocks=8)
     scheduler = engine([ask(0, 27)], variant=version, num_gpu_blocks=8)
     emitting = [b.emits for b in steps(scheduler, 5)]
     assert emitting == [[0], [0], [], [], []]  # its 29th token needs an eighth block

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simkv.proof.conform.conform import Result
-from simkv.schedulers.registry import ENGINES, variants
+from simkv.schedulers.registry import ENGINES
 
 COUNTS = Path(__file__).with_name("counts.json")
 
@@ -27,9 +27,12 @@ def variant_of(engine: str, recorded: str) -> str:
     Some are named by how the engine was set up (``v1-async``, ``lpm``, ``seed_wtinf``); where that
     says nothing of the variant, it is the first, which is the recorded release.
     """
-    known = variants(engine)
-    name = recorded.removesuffix("_wtinf")
-    return name if name in known else next(iter(known))
+    spec = ENGINES[engine]
+    try:
+        name = spec.naming.variant_of(recorded.removesuffix("_wtinf"))
+    except ValueError:
+        name = recorded
+    return name if name in spec.variants else next(iter(spec.variants))
 
 
 def count(results: Iterable[Result]) -> Counts:

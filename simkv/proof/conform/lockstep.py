@@ -17,13 +17,10 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
     emitted, standstill = Emitted(header["requests"]), StallWatch()
-    arrivals = arrivals_by_step(header["requests"])
-    alive = {request["id"] for request in header["requests"]}
+    clients = Clients(header, recorder)
     under_way: deque[tuple[Batch, list[int]]] = deque()
     for step in count():
-        moved = step in arrivals
-        for request in arrivals.pop(step, ()):
-            recorder.add(recording.prompt(request))
+        moved = clients.come(step)
         try:
             batch = recorder.schedule()
         except Livelock as livelock:
@@ -33,6 +30,7 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
             yield closing("raised", batch.fatal)
             return
         under_way.append((batch, _members(batch)))
+        moved |= clients.leave(step, 2)
         line = recorder.lines[-1]
         line["delivered"] = int(len(under_way) == recorder.pipeline_depth)
         if line["delivered"] and not batch.fatal:
@@ -42,12 +40,12 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
         if batch.fatal:
             yield closing(batch.fatal.split(":")[0], batch.fatal)
             return
-        alive -= gone(line)
-        if not alive and not recorder.drains(line):
+        clients.alive -= gone(line)
+        if not clients.alive and not recorder.drains(line):
             break
-        standstill.after(step, moved or bool(arrivals), recorder.fingerprint)
+        standstill.after(step, moved or clients.expected, recorder.fingerprint)
         if standstill.proved is not None and step >= at_least:
-            yield closing("stall", f"nothing can run: {sorted(alive)}", standstill.proved)
+            yield closing("stall", f"nothing can run: {sorted(clients.alive)}", standstill.proved)
             return
     if lost := line.get("lost"):
         yield closing("lost", f"requests left every queue: {lost}")
@@ -82,6 +80,45 @@ def arrivals_by_step(requests: list[Line]) -> dict[int, list[Line]]:
     for request in requests:
         steps.setdefault(request["arrival_step"], []).append(request)
     return steps
+
+
+class Clients:
+    """Who comes and who goes away in each step; ``alive`` are those whose end has not been seen.
+
+    Aborts of the header are (step, phase, id): phase 0 is before the arrivals of the step, 1 then
+    and before the decision, 2 between that and what is delivered after it.
+    """
+
+    def __init__(self, header: Line, recorder: Recorder) -> None:
+        self.alive = {request["id"] for request in header["requests"]}
+        self._recorder = recorder
+        self._arrivals = arrivals_by_step(header["requests"])
+        self._aborts: dict[tuple[int, int], list[int]] = {}
+        for step, phase, i in header.get("aborts", ()):
+            self._aborts.setdefault((step, phase), []).append(i)
+
+    @property
+    def expected(self) -> bool:
+        """Whether anybody is still to come or to go away."""
+        return bool(self._arrivals or self._aborts)
+
+    def come(self, step: int) -> bool:
+        """All that happens before a decision; whether anything did."""
+        moved = self.leave(step, 0)
+        for request in self._arrivals.pop(step, ()):
+            self._recorder.add(self._recorder.recording.prompt(request))
+            moved = True
+        return self.leave(step, 1) or moved
+
+    def leave(self, step: int, phase: int) -> bool:
+        """Aborts of those who are there; whether there were any."""
+        left = False
+        for i in self._aborts.pop((step, phase), ()):
+            if i in self.alive and i in self._recorder.added:
+                self._recorder.abort(i)
+                self.alive.discard(i)
+                left = True
+        return left
 
 
 class Emitted:

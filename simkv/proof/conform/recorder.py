@@ -29,8 +29,8 @@ class Recorder:
 
     ``lines`` has one line per ``schedule`` call, with the fields that all engines have, read when
     the recordings of this engine read them. ``added`` is the call before which each request came;
-    ``aborted`` are pairs of (call, request id), for which a trace has no place: one with any
-    cannot be replayed. ``ending`` says how the engine died, if it did. Must not leap.
+    ``aborts`` are (call, phase, request id): phase 1 before the call, 2 between it and what is
+    delivered after it. ``ending`` says how the engine died, if it did. Must not leap.
 
     ``whole`` lines have the fields of this engine alone, too.
     """
@@ -42,10 +42,12 @@ class Recorder:
         self.recording = spec_of(config).recording
         self.lines: list[Line] = []
         self.added: dict[int, int] = {}
-        self.aborted: list[tuple[int, int]] = []
+        self.aborts: list[tuple[int, int, int]] = []
         self.ending: str | None = None
         self._lost: list[int] = []
-        self._open = False
+        self._leaving: list[int] = []
+        self._ended: set[int] = set()
+        self._open = self._delivered = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -56,8 +58,15 @@ class Recorder:
         self.inner.add(prompt)
 
     def abort(self, request_id: int) -> None:
-        self.close()
-        self.aborted.append((len(self.lines), request_id))
+        if request_id in self._ended:  # its client does not know yet
+            pass
+        elif self._open and not self._delivered:
+            self.aborts.append((len(self.lines) - 1, 2, request_id))
+            self.lines[-1].setdefault("aborted", []).append(request_id)
+        else:
+            self.close()
+            self.aborts.append((len(self.lines), 1, request_id))
+            self._leaving.append(request_id)
         self.inner.abort(request_id)
 
     def schedule(self) -> Batch:
@@ -72,6 +81,7 @@ class Recorder:
             if not self.recording.crash_line:
                 return batch
         self._lost += batch.lost
+        self._ended.update(batch.lost, batch.ignored)
         line: Line = {
             "step": len(self.lines),
             "scheduled": [[row.id, row.tokens] for row in batch.rows()],
@@ -83,17 +93,21 @@ class Recorder:
         }
         if self._lost:
             line["lost"] = list(self._lost)
+        if self._leaving:
+            line["aborted"], self._leaving = self._leaving, []
         if batch.fatal:
             line["crash"] = True
         if self.recording.at_once:
             line |= self.recording.queues(self.inner)
         self.lines.append(line)
-        self._open = self.whole or not batch.fatal
+        self._open, self._delivered = self.whole or not batch.fatal, False
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         completion: Completion = self.inner.complete(batch, ended)
         self.lines[-1]["finished"] += completion.finished
+        self._ended.update(completion.finished)
+        self._delivered = True
         return completion
 
     def close(self) -> None:
@@ -124,7 +138,8 @@ class Recorder:
 
 def gone(line: Line) -> set[int]:
     """Ids of the requests that ended in a step, or before it without an end."""
-    return {*line["finished"], *line["ignored"], *line.get("lost", ())}
+    left = (line["finished"], line["ignored"], line.get("lost", ()), line.get("aborted", ()))
+    return {i for ids in left for i in ids}
 
 
 def decision_hashes(lines: Iterable[Line]) -> list[str]:
@@ -164,7 +179,7 @@ def _header(recorder: Recorder, requests: Iterable[Request]) -> Line:
         "format": FORMAT,
         "engine": config.name,
         "variant": config.variant,
-        "source": f"simkv, {spec_of(config).variants[config.variant].source}",
+        "source": f"simkv, {spec_of(config).variant(config.variant).source}",
         "config": recorder.recording.knobs(config),
         "requests": [
             {
@@ -177,4 +192,4 @@ def _header(recorder: Recorder, requests: Iterable[Request]) -> Line:
             for r in requests
         ],
     }
-    return header | ({"aborted": recorder.aborted} if recorder.aborted else {})
+    return header | ({"aborts": recorder.aborts} if recorder.aborts else {})

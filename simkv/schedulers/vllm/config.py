@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS
-from simkv.schedulers.vllm.versions import RULES
+from simkv.schedulers.vllm.versions import Names, rules_of
 
 #: Knobs that no decision depends on: what steps cost and how many blocks there are does.
 OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
@@ -27,9 +27,9 @@ class VllmConfig:
     """
 
     name: Literal["vllm"] = "vllm"
-    variant: Literal["0.33.0", "0.33.0-skip-blocked", "0.33.0-swap", "0.19.0", "0.11.0"] = "0.33.0"
-    """Whose rules decide: a release of vLLM, or one with a named change. [`simkv policies` says
-    where each is from]"""
+    variant: Annotated[str, Names()] = "0.33.0"
+    """Whose rules decide: a release of vLLM (0.27, 0.27.0 and 0.27.1 go by the same), or one with a
+    named change. [`simkv policies` says where each is from]"""
     block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 16
     """Tokens in a block of KV. [--block-size]"""
     num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
@@ -42,8 +42,8 @@ class VllmConfig:
     """Most tokens computed in a step; vllm serve takes 8192 on a GPU with 70 GiB or more that
     is no A100, 16384 from 160 GiB on. [--max-num-batched-tokens]"""
     max_num_scheduled_tokens: Annotated[int, Gt(0)] | None = None
-    """If set, a step is filled with at most so many tokens in place of max_num_batched_tokens.
-    [vllm/config/scheduler.py]"""
+    """If set, a step is filled with at most so many tokens; since 0.28 max_num_batched_tokens
+    limits it too, before it does not. [--max-num-scheduled-tokens]"""
     max_num_active_seqs: Annotated[int, Gt(0)] | None = None
     """If set, no request is admitted while so many run, in place of max_num_seqs.
     [vllm/config/scheduler.py]"""
@@ -66,7 +66,7 @@ class VllmConfig:
     """Whether that limit is raised to an equal share of the batch. [vllm/config/scheduler.py]"""
     scheduler_reserve_full_isl: bool | None = None
     """Whether a request is admitted only if its whole sequence fits, not just its first chunk;
-    left out, as the variant has it. [--scheduler-reserve-full-isl, #37307]"""
+    left out, as the variant has it (on since 0.19). [--scheduler-reserve-full-isl, #37307]"""
     watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of all blocks that an admission must leave free, unless nothing runs.
     [vllm/config/scheduler.py]"""
@@ -75,7 +75,7 @@ class VllmConfig:
     [vllm/config/scheduler.py]"""
     async_scheduling: bool | None = None
     """Whether a step is scheduled before the tokens of the one before it are known; left out,
-    as the variant has it (off in 0.11.0). [--async-scheduling]"""
+    as the variant has it (off before 0.14). [--async-scheduling]"""
     num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
     """Blocks in host memory that take the KV of preempted requests, in the variant that swaps.
     [vLLM V0 made them from --swap-space]"""
@@ -93,7 +93,7 @@ class VllmConfig:
     num_gpu_blocks_override until #41069 and #47272. [vllm-project/vllm#39734]"""
 
     def __post_init__(self) -> None:
-        rules = RULES[self.variant]
+        rules = rules_of(self.variant)
         rules.refuse(self.variant, self)
         spare = 1 if rules.spares_null_block else 0
         usable = (self.num_gpu_blocks - spare) * self.block_size
@@ -113,7 +113,7 @@ class VllmConfig:
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
                 f"max_model_len {self.max_model_len} when enable_chunked_prefill is false"
             )
-        if rules.threshold_spares_lone and self.long_prefill_token_threshold > self.max_model_len:
+        if rules.checks_threshold and self.long_prefill_token_threshold > self.max_model_len:
             raise ValueError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be at "
                 f"most max_model_len {self.max_model_len}"

@@ -20,7 +20,9 @@ def _config(header: Line) -> VllmConfig:
     ours = {"name", "variant", "startup_check", *OF_COSTS}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
-    variant = recorded.get("variant", "0.33.0")
+    variant = recorded.get("variant", header["variant"])
+    if variant.startswith("v1-"):  # says how 0.33.0 was set up
+        variant = "0.33.0"
     recorded = {"num_cpu_blocks": 0, **recorded}  # not known to the engine itself
     given = {knob: recorded[knob] for knob in knobs}
     return VllmConfig(startup_check=False, variant=variant, **given)

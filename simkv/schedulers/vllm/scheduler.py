@@ -25,7 +25,7 @@ from simkv.core.scheduler import Batch, Completion, Held, Row, Why, blocks_for
 from simkv.schedulers.decodes import DecodeGroup
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue, RequestState, Step
-from simkv.schedulers.vllm.versions import RULES
+from simkv.schedulers.vllm.versions import rules_of
 
 
 class VllmScheduler:
@@ -38,7 +38,7 @@ class VllmScheduler:
 
     def __init__(self, config: VllmConfig, *, tables: bool = False) -> None:
         self.config = config
-        self.rules = rules = RULES[config.variant]
+        self.rules = rules = rules_of(config.variant)
         given, reserve = config.async_scheduling, config.scheduler_reserve_full_isl
         self.pipeline_depth = 2 if (rules.async_scheduling if given is None else given) else 1
         self._reserve = rules.scheduler_reserve_full_isl if reserve is None else reserve
@@ -53,10 +53,9 @@ class VllmScheduler:
         self.catching_up: dict[int, RequestState] = {}
         self.decoding: DecodeGroup[RequestState] = DecodeGroup(config.block_size)
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
-        self._max_tokens = min(
-            config.max_num_scheduled_tokens or config.max_num_batched_tokens,
-            config.max_num_batched_tokens,
-        )
+        self._max_tokens = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        if rules.two_budgets:
+            self._max_tokens = min(self._max_tokens, config.max_num_batched_tokens)
         self._watermark = int(config.watermark * config.num_gpu_blocks)
         self._keys = BlockKeys(config.block_size)
         self._live: dict[int, RequestState] = {}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from simkv.core.engine import EngineSpec, Tabled, Transfer
+from simkv.core.engine import EngineSpec, Naming, Tabled, Transfer
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.setting import setting_of
 from simkv.schedulers.vllm.swap import VllmSwapScheduler
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
-from simkv.schedulers.vllm.versions import RULES, VARIANTS
+from simkv.schedulers.vllm.versions import RULES, VARIANTS, assumed, like, rules_of, variant_of
 
 
 def build(config: VllmConfig, *, tables: bool = False) -> VllmScheduler:
     """The scheduler of ``config.variant``; with ``tables`` it hands out real blocks in any case."""
-    swaps = RULES[config.variant].swaps
+    swaps = rules_of(config.variant).swaps
     return (VllmSwapScheduler if swaps else VllmScheduler)(config, tables=tables)
 
 
@@ -42,4 +42,5 @@ VLLM = EngineSpec(
     longest="max_model_len",
     lacks={variant: tuple(rules.fixed) for variant, rules in RULES.items()},
     transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), VllmTransferScheduler),
+    naming=Naming(variant_of, like, assumed),
 )

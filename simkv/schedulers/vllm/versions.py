@@ -1,48 +1,50 @@
-"""What sets the versions of vLLM's V1 scheduler apart, as data.
+"""What sets the releases of vLLM's V1 scheduler apart, as data: what each one brought.
 
-Read from the wheels on PyPI: ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``,
-``vllm/v1/core/kv_cache_manager.py``, ``block_pool.py`` and ``single_type_kv_cache_manager.py``,
-``vllm/config/scheduler.py`` and ``vllm/engine/arg_utils.py``. What is not named here is the same in
-all of them: running requests first and in order, one token budget for both loops, nobody admitted
-in a step that preempted, the last one preempted under fcfs and put back at the very front, at
-least one token computed again after a hit, of equal blocks the one registered first is hit.
+Read from the wheels on PyPI, 0.11.0 to 0.33.0: ``vllm/v1/core/sched/scheduler.py`` and
+``async_scheduler.py``, ``vllm/v1/core/kv_cache_manager.py``, ``block_pool.py`` and
+``single_type_kv_cache_manager.py``, ``vllm/config/scheduler.py`` and ``vllm/engine/arg_utils.py``.
+What is not named here is the same in all of them: running requests first and in order, one token
+budget for both loops, nobody admitted in a step that preempted, the last one preempted under fcfs
+and put back at the very front, at least one token computed again after a hit, of equal blocks the
+one registered first is hit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simkv.core.scheduler import Variant
 
-#: Why a knob cannot be set, for knobs that a version does not have.
-LATER = "came later than vLLM {version}; leave it out"
-
 
 class Fixed(NamedTuple):
-    """The only value of a knob that a version can be given, and why."""
+    """The only value of a knob that a release can be given, and why; ``{version}`` is filled in."""
 
     value: object
-    why: str = LATER
+    why: str
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that differ between versions; the defaults are those of 0.33.0.
+    """The rules that differ between releases; the defaults are those of 0.33.0.
 
     Defaults of knobs: ``async_scheduling``, ``enable_prefix_caching`` and
     ``scheduler_reserve_full_isl`` (the whole sequence must fit at admission, #37307; before, its
-    first chunk). ``fixed`` are the knobs that a version
-    does not have, or that are not modelled for it.
+    first chunk). ``fixed`` are the knobs that a release does not have, or that are not modelled for
+    it.
 
     ``keyless_first``: freed blocks without a key of the prefix cache are taken again before all
     others (#42656); else all queue up behind, the tail of a request before its head.
     ``threshold_spares_lone``: ``long_prefill_token_threshold`` does not cap who is alone.
-    ``spares_null_block``: start-up asks whether a sequence of ``max_model_len`` fits beside the
-    null block; else a cache is accepted that such a sequence outgrows by one block.
+    ``two_budgets``: ``max_num_batched_tokens`` limits a step beside ``max_num_scheduled_tokens``;
+    else that replaces it, also where it is larger.
     ``skip_blocked``: one without blocks does not stop those that wait behind it. ``swaps``: the KV
     of the preempted goes to host memory; see swap.py.
+
+    At start-up: ``spares_null_block`` asks whether a sequence of ``max_model_len`` fits beside the
+    null block; else a cache is accepted that such a sequence outgrows by one block.
+    ``checks_threshold`` refuses a ``long_prefill_token_threshold`` above ``max_model_len``.
 
     Under priority: ``goes_on`` with those behind a running request that has preempted itself;
     else they sit the step out (#26765). ``finds_next`` when a victim before the current request
@@ -57,7 +59,9 @@ class Rules:
     fixed: Mapping[str, Fixed] = field(default_factory=dict)
     keyless_first: bool = True
     threshold_spares_lone: bool = True
+    two_budgets: bool = True
     spares_null_block: bool = True
+    checks_threshold: bool = True
     skip_blocked: bool = False
     swaps: bool = False
     enable_prefix_caching: bool = True
@@ -72,47 +76,140 @@ class Rules:
                 raise ValueError(f"{knob}: {fixed.why.format(version=version)}")
 
 
-_NO_SWAP = {"num_cpu_blocks": Fixed(0, "vLLM {version} does not swap; leave it out")}
-_V33 = Rules(fixed=_NO_SWAP)
-_V19 = Rules(
-    fixed={
-        **_NO_SWAP,
-        "watermark": Fixed(0.0),
-        "max_num_active_seqs": Fixed(None),
-        "prefill_schedule_interval": Fixed(1),
-        "long_prefill_token_threshold_adaptive": Fixed(value=False),
-    },
-    keyless_first=False,
-    threshold_spares_lone=False,
-    spares_null_block=False,
-    goes_on=False,
-    finds_next=False,
-)
-_V11 = replace(
-    _V19,
+@dataclass(frozen=True)
+class Release:
+    """A minor release: the ``commit`` of its wheel, and what it ``brought``, in words.
+
+    ``rules`` hold from it on. ``knobs`` can be set from it on, with the value that those before it
+    have in their place.
+    """
+
+    commit: str
+    brought: str = ""
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    knobs: Mapping[str, object] = field(default_factory=dict)
+
+
+#: What a release before ``RELEASES`` changed anything goes by.
+OLDEST = Rules(
     async_scheduling=False,
     scheduler_reserve_full_isl=False,
-    fixed={
-        **_V19.fixed,
-        "scheduler_reserve_full_isl": Fixed(value=False),
-        "max_num_scheduled_tokens": Fixed(None),
-        "enable_chunked_prefill": Fixed(
-            value=True, why="vLLM {version} always chunks prefills on a GPU; leave it out"
-        ),
-        "policy": Fixed(
-            "fcfs",
-            "under priority vLLM {version} may compute a request in the step that preempts it, "
-            "which is not modelled; only fcfs",
-        ),
-    },
+    keyless_first=False,
+    threshold_spares_lone=False,
+    two_budgets=False,
+    spares_null_block=False,
+    checks_threshold=False,
+    goes_on=False,
+    finds_next=False,
     sees_the_end=False,
 )
 
+#: By the number after ``0.``, oldest first.
+RELEASES: Mapping[int, Release] = {
+    11: Release(
+        "f71952c1c", "the first chunk of a prompt must fit at admission; synchronous; fcfs only"
+    ),
+    12: Release(
+        "4fd9d6a85",
+        "asynchronous, nothing is computed past the last token; priority; chunks can be off",
+        {"sees_the_end": True},
+        {"enable_chunked_prefill": True, "policy": "fcfs"},
+    ),
+    13: Release("72506c983"),
+    14: Release("b17039bcc", "asynchronous by default", {"async_scheduling": True}),
+    15: Release("f17644344"),
+    16: Release("89a77b108"),
+    17: Release("b31e9326a"),
+    18: Release("bcf2be961"),
+    19: Release(
+        "2a69949bd",
+        "the whole sequence must fit when it is admitted (scheduler_reserve_full_isl)",
+        {"scheduler_reserve_full_isl": True},
+        {"scheduler_reserve_full_isl": False},
+    ),
+    20: Release("b8160878f"),
+    21: Release("ad7125a43"),
+    22: Release("0b3ba88f1"),
+    23: Release("0fc695fc6"),
+    24: Release(
+        "ee0da84ab",
+        "of freed blocks those that are not cached are taken again first; watermark",
+        {"keyless_first": True},
+        {"watermark": 0.0},
+    ),
+    25: Release("dd10e03f9"),
+    26: Release(
+        "ffd46bfab",
+        "max_num_scheduled_tokens, which replaces the budget",
+        knobs={"max_num_scheduled_tokens": None},
+    ),
+    27: Release(
+        "4bdc8a788",
+        "start-up refuses a threshold above max_model_len",
+        {"checks_threshold": True},
+    ),
+    28: Release(
+        "2cf0a6915",
+        "both budgets limit a step; priority: a victim that sat the step out passes nobody over",
+        {"two_budgets": True, "finds_next": True},
+    ),
+    29: Release(
+        "98dff2a81",
+        "start-up asks whether the longest sequence fits beside the null block",
+        {"spares_null_block": True},
+    ),
+    30: Release("ced6857af"),
+    31: Release(
+        "db9527a46",
+        "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold",
+        {"threshold_spares_lone": True},
+        {"max_num_active_seqs": None, "long_prefill_token_threshold_adaptive": False},
+    ),
+    32: Release("5df63a720"),
+    33: Release(
+        "4ba787ec9",
+        "priority: those behind one that preempts itself go on; prefill_schedule_interval",
+        {"goes_on": True},
+        {"prefill_schedule_interval": 1},
+    ),
+}
+
+#: Patch releases whose scheduler was recorded too.
+PATCHES = ("0.27.1",)
+
+#: Why a knob cannot be set before the release that brought it.
+CAME = "came with vLLM {since}, {{version}} does not have it; leave it out"
+WHY = {
+    "enable_chunked_prefill": "vLLM {{version}} always chunks prefills on a GPU; leave it out",
+    "policy": "under priority vLLM {{version}} may compute a request in the step that preempts it, "
+    "which is not modelled; only fcfs",
+    "prefill_schedule_interval": "one engine goes by it since vLLM {since}; in {{version}} it is "
+    "unknown or for data-parallel ranks only; leave it out",
+}
+_NO_SWAP = {"num_cpu_blocks": Fixed(0, "vLLM {version} does not swap; leave it out")}
+
+
+def _rules(minor: int) -> Rules:
+    """All that the releases up to this one brought."""
+    rules, fixed = OLDEST, dict(_NO_SWAP)
+    for number, release in RELEASES.items():
+        if number <= minor:
+            rules = replace(rules, **release.rules)
+        else:
+            for knob, value in release.knobs.items():
+                fixed[knob] = Fixed(value, WHY.get(knob, CAME).format(since=f"0.{number}"))
+    return replace(rules, fixed=fixed)
+
+
+_NEWEST = max(RELEASES)
+_LATEST = _rules(_NEWEST)
+
+#: The rules of each variant: of releases, and of changes that nobody has released.
 RULES: Mapping[str, Rules] = {
-    "0.33.0": _V33,
-    "0.33.0-skip-blocked": replace(_V33, skip_blocked=True),
+    "0.33.0": _LATEST,
+    "0.33.0-skip-blocked": replace(_LATEST, skip_blocked=True),
     "0.33.0-swap": replace(
-        _V33,
+        _LATEST,
         swaps=True,
         enable_prefix_caching=False,
         fixed={
@@ -121,9 +218,20 @@ RULES: Mapping[str, Rules] = {
             )
         },
     ),
-    "0.19.0": _V19,
-    "0.11.0": _V11,
+    **{
+        f"0.{minor}.0": _rules(minor) for minor in sorted(RELEASES, reverse=True) if minor < _NEWEST
+    },
 }
+
+
+def _release(minor: int) -> Variant:
+    brought = max(number for number in RELEASES if number <= minor and RELEASES[number].brought)
+    name = f"0.{minor}.0"
+    return Variant(
+        f"vllm-project/vllm@{RELEASES[minor].commit} ({name}, wheel), vllm/v1/core",
+        f"since 0.{brought}: {RELEASES[brought].brought}",
+    )
+
 
 VARIANTS: Mapping[str, Variant] = {
     "0.33.0": Variant(
@@ -138,12 +246,65 @@ VARIANTS: Mapping[str, Variant] = {
         "0.33.0 with the swapping of vLLM V0 (up to 0.9, vllm/core/scheduler.py); ours, not vLLM's",
         "0.33.0; the KV of the preempted goes to host memory and comes back, as far as it has room",
     ),
-    "0.19.0": Variant(
-        "vllm-project/vllm@2a69949bd (0.19.0, wheel), vllm/v1/core",
-        "0.33.0, but freed blocks queue up whether cached or not, and no watermark or interval",
-    ),
-    "0.11.0": Variant(
-        "vllm-project/vllm@f71952c1c (0.11.0, wheel), vllm/v1/core",
-        "0.19.0, but the first chunk must fit, not the whole sequence; synchronous; fcfs only",
-    ),
+    **{
+        f"0.{minor}.0": _release(minor)
+        for minor in sorted(RELEASES, reverse=True)
+        if minor < _NEWEST
+    },
 }
+
+
+def variant_of(name: str) -> str:
+    """The variant that goes by ``name``: 0.27, 0.27.0 and any patch release of it are one.
+
+    Raises ValueError if there is none.
+    """
+    if name in RULES:
+        return name
+    parts = name.split(".")
+    if len(parts) in (2, 3) and parts[-1].isascii() and parts[-1].isdecimal():
+        variant = ".".join([*parts[:2], "0"])
+        if variant in RULES:
+            return variant
+    others = ", ".join(name for name in RULES if "-" in name)
+    raise ValueError(
+        f"{name!r} is not known; expected a release of vLLM from 0.{min(RELEASES)} to "
+        f"0.{_NEWEST} (such as 0.27, 0.27.0 or 0.27.1), or {others}"
+    )
+
+
+def rules_of(name: str) -> Rules:
+    """The rules of the variant that goes by ``name``."""
+    return RULES[variant_of(name)]
+
+
+class Names:
+    """What a ``variant`` may be called: for pydantic, which asks, and for editors."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        def known(name: str) -> str:
+            variant_of(name)
+            return name
+
+        check = {"type": "no-info", "function": known}
+        return {"type": "function-after", "function": check, "schema": handler(source)}
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
+        minors = "|".join(str(minor) for minor in RELEASES)
+        names = [*RULES, *(name.rpartition(".")[0] for name in RULES if "-" not in name)]
+        patch = {"pattern": rf"^0\.({minors})\.[0-9]+$"}
+        return {**handler(schema), "anyOf": [{"enum": names}, patch]}
+
+
+def like(name: str) -> str:
+    """The release that brought the rules of this one; a variant that is none is like no other."""
+    rules = rules_of(name)
+    return [variant for variant, others in RULES.items() if others == rules][-1]
+
+
+def assumed(name: str) -> str | None:
+    """What has to be taken on trust of a patch release that nobody recorded; None if nothing."""
+    variant = variant_of(name)
+    if name.count(".") < 2 or name in (variant, *PATCHES):
+        return None
+    return f"vLLM {name} was not recorded: it goes by the rules of {variant}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.registry import variants
+from simkv.schedulers.registry import spec_of
 from simkv.search.fields import NoSuchField, with_field
 from simkv.search.jobs import Job
 from simkv.search.knobs import parse_axis
@@ -156,8 +156,8 @@ def flips_over(
 def flips_across_variants(
     scenario: Scenario, evaluator: Evaluator, when: Condition | None = None
 ) -> Flips:
-    """The same workload and knobs under all variants of the engine, in their order."""
-    names = list(variants(scenario.engine.name))
+    """The same workload and knobs under all variants that differ, in their order."""
+    names = spec_of(scenario.engine).different
     return flips_over(scenario, "engine.variant", names, evaluator, when)
 
 

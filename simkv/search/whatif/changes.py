@@ -58,8 +58,8 @@ def changes(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Job | In
 def _knob_changes(engine: EngineConfig) -> Iterator[tuple[Change, dict[str, Any]]]:
     """Other variants, then other knobs, each with the values that it takes."""
     spec = spec_of(engine)
-    for name in spec.variants:
-        if name != engine.variant:
+    for name in spec.different:
+        if name != spec.naming.like(engine.variant):
             yield Change("variant", "variant", engine.variant, name), {"variant": name}
     for knob, values in _knobs(engine):
         for value in values:

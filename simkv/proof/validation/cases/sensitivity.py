@@ -10,7 +10,7 @@ from simkv.costs.sources.llmservingsim import slower_collectives
 from simkv.proof.validation.cases.case import Case
 from simkv.proof.validation.cases.score import Score, score
 from simkv.proof.validation.cases.simulate import engine_of, replay
-from simkv.schedulers.vllm.versions import RULES
+from simkv.schedulers.vllm.versions import rules_of
 
 #: Host time per step (s) that kernel tables do not have.
 HOST_S = (2e-4, 5e-4)
@@ -43,8 +43,8 @@ def _changes(case: Case, profile: Profile) -> list[tuple[str, dict[str, Any], Pr
         for share in (0.9, 1.1):
             blocks = int(base.num_gpu_blocks * share)
             changes.append((f"num_gpu_blocks x {share:g}", {"num_gpu_blocks": blocks}, profile))
-    if setup.async_scheduling is None and "async_scheduling" not in RULES[base.variant].fixed:
-        other = not RULES[base.variant].async_scheduling
+    if setup.async_scheduling is None and "async_scheduling" not in rules_of(base.variant).fixed:
+        other = not rules_of(base.variant).async_scheduling
         changes.append((f"async_scheduling {other}", {"async_scheduling": other}, profile))
     for seconds in HOST_S:
         term = Term(name="host", feature="steps", seconds=seconds)

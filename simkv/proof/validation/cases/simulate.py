@@ -36,7 +36,7 @@ from simkv.proof.validation.cases.case import Case
 from simkv.scenario.fleet import FleetRules, LeastLoaded
 from simkv.schedulers.registry import build
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.versions import RULES
+from simkv.schedulers.vllm.versions import RULES, assumed, rules_of, variant_of
 from simkv.workload.clients import Clients
 from simkv.workload.trace import read_trace
 
@@ -149,7 +149,7 @@ def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
         "max_model_len": length,
         "enable_prefix_caching": setup.caches,
     }
-    known = RULES[variant].fixed
+    known = rules_of(variant).fixed
     for name in ("async_scheduling", "scheduler_reserve_full_isl"):
         value = getattr(setup, name)
         if nearby and name in known and value not in (known[name].value, None):
@@ -157,7 +157,7 @@ def engine_of(case: Case, **changed: Any) -> tuple[VllmConfig, list[str]]:
         elif value is not None:
             fields[name] = value
         elif name not in known:
-            default = getattr(RULES[variant], name)
+            default = getattr(rules_of(variant), name)
             notes.append(f"{name} was not recorded: {default}, the default of {variant}")
     try:
         return VllmConfig(**{**fields, **changed}), notes
@@ -185,9 +185,11 @@ def _variant(version: str) -> tuple[Any, list[str]]:
     version = version.strip().removeprefix("v")
     if not re.match(r"\d+\.\d+", version):
         raise ValueError(f"should be a release such as 0.19.0; found {version!r}")
-    known = sorted((v for v in RULES if v.replace(".", "").isdigit()), key=_numbers)
-    if version in known:
-        return version, []
+    try:
+        note = assumed(version)
+        return variant_of(version), [note] if note else []
+    except ValueError:
+        known = sorted((v for v in RULES if v.replace(".", "").isdigit()), key=_numbers)
     older = [v for v in known if _numbers(v) <= _numbers(version)]
     taken = older[-1] if older else known[0]
     return taken, [f"vLLM {version} is not modelled: the rules of {taken} are taken"]

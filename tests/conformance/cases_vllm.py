@@ -1,0 +1,169 @@
+"""Small workloads on which the schedulers of vLLM are recorded: random ones, and some by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.versions import rules_of
+
+
+class Case(NamedTuple):
+    """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id)."""
+
+    config: VllmConfig
+    requests: list[dict[str, Any]]
+    aborts: Sequence[tuple[int, int, int]] = ()
+
+
+def _random(version: str, seed: int) -> Case:
+    """A random small case: a tight pool, short requests, some of them with common beginnings."""
+    draw = random.Random(f"{version} {seed}")
+    fixed = rules_of(version).fixed
+    block_size, usable = draw.choice([1, 2, 4, 4, 8]), draw.randint(6, 40)
+    most = block_size * usable - draw.randint(0, block_size - 1)
+    seqs = draw.randint(1, 12)
+    chunked = "enable_chunked_prefill" in fixed or draw.random() < 0.85
+    budget = draw.randint(seqs if chunked else max(seqs, most), most + 2 * seqs)
+    knobs: dict[str, Any] = {
+        "enable_chunked_prefill": chunked,
+        "policy": draw.choice(["fcfs", "fcfs", "priority"]),
+        "scheduler_reserve_full_isl": draw.random() < 0.8,
+        "long_prefill_token_threshold": draw.choice([0, 0, 0, draw.randint(1, most)]),
+    }
+    config = VllmConfig(
+        variant=version,
+        block_size=block_size,
+        num_gpu_blocks=usable + 1,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=most,
+        enable_prefix_caching=draw.random() < 0.6,
+        async_scheduling=draw.random() < 0.5,
+        **{k: v for k, v in knobs.items() if k not in fixed},
+    )
+    requests, step = [], 0
+    for i in range(draw.randint(2, 14)):
+        step += draw.choice([0, 0, 0, 1, 2, draw.randint(0, 30)])
+        prompt = draw.randint(1, min(most - 1, draw.choice([8, 40, 400])))
+        outputs = draw.randint(1, draw.choice([4, 20, 60]))
+        common = draw.choice([0, draw.randint(0, prompt)])
+        pieces = [[draw.choice(["g0", "g1"]), 0, common], [f"u{i}", 0, prompt - common]]
+        stop = min(outputs, most - prompt)
+        requests.append(
+            {
+                "id": i,
+                "arrival_step": step,
+                "prompt_tokens": prompt,
+                "output_tokens": stop,
+                "max_tokens": outputs + draw.choice([0, 0, 5]),
+                "priority": draw.randint(0, 2),
+                "timestamp": float(step) if draw.random() < 0.7 else draw.random() * step,
+                "prompt_segments": [piece for piece in pieces if piece[2]],
+            }
+        )
+    return Case(config, requests)
+
+
+def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
+    """Requests as (arrival step, prompt, outputs, priority), that share nothing."""
+    return [
+        {
+            "id": i,
+            "arrival_step": step,
+            "prompt_tokens": prompt,
+            "output_tokens": outputs,
+            "max_tokens": outputs,
+            "priority": priority,
+            "timestamp": float(i),
+            "prompt_segments": [[f"u{i}", 0, prompt]],
+        }
+        for i, (step, prompt, outputs, priority) in enumerate(rows)
+    ]
+
+
+def _victim_sat_out(version: str) -> Case:
+    """The victim's last token is under way when another needs its block (issue #49097)."""
+    config = VllmConfig(
+        variant=version,
+        block_size=4,
+        num_gpu_blocks=9,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=32,
+        policy="priority",
+        async_scheduling=True,
+    )
+    return Case(config, _asks((0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)))
+
+
+def _outgrows_the_cache(version: str) -> Case:
+    """One request and a cache that start-up accepted, but for the null block (#47272)."""
+    config = VllmConfig(
+        variant=version,
+        block_size=4,
+        num_gpu_blocks=8,
+        max_num_seqs=8,
+        max_num_batched_tokens=8,
+        max_model_len=32,
+    )
+    return Case(config, _asks((0, 27, 5, 0)))
+
+
+HAND_MADE: dict[str, Callable[[str], Case]] = {
+    "victim-sat-out": _victim_sat_out,
+    "outgrows-the-cache": _outgrows_the_cache,
+}
+
+
+def by_hand(version: str) -> list[str]:
+    """Those of ``HAND_MADE`` that the release starts up for."""
+    rules = rules_of(version)
+    starts = {
+        "outgrows-the-cache": not rules.spares_null_block,
+        "victim-sat-out": "policy" not in rules.fixed,
+    }
+    return [name for name in HAND_MADE if starts[name]]
+
+
+def _newer_knobs(case: Case, draw: random.Random) -> Case:
+    """With knobs that the first releases did not have, where this one has them."""
+    config = case.config
+    seqs, budget, most = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
+    knobs = {
+        "watermark": draw.choice([0.0, 0.0, 0.05, 0.3]),
+        "max_num_scheduled_tokens": draw.choice([None, None, draw.randint(1, budget + most)]),
+        "max_num_active_seqs": draw.choice([None, None, draw.randint(1, seqs)]),
+        "long_prefill_token_threshold_adaptive": draw.random() < 0.5,
+        "prefill_schedule_interval": draw.choice([1, 1, 2, 4]),
+    }
+    fixed = rules_of(config.variant).fixed
+    known = {knob: value for knob, value in knobs.items() if knob not in fixed}
+    return case._replace(config=replace(config, **known))
+
+
+def _aborts(case: Case, draw: random.Random) -> Case:
+    """Where some clients leave, about half of them while they are served."""
+    aborts = [
+        (
+            max(r["arrival_step"] + draw.randint(-1, 3 * r["output_tokens"]), 0),
+            draw.randint(0, 2),
+            r["id"],
+        )
+        for r in case.requests
+        if draw.random() < 0.6
+    ]
+    return case._replace(aborts=sorted(aborts))
+
+
+def case_of(version: str, name: str) -> Case:
+    """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, or one by hand."""
+    if name in HAND_MADE:
+        return HAND_MADE[name](version)
+    kind, seed = name.split("-")
+    draw = random.Random(f"{version} {name}")
+    case = _newer_knobs(_random(version, int(seed)), draw)
+    return _aborts(case, draw) if kind == "gone" else case
