@@ -13,18 +13,22 @@ plan.answer                             # by variant
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
+from simkv.core.outcome import Outcome as Outcomes
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import resolve
+from simkv.scenario.overruled import notes_on_overruled
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import bench_for
@@ -45,9 +49,23 @@ Source = str | Path | Mapping[str, Any] | Scenario
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: ``results`` by variant, and tables of them."""
+    """What came of a run: ``results`` by variant, and tables of them.
+
+    Its text is a line per variant, in notebooks a table.
+    """
 
     results: dict[str, Result]
+
+    def __repr__(self) -> str:
+        name = next(iter(self.results.values())).scenario.name
+        lines = [f"{variant}: {result.in_short}" for variant, result in self.results.items()]
+        return "\n".join([f"Outcome of {name}", *(f"  {line}" for line in lines)])
+
+    def _repr_html_(self) -> str:
+        """The figures that compare variants, a column each."""
+        found = self.figures
+        rows = [row for row in IN_NOTEBOOKS if row in found.index]
+        return str(found.loc[rows].to_html(float_format="{:.6g}".format, na_rep=""))
 
     @cached_property
     def figures(self) -> pd.DataFrame:
@@ -80,6 +98,23 @@ class Outcome:
         return pd.DataFrame([row for some in rows for row in some])
 
 
+#: The figures that a notebook shows of an outcome.
+IN_NOTEBOOKS = (
+    "verdict",
+    "requests",
+    *(str(outcome) for outcome in Outcomes),
+    "makespan_s",
+    "output_throughput",
+    "ttft_ms.mean",
+    "ttft_ms.p99",
+    "tpot_ms.mean",
+    "e2e_ms.mean",
+    "e2e_ms.p99",
+    "preemptions",
+    "recomputed_tokens",
+)
+
+
 def run(scenario: Source, **overrides: Any) -> Outcome:
     """Run all variants of a scenario in this process.
 
@@ -90,6 +125,7 @@ def run(scenario: Source, **overrides: Any) -> Outcome:
     """
     document = _document(scenario)
     assignments = [assignment(path.replace("__", "."), value) for path, value in overrides.items()]
+    _warn(notes_on_overruled(document, assignments, ""))
     variants = resolve(document, assignments)
     folder = document.path.parent
     return Outcome({name: run_scenario(found, folder) for name, found in variants.items()})
@@ -141,6 +177,7 @@ def sweep(
     given = _assignments(overrides)
     drawn = None if sample is None else parse_sample(sample)
     whole = sweep_of(find(Path(scenario)), axes, given, drawn, seed, repeats)
+    _warn(whole.notes)
     with bench_for(None if store is None else Path(store), jobs, executor, address) as bench:
         return table(whole, finish(whole, bench, advance))
 
@@ -171,6 +208,12 @@ def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) ->
     if folder is None:
         return front_of(table, knobs_of(table), wanted)[1]
     return write_pareto(table, knobs_of(table), wanted, _folder(folder))[1]
+
+
+def _warn(notes: Iterable[str]) -> None:
+    """Warn whoever called a function of this module."""
+    for note in notes:
+        warnings.warn(note.strip(), stacklevel=3)
 
 
 def _folder(folder: str | Path) -> Path:
@@ -208,6 +251,15 @@ class Plans:
 
     def __str__(self) -> str:
         return "\n".join(line for plan in self.plans.values() for line in sentences(plan))
+
+    def __repr__(self) -> str:
+        knobs = {name: plan.prepared.case.knob for name, plan in self.plans.items()}
+        found = (f"{name}: {knobs[name]} = {value}" for name, value in self.answer.items())
+        return f"Plans({', '.join(found)})"
+
+    def _repr_html_(self) -> str:
+        """The answer, how sure it is, what binds it, what it costs."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write what ``simkv plan`` writes into a folder: plan.json, tables and pictures."""

@@ -175,3 +175,36 @@ def test_a_plan_shows_and_takes_the_options_of_the_command() -> None:
     assert (keywords["neighbours"].default, keywords["cliff"].default) == (2, True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'smalest'"):
         simkv.plan(REPORT, smalest="timeout=1..3")
+
+
+# What a prompt and a notebook show
+
+
+def test_an_outcome_is_a_line_per_variant() -> None:
+    outcome = simkv.run("mistralrs-six")
+    lines = repr(outcome).splitlines()
+    assert lines[0] == "Outcome of mistralrs-six"
+    assert len(lines) == 1 + len(outcome.results)
+    for line, (name, result) in zip(lines[1:], outcome.results.items(), strict=True):
+        assert line.startswith(f"  {name}: {result.summary['verdict']}, 6 of 6 finished in ")
+    assert len(repr(outcome.results)) < 500
+    html = outcome._repr_html_()
+    assert html.count("<tr") < 25
+    for name in (*outcome.results, "ttft_ms.p99", "starved"):
+        assert f"<th>{name}</th>" in html
+
+
+def test_plans_are_a_line() -> None:
+    plans = simkv.plan(
+        "mistralrs-six",
+        smallest="engine.num_gpu_blocks=401,420",
+        objectives=["unserved<=0"],
+        jobs=1,
+    )
+    assert repr(plans).startswith("Plans(before: engine.num_gpu_blocks = ")
+    assert repr(plans).count("\n") == 0
+    assert "&lt;=" in plans._repr_html_()
+    # The line of fidelity that run prints, and no other.
+    name = next(iter(plans.plans))
+    note = simkv.run("mistralrs-six", engine__num_gpu_blocks=plans.answer[name] or 420)
+    assert f"  Fidelity: {note.results[name].summary['fidelity']['note']}" in str(plans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -56,6 +56,16 @@ def show(*parts: RenderableType, on: Console | None = None) -> None:
 def complain(what: object) -> None:
     """Print to standard error, each line under the name of the program."""
     print(f"simkv: {what}".replace("\n", "\nsimkv: "), file=sys.stderr)
+
+
+def tell_overruled(scenario: Path, assignments: Sequence[str]) -> None:
+    """Say on standard error which of the ``--set`` does not reach a variant of a scenario file."""
+    if assignments:
+        from simkv.scenario.document import read_document
+        from simkv.scenario.overruled import notes_on_overruled
+
+        for note in notes_on_overruled(read_document(scenario), assignments):
+            complain(f"note: {note}")
 
 
 class Advance(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import console, show
+from simkv.cli.common import console, show, tell_overruled
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import check_new_file
 
@@ -177,7 +177,9 @@ def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, 
     from simkv.scenario.packaged import find
 
     path = find(scenario)
-    return path, load(path, overrides or [])
+    found = load(path, overrides or [])
+    tell_overruled(path, overrides or [])
+    return path, found
 
 
 def _variant(variants: dict[str, Scenario], name: str) -> Scenario:

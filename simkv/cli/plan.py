@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from simkv.cli.common import Interrupted, complain, progress, show
+from simkv.cli.common import Interrupted, complain, progress, show, tell_overruled
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder
 
@@ -55,6 +55,7 @@ def plan(
 
     file, limits = _words(scenario, asked["goodput"] or [])
     prepared = prepare(find(Path(file)), request_of({**asked, "goodput": limits}), complain)
+    tell_overruled(find(Path(file)), prepared[0].asked.overrides)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_folder("--out", folder, "plan", lambda there: (there / STORE).is_file())
     try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Junit, Perfetto, progress, show
+from simkv.cli.common import Junit, Perfetto, progress, show, tell_overruled
 from simkv.core.files import check_file
 
 
@@ -60,6 +60,7 @@ def run(
         check_file("--junit", junit)
     if perfetto:
         check_file("--perfetto", perfetto)
+    tell_overruled(scenario, set_ or [])
 
     from simkv.measure.expect import check, exit_code
     from simkv.measure.result import parts_of
@@ -81,10 +82,12 @@ def run(
 
             write_plots(parts_of(results), name, target)
 
-    written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
     checks = check(results)
-    parts = (full_parts if full else brief_parts)(results, comparisons, checks)
-    show(*parts)
+    parts = list((full_parts if full else brief_parts)(results, comparisons, checks))
+    try:
+        written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
+    finally:  # a full disk is no reason to keep the figures back
+        show(*parts)
     show(f"\nWritten to {folder}: {', '.join(written)}")
     if perfetto:
         from simkv.report.perfetto import write_perfetto

@@ -103,6 +103,8 @@ def sweep(
             raise InputError(f"{figure}: only fleets have it, and not all points have a fleet")
     folder = out or Path("runs") / f"{whole.name}-sweep"
     check_folder("--out", folder, "sweep", lambda there: (there / STORE).is_file())
+    for note in whole.notes:
+        complain(f"note: {note}")
     for knob in whole.idle_knobs:
         complain(f"note: {knob} changes nothing at any point")
     try:

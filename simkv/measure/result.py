@@ -36,6 +36,18 @@ class Result:
     specs: Sequence[ReplicaSpec]
 
     @property
+    def in_short(self) -> str:
+        """The verdict and the figures that one asks for first."""
+        figures = self.summary
+        return (
+            f"{figures['verdict']}, {figures['finished']} of {figures['requests']} finished in "
+            f"{figures['makespan_s']:.6g} s, {figures['preemptions']} preemptions"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.scenario.name}: {self.in_short}>"
+
+    @property
     def record(self) -> Record:
         """One for all replicas (see ``simkv.loop.fleet.merge``)."""
         return self.run.record

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,34 @@ def test_help_imports_little(tmp_path: Path) -> None:
 def test_the_package_shows_what_it_has() -> None:
     assert {"run", "compare", "sweep", "plan", "plot", "pareto", "load"} <= set(dir(simkv))
     assert all(getattr(simkv, name) is not None for name in simkv.__all__)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 64 kB; needs the right to mount."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a small disk here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ("run mistralrs-forty", "finished"),
+        ("run mistralrs-forty --no-plots --steps", "finished"),
+        ("report mistralrs-six --no-whatif --out page.html", ""),
+    ],
+)
+def test_a_full_disk_is_one_line(full_disk: Path, command: str, printed: str) -> None:
+    """The figures are printed all the same, and nothing is half-written."""
+    ran = python(folder=full_disk, shell=command)
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("simkv: ")
+    assert line.endswith("cannot be written: no space left on device")
+    assert printed in ran.stdout
+    assert [path for path in full_disk.rglob("*") if path.is_file()] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simkv.search.plan.case import Number
+from simkv.search.plan.case import Condition, Number
 from simkv.search.plan.plan import Plan, Standing
 from simkv.search.plan.uncertain import Answers, coverage_of_range, most_violated
 
@@ -21,8 +21,18 @@ def sentences(plan: Plan) -> list[str]:
     also = ", also with one replica failing" if prepared.asked.survive else ""
     lines = [f"{name}: {superlative} {case.knob} with {held}{also}"]
     lines.append(_answer(plan))
-    lines += [f"  {line}" for line in (*_sureness(plan), *_binding(plan), *_others(plan))]
-    return lines
+    more = (*_sureness(plan), *_binding(plan), *_others(plan), *_fidelity(plan))
+    return [*lines, *(f"  {line}" for line in more)]
+
+
+def _fidelity(plan: Plan) -> list[str]:
+    """What ``simkv run`` says of the run at the answer, by the first seed: range and error."""
+    last = len(plan.prepared.case.candidates) - 1
+    tried = last if plan.answer is None else plan.answer
+    summary = plan.board.summaries.get((tried, Condition()))
+    if summary is None:
+        return []
+    return [*summary["notes"], f"Fidelity: {summary['fidelity']['note']}"]
 
 
 def comparison(plans: Sequence[Plan]) -> list[str]:

@@ -16,6 +16,7 @@ from simkv.core.errors import InputError, nearest
 from simkv.measure.simulate import check_scenario
 from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import resolve
+from simkv.scenario.overruled import notes_on_overruled, overruling
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import Advance, Bench
 from simkv.search.jobs import Job, RunsFailed, Summary, job_of
@@ -29,13 +30,17 @@ MOST_ERRORS = 50
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One row of the table: the number of its point, knobs, variant, which repeat, and the job."""
+    """One row of the table: the number of its point, knobs, variant, which repeat, and the job.
+
+    ``own`` are those of the knobs that the variant sets itself, as it does.
+    """
 
     point: int
     knobs: Knobs
     variant: str
     repeat: int
     job: Job
+    own: Knobs
 
     @property
     def seed(self) -> int | None:
@@ -45,11 +50,15 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a sweep, in the order of the table. ``knobs`` are the paths of the axes."""
+    """All runs of a sweep, in the order of the table. ``knobs`` are the paths of the axes.
+
+    ``notes`` say which of what is set does not reach a variant.
+    """
 
     name: str
     knobs: tuple[str, ...]
     runs: tuple[SweepRun, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def idle_knobs(self) -> list[str]:
@@ -95,6 +104,7 @@ def sweep_of(
         raise InputError(
             f"--over: {count:,} runs, with all variants and repeats; at most {MOST_POINTS:,}"
         )
+    own = _own(document, [axis.path for axis in knobs])
     runs: list[SweepRun] = []
     errors: dict[str, list[Knobs]] = {}
     checked: set[str] = set()
@@ -109,14 +119,28 @@ def sweep_of(
                     checked.add(workload)
                 for repeat in range(repeats if seed_of(scenario.workload) is not None else 1):
                     job = job_of(repeated(scenario, repeat), path.parent.resolve())
-                    runs.append(SweepRun(number, point, variant, repeat, job))
+                    runs.append(SweepRun(number, point, variant, repeat, job, own.get(variant, {})))
         except InputError as error:
             for line in str(error).splitlines():
                 errors.setdefault(line, []).append(point)
     _report(errors, len(points))
     if repeats > 1 and all(run.seed is None for run in runs):
         raise nothing_drawn(repeats)
-    return Sweep(runs[0].job.scenario.name, tuple(axis.path for axis in knobs), tuple(runs))
+    notes = [
+        *notes_on_overruled(document, overrides),
+        *notes_on_overruled(document, [axis.path for axis in knobs], "--over"),
+    ]
+    name = runs[0].job.scenario.name
+    return Sweep(name, tuple(axis.path for axis in knobs), tuple(runs), tuple(notes))
+
+
+def _own(document: Document, paths: Sequence[str]) -> dict[str, Knobs]:
+    """By variant, the knobs at ``paths`` that it sets itself."""
+    own: dict[str, Knobs] = {}
+    for path in paths:
+        for variant, value in overruling(document, path).items():
+            own.setdefault(variant, {})[path] = value
+    return own
 
 
 def _variants(known: Sequence[str], axes: Sequence[Axis]) -> list[str]:

@@ -19,12 +19,14 @@ def table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.DataFrame:
     """``point``, the knobs, ``variant``, ``repeat`` and ``seed``, then the figures of summary.json.
 
     Figures in groups are named with dots, as in ``e2e_ms.p99``. A latency of which there is no
-    sample, because nothing finished, is empty: 0 would be the best of all.
+    sample, because nothing finished, is empty: 0 would be the best of all. A knob that a variant
+    sets itself is as the variant has it.
     """
     rows = [
         {
             "point": run.point,
             **run.knobs,
+            **run.own,
             "variant": run.variant,
             "repeat": run.repeat,
             "seed": run.seed,
