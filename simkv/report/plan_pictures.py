@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from simkv.core.figures import heading
 from simkv.report.style import (
@@ -123,8 +124,19 @@ def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Object
     values = [value for value in numbers["y"] if value > 0 and math.isfinite(value)]
     if len(values) == numbers["y"].count() and values and max(values) / min(values) > DECADES:
         logarithmic(axes, "y")
+    else:
+        _from_nothing(axes, numbers["y"])
+    if pd.api.types.is_integer_dtype(frame[x]):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(heading(name))
     axes.grid(color=GREY, linewidth=0.5)
+
+
+def _from_nothing(axes: Axes, values: pd.Series[Any]) -> None:
+    """An axis of what cannot be negative begins at 0, and goes to 1 where all is 0."""
+    most = values.max()
+    if values.min() >= 0.0 and math.isfinite(most):
+        axes.set_ylim(0.0, max(1.08 * axes.dataLim.y1, 1e-9) if most > 0 else 1.0)
 
 
 def _legend(plan: Plan, frame: pd.DataFrame, line: str) -> Sequence[Any]:

@@ -193,6 +193,12 @@ def marks(seen: Iterable[Outcome | None]) -> list[Artist]:
     ]
 
 
+def _abreast(handles: Sequence[Artist]) -> int:
+    """How many entries of a legend have room side by side."""
+    longest = max((len(str(handle.get_label())) for handle in handles), default=1)
+    return int(WIDTH / (0.45 + 0.075 * longest))
+
+
 def title_and_legend(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
     """The heading of a picture, and under it one legend for all its panels."""
     figure.legend(
@@ -201,7 +207,7 @@ def title_and_legend(figure: Figure, title: str, handles: Sequence[Artist]) -> N
         title_fontproperties={"weight": "bold", "size": 12},
         alignment="left",
         loc="outside upper left",
-        ncols=max(min(len(handles), 5 if len(handles) < 10 else 4), 1),
+        ncols=max(min(len(handles), 5 if len(handles) < 10 else 4, _abreast(handles)), 1),
         frameon=False,
         borderpad=0.2,
         borderaxespad=0.2,

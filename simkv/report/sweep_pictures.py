@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,7 @@ from simkv.report.style import (
     GREY,
     PURPLE,
     RED,
-    SKY,
     WIDTH,
-    YELLOW,
     house_style,
     logarithmic,
     save,
@@ -34,11 +32,18 @@ from simkv.report.style import (
 )
 from simkv.search.knobs import assignment
 
-#: Colours of lines; beyond so many they are all grey, for nobody could tell them apart.
-COLOURS = (BLUE, RED, "#009E73", PURPLE, SKY, "#E69F00", "#117733", "#CC6677", YELLOW, DARK)
-MARKERS = "osD^vP"
+#: Colours of lines, far from each other; further lines have them again, dashed and dotted.
+COLOURS = (BLUE, RED, "#009E73", PURPLE, DARK)
+STROKES = ("-", "--", ":")
+MARKERS = "osD^vPX"
+#: More lines than this are all grey, for nobody could tell them apart.
+MOST_LINES = len(COLOURS) * len(STROKES)
 #: From such a ratio of the greatest value to the least an axis is logarithmic.
 DECADES = 30.0
+#: So many letters have room side by side under an axis.
+_MOST_LETTERS = 80
+#: Points closer than this, in shares of the picture, have one label between them.
+_CLOSE = 0.025
 
 
 @dataclass(frozen=True)
@@ -185,21 +190,25 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
         handles: list[Any] = []
         places = _places(axes, list(points[plot.knob]))
         for number, line in enumerate(lines):
-            colour = COLOURS[number] if len(lines) <= len(COLOURS) else "#999999"
-            marker = MARKERS[number % len(MARKERS)]
-            _draw_line(axes, line, plot, places, colour, marker, not sampled)
-            if others and len(lines) <= len(COLOURS):
+            stroke, hue = divmod(number, len(COLOURS))
+            few = len(lines) <= MOST_LINES
+            colour, style = (COLOURS[hue], STROKES[stroke]) if few else ("#999999", "-")
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": MARKERS[number % len(MARKERS)],
+                "linestyle": style,
+            }
+            _draw_line(axes, line, plot, places, look if not sampled else {**look, "linestyle": ""})
+            if others and few:
                 label = ", ".join(_setting(name, line[name].iloc[0]) for name in others)
-                handles.append(Line2D([], [], color=colour, marker=marker, label=label))
+                handles.append(Line2D([], [], **look, label=label))
         if points["unserved"].any():
             handles.append(_hollow())
         axes.set_xlabel(plot.knob)
         axes.set_ylabel(heading(plot.figure))
         axes.grid(color=GREY, linewidth=0.5)
         _logarithmic(axes, "y", points[plot.figure])
-        many = (
-            f", {len(lines)} settings of {', '.join(others)}" if len(lines) > len(COLOURS) else ""
-        )
+        many = f", {len(lines)} settings of {', '.join(others)}" if len(lines) > MOST_LINES else ""
         seeds = f", mean of {repeats} seeds, 95 % confidence" if repeats > 1 else ""
         title_and_legend(figure, f"{plot.figure} by {plot.knob}{many}{seeds}", handles)
         return save(figure, folder / plot.file)
@@ -224,7 +233,10 @@ def _places(axes: Axes, values: Sequence[Any]) -> dict[str, float]:
     if len(numbers) == len(different) and finite:
         _logarithmic(axes, "x", numbers)
         return {name: float(value) for name, value in different.items()}
-    axes.set_xticks(range(len(different)), [str(value) for value in different.values()])
+    labels = [str(value) for value in different.values()]
+    slanted: dict[str, Any] = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"}
+    long = sum(map(len, labels)) > _MOST_LETTERS
+    axes.set_xticks(range(len(labels)), labels, **(slanted if long else {}))
     return {name: float(place) for place, name in enumerate(different)}
 
 
@@ -240,9 +252,7 @@ def _draw_line(
     line: pd.DataFrame,
     plot: Plot,
     places: dict[str, float],
-    colour: str,
-    marker: str,
-    joined: bool,
+    look: Mapping[str, Any],
 ) -> None:
     x = np.array([places[repr(value)] for value in line[plot.knob]])
     order = np.argsort(x, kind="stable")
@@ -250,7 +260,7 @@ def _draw_line(
     error = line[f"±{plot.figure}"].to_numpy()[order]
     hollow = line["unserved"].to_numpy()[order]
     bars = None if np.isnan(error).all() else np.nan_to_num(error)
-    style = "-" if joined else ""
+    colour, marker, style = look["color"], look["marker"], look["linestyle"]
     axes.errorbar(
         x, y, bars, color=colour, linestyle=style, linewidth=1.4, elinewidth=0.9, capsize=3
     )
@@ -292,6 +302,7 @@ def write_pareto(
         axes.grid(color=GREY, linewidth=0.5)
         _logarithmic(axes, "x", points[names[0]])
         _logarithmic(axes, "y", points[names[1]])
+        _number(axes, front[names[:2]].to_numpy(np.float64))
         title = (
             f"Pareto front: {len(front)} of {len(points)} by {', '.join(map(str, pareto.goals))}"
         )
@@ -309,10 +320,6 @@ def _draw_points(
             some = points[points["unserved"] == hollow]
             fill = "white" if hollow else colour
             axes.plot(some[x], some[y], "o", color=colour, mfc=fill, ms=size, zorder=4)
-    for number, place in enumerate(zip(front[x], front[y], strict=True)):
-        axes.annotate(
-            str(number), place, xytext=(5, 5), textcoords="offset points", fontsize=9, zorder=5
-        )
     handles: list[Any] = [
         Line2D([], [], linestyle="", marker="o", color=RED, label="nothing beats it"),
         Line2D([], [], linestyle="", marker="o", color="#999999", label="beaten"),
@@ -320,3 +327,29 @@ def _draw_points(
     if front["unserved"].any() or beaten["unserved"].any():
         handles.append(_hollow())
     return handles
+
+
+def _number(axes: Axes, points: npt.NDArray[np.float64]) -> None:
+    """Number points; those that lie together have one label, as in ``4-8``."""
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]
+    shares = axes.transAxes.inverted().transform(axes.transData.transform(points))
+    groups: list[list[int]] = []
+    for number, share in enumerate(shares):
+        near = (g for g in groups if np.abs(shares[g[0]] - share).max() < _CLOSE)
+        if (group := next(near, None)) is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    for group in groups:
+        whole = group == list(range(group[0], group[-1] + 1)) and len(group) > 2
+        text = f"{group[0]}-{group[-1]}" if whole else ", ".join(map(str, group))
+        right = shares[group[0]][0] > 0.9
+        axes.annotate(
+            text,
+            tuple(points[group[0]]),
+            xytext=(-6 if right else 6, 6),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            fontsize=9,
+            zorder=5,
+        )

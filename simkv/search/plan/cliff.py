@@ -19,6 +19,8 @@ from simkv.workload.workload import Workload, clients
 
 #: The rates that are tried, as multiples of the scenario's own.
 FACTORS = (0.5, 0.8, 1.0, 1.25, 1.6)
+#: Those that are tried after them, one by one, until a run misses an objective.
+FARTHER = (2.5, 4.0, 6.4)
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,29 @@ def cliff(
     factors: Sequence[float] = FACTORS,
     advance: Advance | None = None,
 ) -> list[AtRate]:
-    """Try a candidate at other rates; nothing if its clients have none. Raises RunsFailed."""
+    """Try a candidate at other rates; nothing if its clients have none. Raises RunsFailed.
+
+    Beyond ``factors`` it goes on until the cliff: a rate at which an objective is missed.
+    """
     base = case.scenario(candidate)
     if at_rate(base, 1.0) is None:
         return []
+    points = _at(case, base, conditions, bench, factors, advance)
+    for factor in FARTHER:
+        if not all(one.holds(point.values) for point in points for one in case.objectives):
+            break
+        points += _at(case, base, conditions, bench, [factor], advance)
+    return points
+
+
+def _at(
+    case: Candidates,
+    base: Scenario,
+    conditions: Sequence[Condition],
+    bench: Bench,
+    factors: Sequence[float],
+    advance: Advance | None,
+) -> list[AtRate]:
     jobs: dict[tuple[float, Condition], Job] = {}
     for factor in factors:
         scenario = base if factor == 1.0 else at_rate(base, factor)

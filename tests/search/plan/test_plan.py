@@ -16,6 +16,7 @@ from simkv.core.errors import InputError
 from simkv.measure.peak import peak
 from simkv.scenario.objectives import figures, parse_objective
 from simkv.search.plan.board import Board
+from simkv.search.plan.cliff import FACTORS, FARTHER
 from simkv.search.plan.uncertain import Answers
 
 CACHE = "engine.num_gpu_blocks=64..288:16"
@@ -183,6 +184,18 @@ def test_the_cliff_is_the_same_requests_faster(small: Path) -> None:
     assert cliff.loc[1.6, "rate"] == 3.2
     assert cliff.loc[1.6, "e2e_ms.p99"] == faster.figures.loc["e2e_ms.p99", "run"]
     assert cliff["total_input_tokens"].nunique() == 1
+
+
+def test_the_cliff_is_looked_for_until_an_objective_is_missed(small: Path) -> None:
+    def factors(bound: str) -> tuple[list[float], bool]:
+        plan = simkv.plan(small, smallest=CACHE, objectives=[bound], repeats=1, jobs=1)
+        return list(plan.cliff["factor"]), bool(plan.cliff["holds"].all())
+
+    assert factors("ttft_ms.p99<=1000000") == ([*FACTORS, *FARTHER], True)
+    reached, holds = factors("ttft_ms.p99<=300")
+    assert not holds
+    assert reached[: len(FACTORS)] == list(FACTORS)
+    assert len(reached) < len(FACTORS) + len(FARTHER)
 
 
 def test_survive_holds_with_one_replica_failing_at_the_peak(small: Path) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from simkv.core.errors import InputError
+from simkv.report import sweep_pictures
+from simkv.report.style import WIDTH, house_style, title_and_legend
 from simkv.report.sweep_pictures import (
     Goal,
     means,
@@ -130,3 +135,27 @@ def test_bad_plots(text: str, what: str) -> None:
 def test_bad_fronts(text: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         parse_pareto(text)
+
+
+def test_points_that_lie_together_have_one_label() -> None:
+    axes = Figure().add_subplot()
+    points = np.array([[0.0, 1.0], [5.0, 5.0], [10.0, 9.0], [10.0, 9.0], [10.01, 9.0], [5.0, 5.02]])
+    axes.plot(points[:, 0], points[:, 1], "o")
+    sweep_pictures._number(axes, points)
+    assert [text.get_text() for text in axes.texts] == ["0", "1, 5", "2-4"]
+
+
+def test_no_two_lines_look_alike_and_a_legend_is_as_wide_as_the_picture() -> None:
+    looks = {
+        (colour, stroke) for colour in sweep_pictures.COLOURS for stroke in sweep_pictures.STROKES
+    }
+    assert len(looks) == sweep_pictures.MOST_LINES == 15
+    names = [f"engine.max_num_batched_tokens={2048 * n}, bucketed" for n in range(9)]
+    handles = [Line2D([], [], label=name) for name in names]
+    with house_style():
+        figure = Figure(figsize=(WIDTH, 5.0))
+        figure.add_subplot()
+        title_and_legend(figure, "x", handles)
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
