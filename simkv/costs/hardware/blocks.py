@@ -1,29 +1,47 @@
 """How many KV blocks fit on a GPU, as its engine finds it: what its share of memory leaves over.
 
-vLLM runs the largest batch once and takes what then remains of ``gpu_memory_utilization``. That run
-is estimated here from the shapes that it holds at its peak, in bytes:
+vLLM runs the largest batch once and takes what then remains of ``gpu_memory_utilization``. Its peak
+is estimated from the shapes that it holds, in bytes; the constants are read off the start-up logs
+of tests/costs/hardware/recorded_blocks.csv:
 
 - the MLP: per token of ``max_num_batched_tokens`` three vectors of the MLP's width (gate, up and
-  their product) and three of the hidden size, 2 bytes a number;
-- or the sampler: per sequence of ``max_num_seqs`` the logits in 16 and in 32 bits, sorted, their
-  indices, probabilities and running sum: 26 bytes per word of the vocabulary;
-- whichever is larger, and ``OUTSIDE_TORCH`` for the CUDA context and libraries.
+  their product) and five of the hidden size, 2 bytes a number;
+- or the sampler: per sequence of ``max_num_seqs`` and word of the vocabulary 37 bytes up to 0.16
+  (logits in 16 and 32 bits, sorted with their indices, probabilities, running sum), 14 from 0.17
+  on, which does not sort; and three vectors of the hidden size per token;
+- whichever is larger; and of a mixture the buffers of its experts, which stay: per token and
+  expert that it takes three of the expert's width and one of the hidden size (not with mxfp4);
+- outside of torch 0.13 GiB, 0.25 from 0.18 on, and 2 GiB where GPUs talk to each other;
+- from 0.20 on CUDA graphs, too (1 GB).
+
+SGLang takes ``mem_fraction_static`` of what is free before the weights are loaded. Left out, it
+reserves memory for the largest chunk, the graphs and collectives (``server_args.py``).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from simkv.costs.hardware.architecture import Dense, Gqa
+from simkv.costs.hardware.architecture import Dense, Gqa, Moe
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.memory import kv_bytes, weight_bytes
 from simkv.costs.hardware.setting import EngineSetting
 
-#: Bytes that CUDA and its libraries take beside the tensors of torch.
-OUTSIDE_TORCH = 300_000_000
-#: Bytes per sequence and word of the vocabulary at the peak of vLLM's sampler.
-SAMPLER_BYTES = 26
+GIB = 1 << 30
+MIB = 1 << 20
+#: Bytes per sequence and word of the vocabulary at the peak of vLLM's sampler, from a release on.
+SAMPLER_BYTES = {(0, 0): 37, (0, 17): 14}
+#: GiB that CUDA and its libraries take beside the tensors of torch, from a release on.
+OUTSIDE_TORCH = {(0, 0): 0.13, (0, 18): 0.25}
+#: GiB more where GPUs talk to each other.
+COLLECTIVES = 1.9
+#: Bytes that the CUDA graphs take, and the release from which on they are left free.
+GRAPHS, GRAPHS_FROM = 1_000_000_000, (0, 20)
+#: Bytes of a GPU that a process of SGLang has in use before it loads weights.
+SGLANG_CONTEXT = 0.5 * GIB
 
 
 @dataclass(frozen=True)
@@ -41,10 +59,14 @@ class KvRoom:
     block_bytes: int
 
     @property
+    def rest(self) -> int:
+        """Bytes for KV; 0 or less if not even the weights fit."""
+        return self.usable - self.weights - self.activations - self.outside
+
+    @property
     def num_gpu_blocks(self) -> int:
         """Whole blocks; 0 if not even the weights fit."""
-        rest = self.usable - self.weights - self.activations - self.outside
-        return max(rest // self.block_bytes, 0)
+        return max(self.rest // self.block_bytes, 0)
 
     @property
     def refusal(self) -> str:
@@ -58,16 +80,47 @@ class KvRoom:
 
 
 def kv_room(hardware: Hardware, setting: EngineSetting) -> KvRoom:
-    """The blocks of ``setting.block_size`` tokens that the engine would find on each GPU."""
-    share = setting.memory_share or 0.9
+    """The blocks of ``setting.block_size`` tokens that the engine would find on each GPU.
+
+    An engine that is neither vLLM nor SGLang is taken for a vLLM of its newest release.
+    """
+    weights, block = weight_bytes(hardware), block_bytes(hardware, setting)
+    if setting.engine == "sglang":
+        free = hardware.gpu.memory_bytes - SGLANG_CONTEXT
+        free -= COLLECTIVES * GIB if hardware.gpus > 1 else 0
+        share = setting.memory_share or _static_share(hardware, setting)
+        return KvRoom(hardware, int(free * share), weights, 0, 0, block)
+    release = _release(setting)
+    outside = _since(OUTSIDE_TORCH, release) * GIB
+    outside += COLLECTIVES * GIB if hardware.gpus > 1 else 0
+    outside += GRAPHS if release >= GRAPHS_FROM and setting.graph_sizes else 0
     return KvRoom(
         hardware=hardware,
-        usable=int(hardware.gpu.memory_bytes * share),
-        weights=weight_bytes(hardware),
-        activations=_activations(hardware, setting),
-        outside=OUTSIDE_TORCH,
-        block_bytes=block_bytes(hardware, setting),
+        usable=int(hardware.gpu.memory_bytes * (setting.memory_share or 0.9)),
+        weights=weights,
+        activations=_activations(hardware, setting, _since(SAMPLER_BYTES, release)),
+        outside=int(outside),
+        block_bytes=block,
     )
+
+
+def _release(setting: EngineSetting) -> tuple[int, ...]:
+    found = re.findall(r"\d+", setting.release)[:2] if setting.engine == "vllm" else []
+    return tuple(int(part) for part in found) or (999, 0)
+
+
+def _since(table: Mapping[tuple[int, int], float], release: tuple[int, ...]) -> float:
+    return table[max(start for start in table if start <= release)]
+
+
+def _static_share(hardware: Hardware, setting: EngineSetting) -> float:
+    """``mem_fraction_static`` as SGLang 0.5 derives it (``_handle_gpu_memory_settings``)."""
+    reserved = 512 + 1.5 * max(setting.max_num_batched_tokens, 2048)
+    reserved += 2 * max(setting.graph_sizes, default=0) + hardware.tp / 8 * 1024
+    memory = hardware.gpu.memory_bytes / MIB
+    if memory > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    return round((memory - reserved) / memory, 3)
 
 
 def block_bytes(hardware: Hardware, setting: EngineSetting) -> int:
@@ -88,11 +141,18 @@ def block_bytes(hardware: Hardware, setting: EngineSetting) -> int:
     return int(gcd(*counts) * kv_bytes(kept[0].attention, hardware) * setting.block_size)
 
 
-def _activations(hardware: Hardware, setting: EngineSetting) -> int:
-    """Bytes at the peak of the largest step."""
-    model = hardware.architecture
+def _activations(hardware: Hardware, setting: EngineSetting, per_word: float) -> int:
+    """Bytes at the peak of vLLM's largest step."""
+    model, tokens = hardware.architecture, setting.max_num_batched_tokens
     dense = [part.mlp.intermediate for part in model.layers if isinstance(part.mlp, Dense)]
     width = max(dense, default=0) // hardware.tp
-    mlp = setting.max_num_batched_tokens * 2 * 3 * (width + model.hidden)
-    sampler = setting.max_num_seqs * model.vocab * SAMPLER_BYTES
-    return max(mlp, sampler)
+    mlp = tokens * 2 * (3 * width + 5 * model.hidden) if dense else 0
+    words = min(setting.max_num_seqs, tokens) * model.vocab
+    sampler = words * per_word + tokens * 2 * 3 * model.hidden
+    mixtures = [part.mlp for part in model.layers if isinstance(part.mlp, Moe)]
+    buffers = 0
+    if mixtures and hardware.experts != "mxfp4":
+        one = mixtures[0]
+        width = one.intermediate if hardware.ep > 1 else one.intermediate // hardware.gpus
+        buffers = tokens * one.per_token * 2 * (3 * width + model.hidden)
+    return int(max(mlp, sampler)) + buffers

@@ -161,8 +161,8 @@ def test_formats_follow_the_published_weights_or_what_was_said() -> None:
     said = _hardware("Kimi-K2.5", tp=8, weights="nvfp4", attention="bf16")
     assert (said.weights, said.attention, said.experts) == ("nvfp4", "bf16", "nvfp4")
     assert FORMATS["nvfp4"].bytes == 0.5625
-    with pytest.raises(InputError, match="did you mean 'fp8'"):
-        find_format("fp9")
+    with pytest.raises(InputError, match="did you mean 'fp8_block'"):
+        find_format("fp8_blok")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ OLD = ("--variant", "0.19.0")
 def test_the_blocks_command(tmp_path: Path) -> None:
     run = CliRunner().invoke
     done = run(app, ["blocks", "--model", "Llama-3.1-8B", "--gpu", "RTX 4090", *OLD])
-    assert done.output.startswith("num_gpu_blocks: 2628\n")
+    assert done.output.startswith("num_gpu_blocks: 2806\n")
     log = tmp_path / "x.log"
     log.write_text("GPU KV cache size: 41,408 tokens\n")
     assert run(app, ["blocks", "--log", str(log)]).output.startswith("num_gpu_blocks: 2588\n")
