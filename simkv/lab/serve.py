@@ -83,6 +83,7 @@ class DeviceServer:
             self.executor.passes,
             self.recorder,
             figures(record, self.executor.passes),
+            at_work=not engine.dead and engine.wake is None,
         )
 
 

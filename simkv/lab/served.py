@@ -43,9 +43,16 @@ class Setup:
         return 2 if self.device.startswith("cuda") else 4
 
 
+#: Why requests were left over in a run that ended in the middle.
+CUT_SHORT = "the horizon came first"
+
+
 @dataclass(frozen=True)
 class Served:
-    """What a run was and did. ``requests`` in the order of their arrival."""
+    """What a run was and did. ``requests`` in the order of their arrival.
+
+    ``at_work``: the engine neither slept nor was dead when it ended.
+    """
 
     scenario: Scenario
     requests: list[Request]
@@ -53,14 +60,27 @@ class Served:
     passes: list[Pass]
     recorder: Recorder
     summary: dict[str, Any]
+    at_work: bool
 
     @property
     def stopped(self) -> str:
         """Why requests were left over, if any were, in the words of a decision trace."""
         if stop := self.record.standstill:
             return f"no progress: {stop.why}"
-        cut = self.summary["cut_off"]
-        return "the horizon came first" if cut else "no progress: the engine fell asleep"
+        return CUT_SHORT if self.cut_short else "no progress: the engine fell asleep"
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the horizon came first: to a client's request, or to one whose client had gone.
+
+        An engine that does not heed that (FastDeploy) works on for it, though it has its outcome.
+        """
+        return bool(self.summary["cut_off"]) or (self.at_work and bool(self.leftover))
+
+    @property
+    def leftover(self) -> set[int]:
+        """The requests that had not ended in the engine."""
+        return self.recorder.until_all_ended()[1]
 
 
 def figures(record: Record, passes: list[Pass]) -> dict[str, Any]:
