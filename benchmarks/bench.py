@@ -1,6 +1,6 @@
 """How fast simkv simulates, with leaping on and off, beside floors measured in the same run.
 
-    python benchmarks/bench.py [w1 w1-100k w2 w3-azure w3-mooncake w4 fleet]
+    python benchmarks/bench.py [w1 w1-100k w2 w3-azure w3-mooncake w4 fleet hardware]
 
 Times are CPU seconds of this process and mean nothing across machines; the ratios to the floors
 do. The simulation loop is measured without the making of the workload and the metrics, which are
@@ -20,7 +20,11 @@ from pathlib import Path
 import simpy
 
 from simkv.core.request import Request
-from simkv.costs.profile import load_profile
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.hardware import make_hardware
+from simkv.costs.hardware.setting import setting_of
+from simkv.costs.operators.library import profile_for
+from simkv.costs.profile import Profile, load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet
@@ -159,6 +163,34 @@ def run_fleets() -> None:
         )
 
 
+def run_hardware() -> None:
+    """The same requests with four straight terms, and with a profile composed of operators."""
+    hardware = make_hardware(find_gpu("H100-SXM"), find_architecture("Llama-3.1-8B"))
+    config = vllm(16_000)
+    made: list[Profile] = [load_profile("llama3-8b-class.json", HERE)]
+    composing = _cpu(lambda: made.append(profile_for(hardware, setting_of(config))))
+    again = _cpu(lambda: profile_for(hardware, setting_of(config)))
+    print(
+        f"{'hardware':<12}composed in {composing:.2f} CPU s, found again in {1e6 * again:,.0f} us"
+    )
+    requests = generate(Workload.model_validate(poisson(10_000, 34)), None)
+    best = dict.fromkeys(range(len(made)), float("inf"))
+    engines: dict[int, Engine] = {}
+    for _ in range(7):  # by turns, so that what else the machine does falls on both
+        for which, profile in enumerate(made):
+            engine = Engine(simpy.Environment(), build(config), SimulatedExecutor(profile))
+            engines[which] = engine
+            cpu = _cpu(lambda engine=engine: serve(engine, requests, None))
+            best[which] = min(best[which], cpu)
+    for which, profile in enumerate(made):
+        print(
+            f"{'hardware':<12}{profile.basis:<32}{len(engines[which].record.steps):>11,} steps"
+            f"{engines[which].leaps:>10,} leaps{best[which]:>9.2f} CPU s"
+            f"{len(requests) / best[which]:>10,.0f} req/s"
+            f"{best[which] / best[0]:>7.2f} of the CPU time per request of the first"
+        )
+
+
 def _cpu(work: Callable[[], object]) -> float:
     start = time.process_time()
     work()
@@ -170,7 +202,7 @@ def _peak_mib() -> float:
 
 
 def main() -> None:
-    names = sys.argv[1:] or [*(case.name for case in CASES), "fleet"]
+    names = sys.argv[1:] or [*(case.name for case in CASES), "fleet", "hardware"]
     for name, rate in floors():
         print(f"floor: {name}: {rate:,.0f} per CPU s")
     for case in CASES:
@@ -189,6 +221,8 @@ def main() -> None:
             run(case, requests, leaping=False)
     if "fleet" in names:
         run_fleets()
+    if "hardware" in names:
+        run_hardware()
 
 
 if __name__ == "__main__":

@@ -183,7 +183,10 @@ class StepCost:
     """A profile as a function from a step's load to seconds."""
 
     def __init__(self, profile: Profile) -> None:
-        self._terms = [(term, _form(term)) for term in profile.terms]
+        if profile.grid:
+            self._terms = [(term, _kept(_form(term))) for term in joined(profile.terms)]
+        else:
+            self._terms = [(term, _form(term)) for term in profile.terms]
         self._floor = [(term, _form(term)) for term in profile.floor or ()]
         self._floors: dict[int, float] = {}
         self._attention: AttentionCost | GridCost | None = None
@@ -277,6 +280,39 @@ def _total(
             continue
         total += form(feature_of(load, term.feature, graph_sizes))
     return max(total, 0.0)  # far outside the range a falling line may get below
+
+
+def joined(terms: Sequence[Term]) -> list[Term]:
+    """Tables of one feature and ``when`` as one, with the points of all, which is as exact.
+
+    A profile composed of operators has many, and a step asks for each that it is left with.
+    """
+    groups: dict[object, list[Term]] = {}
+    for number, term in enumerate(terms):
+        alike = (term.feature, term.when) if term.table else number
+        groups.setdefault(alike, []).append(term)
+    return [group[0] if len(group) == 1 else _sum_of(group) for group in groups.values()]
+
+
+def _kept(form: Callable[[float], float]) -> Callable[[float], float]:
+    """The same, that keeps what it has said: steps of so many tokens come again and again."""
+    said: dict[float, float] = {}
+
+    def keeping(x: float) -> float:
+        seconds = said.get(x)
+        if seconds is None:
+            seconds = said[x] = form(x)
+        return seconds
+
+    return keeping
+
+
+def _sum_of(terms: Sequence[Term]) -> Term:
+    forms = [_form(term) for term in terms]
+    xs = sorted({x for term in terms for x, _ in term.table or ()})
+    table = [(x, sum(form(x) for form in forms)) for x in xs]
+    name = ", ".join(term.name for term in terms)
+    return terms[0].model_copy(update={"name": name, "table": table})
 
 
 def _form(term: Term) -> Callable[[float], float]:

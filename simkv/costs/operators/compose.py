@@ -48,7 +48,6 @@ def compose(
     on_top, host_sources = host(hardware, setting)
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (1.0, float(TOKENS[-1])),
-        "prefill_tokens": (1.0, float(TOKENS[-1])),
         "prefill_context": (0.0, float(CONTEXTS[-2])),
         "decode_seqs": (1.0, float(SEQS[-1])),
         "decode_mean": (1.0, float(CONTEXTS[-2])),

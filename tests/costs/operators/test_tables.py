@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from simkv.core.errors import InputError
 from simkv.costs.operators.curve import never_falling
 from simkv.costs.operators.measured.gemm import gemm
 from simkv.costs.operators.measured.plane import Plane
@@ -108,3 +109,15 @@ def test_the_known_bad_rows_of_the_published_tables() -> None:
 
 def test_nothing_is_left_of_a_table_without_rows() -> None:
     assert cleaned(None, None, ("m",)) == {}
+
+
+def test_a_table_that_cannot_be_used_is_told_by_its_path(tmp_path: Path) -> None:
+    store = Store((tmp_path,), "x", "vllm", "1.0")
+    table(tmp_path, "x/gemm/vllm/1.0/gemm", [{"m": 1}])
+    with pytest.raises(InputError, match=r"gemm_perf\.parquet: there is no column 'latency'"):
+        store.rows("gemm", {})
+    broken = tmp_path / "x/moe/vllm/1.0/moe_perf.parquet"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("no table")
+    with pytest.raises(InputError, match=r"moe_perf\.parquet: cannot be read as a table"):
+        store.rows("moe", {})
