@@ -132,7 +132,7 @@ def _sections(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
                 if reference in seen or "properties" not in target:
                     continue
                 seen.add(reference)
-                place = f"{below}{name}"
+                place = "expect.FIGURE" if reference == "Bound" else f"{below}{name}"
                 consts = [f["const"] for f in target["properties"].values() if "const" in f]
                 shown = f"{place}: {consts[0]}" if consts else place
                 queue.append((shown, f"{place}.", target))
@@ -155,7 +155,7 @@ def knobs() -> str:
         NOTE,
         "# Knobs\n\n",
         "Knobs of `engine` in a scenario, under the engine's own names. *Variants* are those that "
-        "have the knob: others refuse or ignore it. `simkv policies` says where each variant is "
+        "heed the knob: others refuse or ignore it. `simkv policies` says where each variant is "
         "from.\n",
     ]
     schema = json_schema()["$defs"]
@@ -166,7 +166,9 @@ def knobs() -> str:
             (
                 f"`{field.name}`",
                 texts[field.name].text,
-                _type(section["properties"][field.name], schema),
+                _or([f"`{name}`" for name in spec.variants])
+                if field.name == "variant"
+                else _type(section["properties"][field.name], schema),
                 _default(field.name, section["properties"][field.name], section),
                 _having(engine, field.name),
                 texts[field.name].source,
@@ -182,14 +184,26 @@ def knobs() -> str:
 
 
 def _having(engine: str, knob: str) -> str:
-    """Which variants of an engine have a knob."""
+    """Which variants of an engine have a knob: ``all``, ``from 0.26.0 on``, ``all but seed``."""
     spec = ENGINES[engine]
     having = [name for name in spec.variants if knob not in spec.lacks.get(name, ())]
-    if len(having) == len(spec.variants):
-        return "all"
     lacking = [name for name in spec.variants if name not in having]
+    if not lacking:
+        return "all"
+    releases = sorted(filter(_RELEASE.fullmatch, spec.variants), key=_number)
+    without = [name for name in releases if name in lacking]
+    if without and len(without) < len(releases) and without == releases[: len(without)]:
+        named = [name for name in lacking if name not in releases]
+        return f"from {releases[len(without)]} on" + "".join(f", not {name}" for name in named)
     short = having if len(having) <= len(lacking) else lacking
     return ("" if short is having else "all but ") + ", ".join(short)
+
+
+_RELEASE = re.compile(r"[0-9]+(\.[0-9]+)+")
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
 
 
 def figures() -> str:

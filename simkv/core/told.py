@@ -12,10 +12,10 @@ Editors show such texts, ``simkv schema`` and the reference pages are made of th
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 _SOURCE = re.compile(r"\s*\[([^\[\]]+)\]$")
@@ -35,17 +35,18 @@ def told(one: type[object]) -> dict[str, Told]:
     """The text under each field of a class, those of its bases before its own; by field."""
     found: dict[str, Told] = {}
     for base in reversed(one.__mro__):
-        module = sys.modules.get(base.__module__)
-        file = getattr(module, "__file__", None)
-        if file and base.__module__.startswith("simkv."):
-            found |= _classes(Path(file)).get(base.__qualname__, {})
+        if base.__module__.startswith("simkv."):
+            found |= _classes(base.__module__).get(base.__qualname__, {})
     return found
 
 
 @cache
-def _classes(file: Path) -> dict[str, dict[str, Told]]:
-    """The texts under the fields of all classes of a file."""
-    tree = ast.parse(file.read_text("utf-8"))
+def _classes(module: str) -> dict[str, dict[str, Told]]:
+    """The texts under the fields of all classes of a module; none if its source is not there."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except OSError:
+        return {}
     return {node.name: _fields(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
