@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import progress, show
+from simkv.cli.common import complain, progress, show
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder, make_folder
 
 if TYPE_CHECKING:
-    from simkv.proof.validation.cases.case import Case
+    from simkv.costs.profile import Profile
+    from simkv.proof.validation.cases.score import Score
+    from simkv.proof.validation.cases.sensitivity import Otherwise
 
 
 def validate_case(
@@ -43,15 +45,42 @@ def validate_case(
     """Simulate recorded runs and print measured, predicted and the error.
 
     The costs come from the case's calibration data: kernel tables for its model and GPU near it,
-    else its own requests that were alone, which then are not compared. Nothing is tuned.
+    else its own requests that were alone, which then are not compared. Nothing is tuned. Of several
+    cases those that cannot be used are named at the end, and the command ends with 2.
     """
-    from simkv.proof.validation.cases.calibration import calibrate
-    from simkv.proof.validation.cases.case import find_cases, read_case
-    from simkv.proof.validation.cases.score import judge
-    from simkv.proof.validation.cases.sensitivity import otherwise
+    from simkv.proof.validation.cases.case import find_cases
+    from simkv.proof.validation.cases.crossed import others_load
     from simkv.proof.validation.cases.show import all_parts, case_parts
-    from simkv.proof.validation.cases.simulate import engine_of
 
+    _check_options(out, docs, calibration)
+    folders = [folder for named in cases for folder in find_cases(named)]
+    found = _judged(folders, profile, calibration, varied=sensitivity or docs is not None)
+    for scored in found.scores:
+        show(*case_parts(scored, found.changed[scored.case.name] if sensitivity else []))
+    crossed = [] if profile else list(others_load(found.scores, found.costs))
+    if len(found.scores) > 1:
+        show(*all_parts(found.scores, crossed))
+    if out:
+        from simkv.proof.validation.cases.files import write_scores
+
+        make_folder(out)
+        written = write_scores(out, found.scores, found.changed)
+        show(f"\nWritten to {out}: {', '.join(written)}")
+    if docs:
+        from simkv.proof.validation.budgets.pairs import made
+        from simkv.proof.validation.cases.docs import write_docs
+
+        make_folder(docs.parent)
+        pairs = list(made(_tables(folders, calibration)))
+        names = write_docs(docs, found.scores, found.changed, crossed, pairs)
+        show(f"\nWritten to {docs.parent}: {', '.join(names)}")
+    for reason in found.unusable:
+        complain(reason)
+    if found.unusable:
+        raise typer.Exit(2)
+
+
+def _check_options(out: Path | None, docs: Path | None, calibration: Path | None) -> None:
     for option, folder in (("--out", out), ("--docs", docs and docs.parent)):
         if folder:
             check_folder(option, folder)
@@ -59,36 +88,50 @@ def validate_case(
         raise InputError(f"--docs {docs}: is a folder; expected a file")
     if calibration and not calibration.is_dir():
         raise InputError(f"--calibration {calibration}: there is no such folder")
-    found = _named_once([read_case(folder) for named in cases for folder in find_cases(named)])
-    scores, changed = [], {}
-    with progress("cases", len(found)) as advance:
-        for case in found:
-            costs = calibrate(case, profile, calibration)
-            config, notes = engine_of(case)
-            scores.append(judge(case, costs, config, notes))
-            changed[case.name] = otherwise(case, costs) if sensitivity or docs else []
+
+
+@dataclass
+class _Judged:
+    """Cases that were simulated, their costs and what they would be otherwise, by name; and why
+    others were not."""
+
+    scores: list[Score] = field(default_factory=list)
+    costs: dict[str, Profile] = field(default_factory=dict)
+    changed: dict[str, list[Otherwise]] = field(default_factory=dict)
+    unusable: list[InputError] = field(default_factory=list)
+
+
+def _judged(
+    folders: list[Path], profile: Path | None, calibration: Path | None, *, varied: bool
+) -> _Judged:
+    """All cases that can be used. Raises InputError if the only one, or none, can be."""
+    from simkv.proof.validation.cases.calibration import calibrate
+    from simkv.proof.validation.cases.case import read_case
+    from simkv.proof.validation.cases.score import judge
+    from simkv.proof.validation.cases.sensitivity import otherwise
+    from simkv.proof.validation.cases.simulate import engine_of
+
+    found = _Judged()
+    with progress("cases", len(folders)) as advance:
+        for folder in folders:
+            try:
+                case = read_case(folder)
+                if case.name in found.costs:
+                    raise InputError(f"{case.name}: two cases have this name; give each once")
+                costs = calibrate(case, profile, calibration)
+                scored = judge(case, costs, *engine_of(case))
+                found.changed[case.name] = otherwise(case, costs) if varied else []
+                found.scores.append(scored)
+                found.costs[case.name] = costs
+            except InputError as error:
+                if len(folders) == 1:
+                    raise
+                found.unusable.append(error)
             advance()
-    for scored in scores:
-        show(*case_parts(scored, changed[scored.case.name] if sensitivity else []))
-    if len(scores) > 1:
-        show(*all_parts(scores))
-    if out:
-        from simkv.proof.validation.cases.files import write_scores
-
-        make_folder(out)
-        written = write_scores(out, scores, changed)
-        show(f"\nWritten to {out}: {', '.join(written)}")
-    if docs:
-        from simkv.proof.validation.cases.docs import write_docs
-
-        make_folder(docs.parent)
-        names = write_docs(docs, scores, changed)
-        show(f"\nWritten to {docs.parent}: {', '.join(names)}")
+    return found
 
 
-def _named_once(cases: list[Case]) -> list[Case]:
-    """The cases, if no two have one name. Raises InputError otherwise."""
-    (name, times), *_ = Counter(case.name for case in cases).most_common(1)
-    if times > 1:
-        raise InputError(f"{name}: two cases have this name; give each once")
-    return cases
+def _tables(folders: list[Path], given: Path | None) -> list[Path]:
+    """Folders of kernel tables: beside the cases, and the one that was given."""
+    beside = [folder.resolve().parent / "calibration" for folder in folders]
+    return [path for path in dict.fromkeys([*beside, *([given] if given else [])]) if path.is_dir()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from simkv.costs.sources.sync import (
 from simkv.proof.validation.cases.calibration import calibrate, find_bundle
 from simkv.proof.validation.cases.case import read_case
 from simkv.proof.validation.cases.coverage import coverage, in_range, refused
+from simkv.proof.validation.cases.crossed import others_load
 from simkv.proof.validation.cases.score import judge, score
 from simkv.proof.validation.cases.sensitivity import otherwise
 from simkv.proof.validation.cases.simulate import engine_of, replay
@@ -462,3 +464,37 @@ def test_a_case_may_name_its_hosts_link(made_up: Path) -> None:
     found = read_case(made_up).facts.engine.host_link
     assert found is not None
     assert found.peer_to_peer is False
+
+
+def test_one_case_that_cannot_be_used_does_not_stop_the_others(
+    made_up: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "broken", [[0, "sync", 0.0, 300, 40, 0, 1, 1, 1]])
+    second = tmp_path / "second"
+    shutil.copytree(made_up, second)
+    (second / "case.json").write_text(json.dumps({**FACTS, "name": "second"}))
+    done = CliRunner().invoke(app, ["validate", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "made-up" in done.stdout
+    assert "All cases" in done.stdout
+    assert "none is left to compare" in done.stderr
+    assert done.stderr.count("\n") == 1
+    # Of two runs of one model and GPU each is told with the costs of the other.
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("made-up  second",))]
+    assert len(rows) == 1, done.stdout
+
+
+def test_a_run_with_anothers_costs_is_as_good_as_with_its_own_if_they_are_the_same(
+    made_up: Path, tmp_path: Path
+) -> None:
+    case = read_case(made_up)
+    costs = calibrate(case)
+    own = judge(case, costs, *engine_of(case))
+    assert own.fitted_to_itself
+    twin = replace(own, case=replace(case, facts=case.facts.model_copy(update={"name": "twin"})))
+    found = list(others_load([own, twin], {"made-up": costs, "twin": costs}))
+    assert [(c.score.case.name, c.costs_of) for c in found] == [
+        ("made-up", "twin"),
+        ("twin", "made-up"),
+    ]
+    assert found[0].score.figures == own.figures

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from simkv.costs.profile import Fit, Profile, StepCost
 from simkv.costs.sources.sync import fit_prices, price_terms, traits
-from simkv.proof.validation.budgets.devices import Device
+from simkv.proof.validation.budgets.devices import Device, of_tables, planted
 from simkv.proof.validation.budgets.made import alone_on, load_for, served
 from simkv.proof.validation.compared import markdown
 
@@ -34,6 +35,12 @@ def pairs_of(device: Device, budgets: Sequence[int] = BUDGETS) -> Iterator[Pair]
         for fitted, cost in fits.items():
             found, _ = served(cost, asked, sent)
             yield Pair(device.name, fitted, asked, found / real - 1.0)
+
+
+def made(folders: Iterable[Path]) -> Iterator[Pair]:
+    """All pairs on planted devices and on those of the kernel tables in some folders."""
+    for device in (*planted(), *(d for folder in folders for d in of_tables(folder))):
+        yield from pairs_of(device)
 
 
 def _fitted(device: Device, budget: int) -> StepCost:
@@ -68,3 +75,10 @@ def table(found: Iterable[Pair]) -> list[str]:
         for (device, asked), errors in rows.items()
     )
     return list(markdown(head, lines, 1))
+
+
+def near(found: Sequence[Pair], within: float = 0.05) -> str:
+    """How many pairs are off by less than that, in words."""
+    apart = [pair for pair in found if pair.fitted != pair.asked]
+    good = sum(abs(pair.error) < within for pair in apart)
+    return f"{good} of {len(apart)} pairs of unlike budgets are within {100 * within:g} %"

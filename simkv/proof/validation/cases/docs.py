@@ -10,7 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from simkv.core.files import write_text
+from simkv.proof.validation.budgets.pairs import Pair, near, table
 from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
+from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows
 from simkv.proof.validation.cases.score import STATISTICS, Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.cases.show import TITLES, case_rows
@@ -23,7 +25,11 @@ PAGE = Path(__file__).parent / "page.md.j2"
 
 
 def write_docs(
-    path: Path, scores: Sequence[Score], changed: dict[str, list[Otherwise]]
+    path: Path,
+    scores: Sequence[Score],
+    changed: dict[str, list[Otherwise]],
+    crossed: Sequence[Crossed] = (),
+    pairs: Sequence[Pair] = (),
 ) -> list[str]:
     """Write the page to ``path`` and the picture beside it; returns the files' names."""
     picture = path.with_name("validation.png")
@@ -33,8 +39,31 @@ def write_docs(
         PAGE.read_text(encoding="utf-8")
     )
     cases = "\n".join(_case(s, changed.get(s.case.name, [])) for s in scores)
-    write_text(path, template.render(table=_table(scores), cases=cases))
+    write_text(
+        path,
+        template.render(
+            table=_table(scores),
+            known="\n".join(markdown(_KNOWN, map(_provenance, scores), 6)),
+            crossed="\n".join(markdown(CROSSED, crossed_rows(crossed), 2)),
+            budgets="\n".join(table(pairs)),
+            near=near(pairs),
+            cases=cases,
+        ),
+    )
     return [path.name, picture.name]
+
+
+_KNOWN = ["case", "costs from", "GPU", "settings and budget", "load and rate", "so it is a"]
+
+
+def _provenance(s: Score) -> list[str]:
+    """What of a case its costs were made from."""
+    if s.fitted_to_itself:
+        alone = int((~s.case.scored).sum()) - 1
+        settings = ["the run's own", "the run's own", "not seen"]
+        what = "replay at its settings, prediction of the load"
+        return [s.case.name, f"{alone} requests alone in this run", *settings, what]
+    return [s.case.name, "kernel tables", "another host's", "not seen", "not seen", "prediction"]
 
 
 def _table(scores: Sequence[Score]) -> str:

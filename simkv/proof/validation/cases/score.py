@@ -45,6 +45,7 @@ class Score:
 
     Figures are statistics of a metric (ms), the makespan (s), and preemptions. ``published`` are
     the errors (per cent) that the originating simulator publishes, by the figure's name.
+    ``fitted_to_itself``: the costs are from requests that were alone in this run.
     """
 
     case: Case
@@ -54,6 +55,7 @@ class Score:
     per_request: list[PerRequest]
     stages: dict[str, list[Compared]]
     published: dict[str, float]
+    fitted_to_itself: bool = False
 
     def has(self, metric: str) -> bool:
         """Whether a metric was compared: recorded for some request, and not empty for all."""
@@ -70,7 +72,8 @@ def judge(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) ->
     There are none where the profile does not know its error on more than ``UNKNOWN`` of the run.
     """
     replayed = replay(case, profile, config, notes)
-    found = score(case, replayed, profile.name)
+    own = case.has_alone and profile.name.startswith(case.name)
+    found = replace(score(case, replayed, profile.name), fitted_to_itself=own)
     if not profile.fit.held_out or replayed.unknown > UNKNOWN:
         return found
     others = [

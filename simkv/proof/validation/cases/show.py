@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
+from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows
 from simkv.proof.validation.cases.score import STATISTICS, Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.compared import Compared
@@ -75,8 +76,9 @@ def _pair(s: Score, metric: str) -> str:
     return f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}"
 
 
-def all_parts(scores: Sequence[Score]) -> Iterator[RenderableType]:
-    """All cases in one table of errors, the originating simulator's below."""
+def all_parts(scores: Sequence[Score], crossed: Sequence[Crossed] = ()) -> Iterator[RenderableType]:
+    """All cases in one table of errors, the originating simulator's below; figures in their
+    interval; and runs with the costs of others."""
     yield Text("\nAll cases: error in per cent", "bold")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("case", "", "metric", *STATISTICS, "per request"):
@@ -94,6 +96,14 @@ def all_parts(scores: Sequence[Score]) -> Iterator[RenderableType]:
     yield held
     for line in refused(scores):
         yield f"no interval: {line}"
+    if crossed:
+        yield Text("\nCosts of one run, load of another at the same budget: error of means", "bold")
+        pairs = Table(box=None, header_style="bold", pad_edge=False)
+        for column in CROSSED:
+            pairs.add_column(column, justify="left" if " of" in column else "right")
+        for row in crossed_rows(crossed):
+            pairs.add_row(*map(escape, row))
+        yield pairs
 
 
 def case_rows(s: Score) -> list[list[str]]:
