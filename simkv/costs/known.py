@@ -14,9 +14,13 @@ from simkv.costs.hardware.architecture import Architecture
 from simkv.costs.hardware.blocks import kv_room
 from simkv.costs.hardware.catalog import Gpu, architectures, gpus, other_names
 from simkv.costs.hardware.hardware import make_hardware
+from simkv.costs.operators.compose import said_of
+from simkv.costs.operators.packaged import combinations
+from simkv.costs.operators.roofline import estimate_errors
 from simkv.costs.operators.tables import installed
 from simkv.costs.profile import load_profile, packaged_profiles
 
+FROM_SHEET = "estimated from the data sheet"
 #: GPUs of a replica that are tried for whether the weights fit.
 GPUS = (1, 2, 4, 8, 16)
 
@@ -45,12 +49,13 @@ def known_costs(words: Sequence[str] = ()) -> list[Known]:
         one = _packaged(name)
         if _has(wanted, name, one.model, one.gpu, one.basis, ""):
             found.append(one)
+    found += list(_combined(wanted))
     for model in architectures():
         for gpu in gpus():
             basis = basis_of(gpu)
             also = " ".join((*other_names(model.name), *gpu.also, gpu.system or ""))
             if _has(wanted, "", model.name, gpu.name, basis, also):
-                error = "not known"
+                error = _estimate_error() if basis == FROM_SHEET else "not known"
                 found.append(Known("", model.name, gpu.name, fits(model, gpu), basis, error))
     return found
 
@@ -59,7 +64,7 @@ def basis_of(gpu: Gpu) -> str:
     """What costs on this GPU would rest on, with the tables that are installed."""
     tables = installed()
     measured = tables and gpu.system and _measured(tables, gpu.system)
-    return "composed of measured operators" if measured else "estimated from the data sheet"
+    return "composed of measured operators" if measured else FROM_SHEET
 
 
 @lru_cache(maxsize=64)
@@ -79,6 +84,24 @@ def fits(model: Architecture, gpu: Gpu) -> int | None:
         if room.num_gpu_blocks * setting.block_size >= 8192:
             return tp
     return None
+
+
+def _combined(wanted: Sequence[str]) -> Iterator[Known]:
+    """Hardware whose composed profile comes with simkv."""
+    for one in combinations():
+        hardware = one.hardware
+        if one.path is None:
+            continue
+        model, gpu, rest = hardware.architecture.name, hardware.gpu, said_of(hardware)
+        also = " ".join((*other_names(model), *gpu.also, gpu.system or "", rest))
+        basis = f"composed of measured operators, packaged: {rest}"
+        if _has(wanted, "", model, gpu.name, basis, also):
+            yield Known("", model, gpu.name, hardware.tp, basis, "not known")
+
+
+def _estimate_error() -> str:
+    """Of estimates from data sheets, against what is composed, GPUs left out by turns."""
+    return ", ".join(f"{k} {100 * e.p95:.0f} %" for k, e in estimate_errors().items())
 
 
 def _packaged(name: str) -> Known:

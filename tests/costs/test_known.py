@@ -21,7 +21,9 @@ def test_words_narrow_the_list_in_any_spelling() -> None:
     assert {"unit-step", "l4-mistralrs-pr2034"} <= named
     found = known_costs(["llama", "70B", "h100_sxm"])
     assert {one.model for one in found} == {"meta-llama/Llama-2-70b-hf", "meta-llama/Llama-3.1-70B"}
-    assert {(one.gpu, one.fits) for one in found} == {("NVIDIA H100 80GB HBM3", 2)}
+    plain = [one for one in found if "packaged" not in one.basis]
+    assert {(one.gpu, one.fits) for one in plain} == {("NVIDIA H100 80GB HBM3", 2)}
+    assert any(one.basis.endswith("packaged: tp 4, fp8, KV fp8") for one in found)
     assert [one.name for one in known_costs(["mistralrs", "slow"])] == ["l4-mistralrs-slow-prefill"]
 
 
@@ -29,6 +31,7 @@ def test_what_fits_nowhere_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "installed", lambda: None)
     (one,) = known_costs(["Kimi-K2.5", "RTX 3090"])
     assert (one.fits, one.basis) == (None, "estimated from the data sheet")
+    assert one.error.startswith("decode ")
 
 
 def test_the_command_says_how_to_use_what_it_lists() -> None:

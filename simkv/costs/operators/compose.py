@@ -75,14 +75,19 @@ def compose(
 def name_of(hardware: Hardware) -> str:
     """What a profile of it is called."""
     said = f"{hardware.architecture.name} on {hardware.gpus} x {hardware.gpu.name}"
-    split = [f"tp {hardware.tp}"]
-    split += [f"dp {hardware.dp}"] if hardware.dp > 1 else []
-    split += [f"ep {hardware.ep}"] if hardware.ep > 1 else []
-    formats: list[str] = [hardware.weights]
-    formats += [f"attention {hardware.attention}"] if hardware.attention != hardware.weights else []
+    return f"{said}: {said_of(hardware)}"
+
+
+def said_of(hardware: Hardware) -> str:
+    """Parallelism and number formats."""
+    said = [f"tp {hardware.tp}"]
+    said += [f"dp {hardware.dp}"] if hardware.dp > 1 else []
+    said += [f"ep {hardware.ep}"] if hardware.ep > 1 else []
+    said.append(hardware.weights)
+    said += [f"attention {hardware.attention}"] if hardware.attention != hardware.weights else []
     if hardware.architecture.experts and hardware.experts != hardware.weights:
-        formats.append(f"experts {hardware.experts}")
-    return f"{said}: {', '.join([*split, *formats])}, KV {hardware.kv}"
+        said.append(f"experts {hardware.experts}")
+    return ", ".join([*said, f"KV {hardware.kv}"])
 
 
 def _parts(operators: Operators, hardware: Hardware, setting: EngineSetting) -> list[Part]:
