@@ -83,7 +83,9 @@ def test_a_variant_refuses_or_never_reads_what_it_lacks() -> None:
 def refused(engine: str, variant: str, knob: str) -> bool:
     """Whether a variant refuses a value for a knob that is not the default."""
     plain = ENGINES[engine].config(variant=variant)
-    other = {bool: not getattr(plain, knob), str: "priority"}.get(type(getattr(plain, knob)), 3)
+    value = getattr(plain, knob)
+    by_kind = {bool: not value, str: "priority", float: 0.5, type(None): 3}
+    other = by_kind.get(type(value), value + 8 if type(value) is int else None)
     try:
         replace(plain, **{knob: other})
     except ValueError:
