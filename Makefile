@@ -16,7 +16,7 @@ COUNTED := core costs measure schedulers
 .PHONY: demo test coverage bench profiles reports site walks picture validation format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/simkv run --exit-zero $(DEMO)
+	$(BIN)/simkv run --exit-zero --plots $(DEMO)
 	@echo "Pictures: runs/mistralrs-forty/*.png; start with lanes.png"
 
 test: $(TESTED)

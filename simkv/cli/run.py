@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from simkv.cli.common import Junit, Perfetto, progress, show, tell_overruled
+from simkv.core.errors import InputError
 from simkv.core.files import check_file
 
 
@@ -27,7 +28,10 @@ def run(
         bool,
         typer.Option(help="Also write ledger.csv (what each second went to) and preemptions.csv."),
     ] = False,
-    plots: Annotated[bool, typer.Option(help="Draw the pictures.")] = True,
+    plots: Annotated[
+        bool | None,
+        typer.Option(help="Draw the pictures; default those that fit into a second together."),
+    ] = None,
     leap: Annotated[
         bool, typer.Option(help="Leap over dull stretches; changes nothing but the time it takes.")
     ] = True,
@@ -76,19 +80,24 @@ def run(
             results[variant] = run_scenario(loaded, scenario.parent, advance, leaping=leap)
     comparisons = compare(results)
 
-    def draw(target: Path) -> None:
-        if plots:
-            from simkv.report.plots import write_plots
+    left_out: list[str] = []
 
-            write_plots(parts_of(results), name, target)
+    def draw(target: Path) -> None:
+        if plots is not False:
+            from simkv.report.plots import write_run_plots
+
+            left_out.extend(write_run_plots(results, name, target, everything=bool(plots)))
 
     checks = check(results)
     parts = list((full_parts if full else brief_parts)(results, comparisons, checks))
     try:
         written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
-    finally:  # a full disk is no reason to keep the figures back
+    except (InputError, OSError):  # a full disk is no reason to keep the figures back
         show(*parts)
-    show(f"\nWritten to {folder}: {', '.join(written)}")
+        raise
+    show(*parts)
+    rest = f" (and with --plots {', '.join(left_out)})" if left_out else ""
+    show(f"\nWritten to {folder}: {', '.join(written)}{rest}")
     if perfetto:
         from simkv.report.perfetto import write_perfetto
 

@@ -31,6 +31,7 @@ OWN = (
     "lanes.png",
     "latency.png",
     "pressure.png",
+    "fleet.png",
     "report.html",
 )
 

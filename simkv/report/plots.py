@@ -2,24 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from simkv.loop.record import Record
-from simkv.report.lanes import draw_lanes
+from simkv.measure.result import Result
+from simkv.report.fleet_picture import draw_fleet, slowest
+from simkv.report.lanes import MOST_LANES, draw_lanes
 from simkv.report.latency import draw_latency
 from simkv.report.pressure import draw_pressure
 from simkv.report.style import house_style, save
 
+#: What drawing may cost where nobody asked for pictures, in seconds.
+BUDGET = 1.0
 
-def write_plots(records: Mapping[str, Record], title: str, folder: Path) -> list[Path]:
+Records = Mapping[str, Record]
+_DRAW: dict[str, Callable[[Records, str], Figure]] = {
+    "lanes": draw_lanes,
+    "latency": draw_latency,
+    "pressure": draw_pressure,
+}
+
+
+def write_plots(
+    records: Records, title: str, folder: Path, names: Collection[str] = tuple(_DRAW)
+) -> list[Path]:
     """Write ``lanes.png``, ``latency.png`` and ``pressure.png`` into ``folder``, which must exist.
 
-    ``records`` are the variants of one scenario by name, in the order of their panels. The same
-    records give the same bytes. Returns the paths.
+    ``records`` are the variants of one scenario by name, in the order of their panels; ``names``
+    are the pictures that are wanted. The same records give the same bytes. Returns the paths.
     """
-    pictures = {"lanes": draw_lanes, "latency": draw_latency, "pressure": draw_pressure}
     with house_style():
         return [
-            save(draw(records, title), folder / f"{name}.png") for name, draw in pictures.items()
+            save(draw(records, title), folder / f"{name}.png")
+            for name, draw in _DRAW.items()
+            if name in names
         ]
+
+
+def write_run_plots(
+    results: Mapping[str, Result], title: str, folder: Path, *, everything: bool
+) -> list[str]:
+    """Write the pictures of a run; returns the files of those that were left out.
+
+    If not ``everything`` is wanted, those are drawn that fit into ``BUDGET`` together. Fleets have
+    ``fleet.png`` besides, and of each the slowest replica stands for all in the others.
+    """
+    fleets = {name: result.parts for name, result in results.items() if result.fleet}
+    records = {}
+    for name, result in results.items():
+        if len(result.parts) > 1:
+            worst = slowest(result.parts)
+            title_of = f"{name}: {worst}, the slowest of {len(result.parts)}"
+            records[title_of] = result.parts[worst]
+        else:
+            records[name] = result.record
+    wanted = list(_DRAW) if everything else _affordable(records, BUDGET - bool(fleets) * 0.4)
+    write_plots(records, title, folder, wanted)
+    if fleets:
+        with house_style():
+            save(draw_fleet(fleets, title), folder / "fleet.png")
+    return [f"{name}.png" for name in _DRAW if name not in wanted]
+
+
+def _affordable(records: Records, budget: float) -> list[str]:
+    """The pictures, in their order, that take so many seconds together.
+
+    What each takes is reckoned from what it shows, so that the same run always has the same ones.
+    """
+    panels = len(records)
+    lives = [life for record in records.values() for life in record.lives.values()]
+    lanes = sum(min(len(record.lives), MOST_LANES) for record in records.values())
+    stretches = sum(len(life.segments) for life in lives) * lanes / max(len(lives), 1)
+    cost = {
+        "lanes": 0.20 + 0.06 * panels + 1.2e-3 * lanes + 5e-5 * stretches,
+        "latency": 0.15 + 0.035 * panels + 2e-4 * len(lives),
+        "pressure": 0.20 + 0.11 * panels + 4e-6 * sum(len(r.steps) for r in records.values()),
+    }
+    chosen = []
+    for name, seconds in cost.items():
+        if seconds <= budget:
+            chosen.append(name)
+            budget -= seconds
+    return chosen

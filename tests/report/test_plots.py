@@ -13,11 +13,13 @@ import pytest
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.loop.record import Life, Record, RowSpan, Standstill
-from simkv.measure.simulate import run_file
+from simkv.measure.simulate import run_file, run_scenario
+from simkv.report.fleet_picture import draw_fleet, slowest
 from simkv.report.lanes import BARS, Bar, _pixels, _shares, lanes, sample, states
 from simkv.report.latency import points
-from simkv.report.plots import write_plots
+from simkv.report.plots import write_plots, write_run_plots
 from simkv.report.pressure import course
+from simkv.scenario.scenario import Scenario
 from simkv.why.ledger import Kind, ledger, pauses, wasted
 
 WAITING, PREFILL, DECODE, PREEMPTED = "waiting", "prefill", "decode", "preempted"
@@ -348,3 +350,57 @@ def test_odd_runs_can_be_drawn(tmp_path: Path) -> None:
         getattr(many.steps, column).extend([1, 2, 3])
     name = "a-very-long-name-of-a-variant-" * 3
     write_plots({name: empty, "$x_": dead, "many": many}, "odd $title_ " * 20, tmp_path)
+
+
+def test_what_fits_into_a_second_is_drawn_and_the_rest_named(tmp_path: Path) -> None:
+    one = Scenario.model_validate(
+        {
+            "name": "x",
+            "workload": {"burst": {"num_prompts": 4, "prompt_tokens": 9, "output_tokens": 5}},
+            "engine": {"name": "mistralrs", "variant": "pr2034"},
+            "profile": "unit-step",
+        }
+    )
+    result = run_scenario(one, tmp_path)
+    few, many = {"a": result}, {f"v{n}": result for n in range(12)}
+    assert write_run_plots(few, "few", tmp_path, everything=False) == []
+    assert len(list(tmp_path.glob("*.png"))) == 3
+    other = tmp_path / "other"
+    other.mkdir()
+    left_out = write_run_plots(many, "many", other, everything=False)
+    assert left_out == ["latency.png", "pressure.png"]
+    assert [path.name for path in other.iterdir()] == ["lanes.png"]
+    assert write_run_plots(many, "many", other, everything=True) == []
+
+
+def test_a_fleet_has_one_picture_and_its_slowest_replica_stands_for_all(tmp_path: Path) -> None:
+    scenario = Scenario.model_validate(
+        {
+            "name": "x",
+            "workload": {
+                "requests": [
+                    {"prompt_tokens": 9, "output_tokens": 5 + 40 * (i % 3 == 1)} for i in range(9)
+                ]
+            },
+            "engine": {"name": "mistralrs", "variant": "pr2034"},
+            "profile": "unit-step",
+            "fleet": {"replicas": 3},
+        }
+    )
+    result = run_scenario(scenario, tmp_path)
+    assert slowest(result.parts) == "replica 1"
+    assert write_run_plots({"run": result}, "x", tmp_path, everything=True) == []
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "fleet.png",
+        "lanes.png",
+        "latency.png",
+        "pressure.png",
+    }
+    figure = draw_fleet({"run": result.parts, "again": result.parts}, "x")
+    first, second, _ = figure.axes
+    assert [label.get_text() for label in first.get_yticklabels()] == list(result.parts)
+    load = np.asarray(first.images[0].get_array())
+    assert load.shape[0] == 3
+    assert np.nanmax(load) == 3.0  # three requests a replica
+    assert np.isnan(load[0, -1])  # it was done before the slowest
+    assert second.get_title(loc="left") == "again"
