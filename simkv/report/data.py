@@ -20,7 +20,7 @@ from simkv.report.lanes import sample
 from simkv.report.pressure import course
 from simkv.report.story import longest_waiting
 from simkv.report.style import by_arrival
-from simkv.why.blame import holdings
+from simkv.why.blame import Preemption, holdings
 from simkv.why.diagnosis import Diagnosis
 from simkv.why.ledger import Kind, Tile, pauses, wasted
 
@@ -132,10 +132,7 @@ def arrows(record: Record, found: Diagnosis, ticks: Ticks, most: int) -> list[li
     place = {life.request.id: index for index, life in enumerate(by_arrival(record))}
     every = found.preemptions
     step = max(math.ceil(len(every) / max(most, 1)), 1)
-    return [
-        [ticks(p.at), place[p.victim], -1 if p.by is None else place[p.by], p.why, p.tokens]
-        for p in every[::step]
-    ]
+    return [[ticks(p.at), place[p.victim], _sake(p, place), p.why, p.tokens] for p in every[::step]]
 
 
 def owners(record: Record, block_size: int, edges: Floats) -> dict[str, Any]:
@@ -247,3 +244,8 @@ def shares(wanted: Sequence[int], most: int) -> list[int]:
         granted[i] = min(wanted[i], left // (len(open_) - done))
         left -= granted[i]
     return granted
+
+
+def _sake(taken: Preemption, place: Mapping[int, int]) -> int:
+    """The place of whom a preemption was for; -1 if for nobody, or for all others."""
+    return -1 if taken.by is None or taken.by == taken.victim else place[taken.by]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -122,9 +122,11 @@ def whatif_parts(found: WhatIf, everything: bool = False) -> Iterator[Renderable
     if more := len(effects) - len(shown):
         yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
     if same := found.judged("changes nothing"):
-        yield f"Changes nothing: {_fields(effect.change for effect in same)}"
+        at_work = {effect.change.field for effect in effects}
+        yield f"Changes nothing: {_fields((effect.change for effect in same), at_work)}"
     if found.refused:
-        yield f"Not allowed: {_fields(change for change, _ in found.refused)}"
+        allowed = {effect.change.field for effect in found.effects}
+        yield f"Not allowed: {_fields((change for change, _ in found.refused), allowed)}"
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
@@ -140,13 +142,15 @@ def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
     return kept
 
 
-def _fields(changes: Iterable[Change]) -> str:
-    return ", ".join(
-        dict.fromkeys(
-            f"variant {change.after}" if change.kind == "variant" else change.field
-            for change in changes
-        )
-    )
+def _fields(changes: Iterable[Change], others: Collection[str]) -> str:
+    """The fields of the changes; of those of ``others``, which do more at another value, which."""
+
+    def said(change: Change) -> str:
+        if change.kind == "variant":
+            return f"variant {change.after}"
+        return str(change) if change.field in others else change.field
+
+    return ", ".join(dict.fromkeys(map(said, changes)))
 
 
 def _columns(rows: Sequence[Figures | None], figure: str | None) -> list[Column]:

@@ -135,12 +135,16 @@ def _mean_ratio(both: list[tuple[Ending, Ending]]) -> float:
 def _judge(base: Figures, figures: Figures, ratio: float, by: str | None) -> Judgement:
     if figures == base:
         return "changes nothing"
+    moved = _fail_otherwise(base, figures)
     if by is not None:
-        return _compare(figures[by], base[by], more_is_better=REGISTRY[by].more_is_better)
+        found = _compare(figures[by], base[by], more_is_better=REGISTRY[by].more_is_better)
+        return "changes little" if moved and found == "helps" and by in FAILURES else found
     if base.verdict != "served" and figures.verdict == "served":
         return "fixes"
     if figures["finished"] != base["finished"]:
         return "helps" if figures["finished"] > base["finished"] else "hurts"
+    if moved:  # those that finish are faster, perhaps, for others were turned away
+        return "changes little"
     by_latency = _compare(ratio, 1.0)
     if by_latency != "changes little" or base["finished"] < base["requests"]:
         return by_latency  # where some fail, fewer preemptions may only mean an earlier death
@@ -148,6 +152,13 @@ def _judge(base: Figures, figures: Figures, ratio: float, by: str | None) -> Jud
     if by_stall != "changes little":
         return by_stall
     return _compare(figures["preemptions"], base["preemptions"], share=STALL)
+
+
+def _fail_otherwise(base: Figures, figures: Figures) -> bool:
+    """Whether no more finish, and some of those that do not fail in another way than they did."""
+    if figures["finished"] > base["finished"]:
+        return False
+    return any(figures[name] > base[name] for name in FAILURES)
 
 
 def _compare(

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simkv.core.outcome import FAILURES
 from simkv.measure.simulate import run_scenario
-from simkv.report.whatif_tables import whatif_json
+from simkv.report.whatif_tables import whatif_json, whatif_parts
 from simkv.scenario.load import load
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
@@ -19,8 +20,8 @@ from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES
 from simkv.search.fields import with_knobs
 from simkv.search.jobs import Job
 from simkv.search.whatif.changes import Change, changes
-from simkv.search.whatif.evaluate import Evaluator, evaluate, trial
-from simkv.search.whatif.whatif import Effect, WhatIf, whatif
+from simkv.search.whatif.evaluate import Ending, Evaluator, Figures, evaluate, trial
+from simkv.search.whatif.whatif import Effect, WhatIf, _judge, whatif
 from tests.laws.scenarios import ENGINES, scenarios
 from tests.search.whatif.cases import overload, queue_loop, scenario, six
 
@@ -230,3 +231,49 @@ def test_a_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None
         return result.summary["verdict"], told
 
     assert run(True) == run(False)
+
+
+# Consistent
+
+
+def ended(finished: int, outcome: str, faster: float = 1.0) -> Figures:
+    """Figures of ten requests of which those that did not finish ended otherwise."""
+    failed = dict.fromkeys((str(name) for name in FAILURES), 0.0) | {outcome: 10.0 - finished}
+    values = {"requests": 10.0, "finished": float(finished), **failed, "longest_stall_s": 0.0}
+    endings = tuple(
+        Ending(i, "finished" if i < finished else outcome, faster * 5 if i < finished else None)
+        for i in range(10)
+    )
+    return Figures(outcome, "", {**values, "preemptions": 0.0, "e2e_ms.mean": 5.0}, endings)
+
+
+def test_to_be_rejected_in_place_of_starving_is_no_help() -> None:
+    base = ended(4, "starved")
+    for by in (None, "starved"):
+        judged = [
+            _judge(base, other, 0.5, by)
+            for other in (ended(4, "rejected", 0.5), ended(3, "rejected"), ended(6, "rejected"))
+        ]
+        assert judged[0] == "changes little"
+        assert judged[1] != "helps"
+        assert judged[2] == "helps"
+    assert _judge(base, ended(4, "starved", 0.5), 0.5, None) == "helps"
+
+
+def test_a_field_is_not_said_to_change_nothing_where_another_value_does() -> None:
+    """A knob that hurts when halved and changes nothing when doubled is told with its value."""
+    engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 20}
+    rows = [{"prompt_tokens": 16, "output_tokens": 8} for _ in range(4)]
+    found = ask(scenario({**engine, "max_num_seqs": 4}, rows))
+    by_field: dict[str, set[str]] = {}
+    for e in found.effects:
+        by_field.setdefault(e.change.field, set()).add(e.judgement)
+    mixed = {name for name, what in by_field.items() if "changes nothing" in what and len(what) > 1}
+    assert mixed >= {"max_num_seqs", "num_gpu_blocks"}
+    (line,) = [
+        str(part) for part in whatif_parts(found) if str(part).startswith("Changes nothing: ")
+    ]
+    names = line.removeprefix("Changes nothing: ").split(", ")
+    assert not mixed & set(names)
+    for name in mixed - {"variant"}:
+        assert any(one.startswith(f"{name}: ") for one in names)
