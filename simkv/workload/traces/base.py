@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from simkv.workload.rows import Rows
 from simkv.workload.source import Source
@@ -25,10 +25,26 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a request took, in ms; NaN what was not measured. With ``queue_ms`` TTFT and E2E count
+    from when the engine core had it, else from when the client sent it."""
+
+    ttft_ms: float
+    tpot_ms: float
+    e2e_ms: float
+    queue_ms: float | None
+
+
+@dataclass(frozen=True)
 class Format:
-    """A kind of trace: how it is known by its beginning, and how its rows are read."""
+    """A kind of trace: how it is known by its beginning, and how its rows are read.
+
+    ``measured`` reads what a request took from its record, where the format says that; it raises
+    ValueError as ``column: what would be right; found …``.
+    """
 
     name: str
     what: str
     known: Callable[[Head], bool]
     rows: Callable[[Source], Iterator[Rows]]
+    measured: Callable[[dict[str, Any]], Measured] | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from simkv.core.errors import InputError, nearest
 from simkv.workload.source import open_binary
+from simkv.workload.traces.aiperf import AIPERF
 from simkv.workload.traces.azure import AZURE
 from simkv.workload.traces.base import Format, Head
 from simkv.workload.traces.bench import BENCH
@@ -36,6 +37,7 @@ FORMATS = (
     VIDUR_OLD,
     LLMSERVINGSIM,
     CAPTURE,
+    AIPERF,
     BLIS,
     SPLITWISE,
     BENCH,
@@ -49,7 +51,7 @@ EMPTY_GZIP = 20
 _KEY = re.compile(r'"([A-Za-z_][A-Za-z0-9_ ]*)"\s*:')
 _YAML_KEY = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
 #: Files that stand for the folder that they lie in.
-_INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv")
+_INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv", "profile_export.jsonl")
 
 
 def find_format(

@@ -26,7 +26,7 @@ from simkv.workload.source import (
     json_whole,
     served,
 )
-from simkv.workload.traces.base import Format, Head
+from simkv.workload.traces.base import Format, Head, Measured
 
 #: vLLM's usual block size.
 BLOCK = 16
@@ -136,6 +136,20 @@ def _capture_rows(source: Source) -> Iterator[Rows]:
             yield served(source, rows, some.lines)
 
 
+def _capture_measured(record: dict[str, Any]) -> Measured:
+    names = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+    queued, scheduled, first, last = (json_time(record, name) for name in names)
+    if not queued <= scheduled <= first <= last:
+        raise ValueError(f"{', '.join(names)}: should not fall; {found(record['last_token_ts'])}")
+    steps = max(int(record["output_toks"]) - 1, 1)
+    return Measured(
+        1e3 * (first - queued),
+        1e3 * (last - first) / steps,
+        1e3 * (last - queued),
+        1e3 * (scheduled - queued),
+    )
+
+
 def _capture_known(head: Head) -> bool:
     return head.kind == "json" and head.has("input_toks", "output_toks", "arrival_time")
 
@@ -148,4 +162,5 @@ CAPTURE = Format(
     "LLMServingSim's captures of vLLM, requests.jsonl (JSON lines)",
     _capture_known,
     _capture_rows,
+    _capture_measured,
 )

@@ -498,3 +498,25 @@ def test_a_run_with_anothers_costs_is_as_good_as_with_its_own_if_they_are_the_sa
         ("twin", "made-up"),
     ]
     assert found[0].score.figures == own.figures
+
+
+def test_what_a_benchmark_wrote_of_each_request_is_a_case(made_up: Path, tmp_path: Path) -> None:
+    from tests.workload.test_trace_measured import aiperf, lines
+
+    table = pd.read_csv(made_up / "requests.csv")
+    records = []
+    for row in table.to_dict("records"):
+        record = aiperf(row["arrival_s"], row["prompt_tokens"], row["output_tokens"])
+        record["metrics"]["time_to_first_token"]["value"] = row["ttft_ms"]
+        record["metrics"]["request_latency"]["value"] = row["e2e_ms"]
+        record["metrics"]["inter_token_latency"] = {"value": row["tpot_ms"], "unit": "ms"}
+        records.append(record)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "case.json").write_text((made_up / "case.json").read_text())
+    lines(raw / "profile_export.jsonl", records)
+    case = read_case(raw)
+    assert not case.from_queue
+    found = judge(case, profile(), *engine_of(case))
+    for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        assert abs(found.figure(metric, "mean").error_pct) < 1e-6

@@ -1,7 +1,8 @@
 """A recorded run: its engine, its requests, and what each of them took.
 
 A folder with ``case.json`` (engine, model, GPU, where it comes from), ``requests.csv`` (a row per
-request in order of arrival, times in ms) and, where prompts share beginnings, their blocks; see
+request in order of arrival, times in ms; or LLMServingSim's ``requests.jsonl``, or aiperf's
+``profile_export.jsonl``) and, where prompts share beginnings, their blocks; see
 ``workload.formats.case``. What was not recorded is null.
 """
 
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from simkv.core.errors import InputError
 from simkv.costs.hardware.links import HostLink, find_link
 from simkv.costs.sources.files import Kind, Rows, find_table, read_table
+from simkv.workload.traces.measured import read_measured
 
 #: Requests of this stage calibrate; they are never scored.
 CALIBRATES = "sync"
@@ -28,6 +30,8 @@ _NEEDED: dict[str, Kind] = {
     "ttft_ms": "number",
     "e2e_ms": "number",
 }
+#: Requests as a benchmark writes them, where there is no requests.csv.
+RAW = ("requests.jsonl", "profile_export.jsonl")
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
 
@@ -195,20 +199,35 @@ def read_case(folder: Path) -> Case:
         raise InputError(f"{path}: {where or 'all'}: {first['msg'].lower()}{found}") from error
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON: {error}") from error
-    table = find_table(folder, "requests")
-    read_table(table, _NEEDED)
-    requests = pd.read_csv(table).sort_values("arrival_s", kind="stable", ignore_index=True)
+    table, requests = _requests(folder)
     for name in METRICS:
-        if name in requests:
-            read_table(table, {name: "number"}, _filled(name))
-        else:
+        if name not in requests:
             requests[name] = float("nan")
+        elif table.name.startswith("requests.csv"):
+            read_table(table, {name: "number"}, _filled(name))
     scored = pd.Series(True, index=requests.index)
     if "stage" in requests:
         scored = requests["stage"] != CALIBRATES
     if not scored.any():
         raise InputError(f"{table}: stage: all rows are {CALIBRATES!r}; none is left to compare")
     return Case(folder, table, facts, requests, "queued_s" in requests, scored)
+
+
+def _requests(folder: Path) -> tuple[Path, pd.DataFrame]:
+    """The file of a case's requests, and its rows in order of arrival: ``requests.csv``, or what a
+    benchmark wrote of each request and ``workload.traces`` can read."""
+    raw = [folder / name for name in (*RAW, *(f"{name}.gz" for name in RAW))]
+    taken = next((path for path in raw if path.is_file()), None)
+    prepared = any((folder / f"requests.csv{end}").is_file() for end in ("", ".gz"))
+    if taken is not None and not prepared:
+        return taken, _in_order(read_measured(taken))
+    table = find_table(folder, "requests")
+    read_table(table, _NEEDED)
+    return table, _in_order(pd.read_csv(table))
+
+
+def _in_order(requests: pd.DataFrame) -> pd.DataFrame:
+    return requests.sort_values("arrival_s", kind="stable", ignore_index=True)
 
 
 def _filled(name: str) -> Rows:

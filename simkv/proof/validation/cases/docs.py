@@ -63,7 +63,7 @@ def _provenance(s: Score) -> list[str]:
         settings = ["the run's own", "the run's own", "not seen"]
         what = "replay at its settings, prediction of the load"
         return [s.case.name, f"{alone} requests alone in this run", *settings, what]
-    return [s.case.name, "kernel tables", "another host's", "not seen", "not seen", "prediction"]
+    return [s.case.name, "kernel tables", "its kind", "not seen", "not seen", "prediction"]
 
 
 def _table(scores: Sequence[Score]) -> str:

@@ -169,7 +169,7 @@ def _not_recorded(case: Case) -> list[str]:
     """What nobody can know of a case without its having been recorded."""
     setup, notes = case.facts.engine, []
     if setup.gpus > 1 and setup.link is None:
-        notes.append("link was not recorded: what GPUs exchange takes as long as on another host")
+        notes.append("link was not recorded: what GPUs exchange is as measured on one host")
     if setup.caches and not case.tells_prefixes:
         notes.append(
             "neither prefix_blocks.jsonl nor a column shared_prefix_tokens: prompts share nothing"
