@@ -6,10 +6,13 @@ profile of exactly this GPU, model, parallelism and formats, and the data sheet.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from simkv.core.errors import InputError
+from simkv.costs.hardware.catalog import Gpu
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.setting import EngineSetting
 from simkv.costs.operators.changed import with_constants
@@ -25,9 +28,22 @@ from simkv.costs.profile import Fit, Profile
 def profile_for(hardware: Hardware, setting: EngineSetting, tables: Sequence[Path] = ()) -> Profile:
     """The profile of an engine on some hardware; ``tables`` are folders to look into first.
 
-    Composed once for each hardware and setting.
+    Composed once for each hardware and setting. Raises InputError for a folder that there is not,
+    or in which nothing is of that GPU.
     """
+    system = system_of(hardware.gpu)
+    for folder in tables:
+        if not (folder / system).is_dir():
+            raise InputError(
+                f"hardware: tables: {folder}: nothing is of {hardware.gpu.name}; expected "
+                f"{folder}/{system}/FAMILY/BACKEND/VERSION/TABLE_perf.parquet"
+            )
     return _profile_for(_Key(hardware, setting, tuple(tables)))
+
+
+def system_of(gpu: Gpu) -> str:
+    """The folder that operator tables of a GPU are in; its name in small letters if it is new."""
+    return gpu.system or re.sub(r"[^a-z0-9]+", "_", gpu.name.lower())
 
 
 def composed(
@@ -39,12 +55,10 @@ def composed(
     """The profile from operator tables; None where no table has products of this GPU."""
     package = installed()
     roots = (*tables, *([package] if package else []))
-    if not hardware.gpu.system:
-        return None
     backend = setting.engine if setting.engine in BACKENDS else BACKENDS[0]
     store = Store(
         roots,
-        hardware.gpu.system,
+        system_of(hardware.gpu),
         backend,
         setting.release if backend == setting.engine else "9999",
     )
@@ -54,7 +68,8 @@ def composed(
     changed = constants_for(hardware, setting) if constants is None else constants
     made = compose(hardware, setting, operators, ())
     read = ", ".join(operators.versions())
-    source = [f"operator tables of aiconfigurator (Apache-2.0), {hardware.gpu.system}: {read}"]
+    whose = [*map(str, tables), *(["aiconfigurator (Apache-2.0)"] if package else [])]
+    source = [f"operator tables of {', then '.join(whose)}, {store.system}: {read}"]
     if backend != setting.engine:
         source.append(f"operators of {backend}: there are none of {setting.engine}")
     made = made.model_copy(update={"source": [*source, *made.source]})

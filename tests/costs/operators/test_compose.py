@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import Hardware, make_hardware
 from simkv.costs.hardware.interconnect import Interconnect
@@ -16,7 +18,7 @@ from simkv.costs.operators.constants import Constants, Rule
 from simkv.costs.operators.efficiency import LOADS
 from simkv.costs.operators.library import composed, estimated, profile_for
 from simkv.costs.operators.packaged import SETTING, combinations, packaged
-from simkv.costs.operators.tables import installed
+from simkv.costs.operators.tables import _read, installed
 from simkv.costs.profile import Profile, StepCost
 
 NEUTRAL = Constants()
@@ -197,3 +199,29 @@ def test_measured_points_of_the_package_are_not_opened(
     monkeypatch.syspath_prepend(tmp_path)
     assert installed() == package / "systems" / "data"
     assert composed(hardware, SETTING, constants=NEUTRAL) == expected
+
+
+def test_tables_of_ones_own_go_first_also_for_a_gpu_that_nobody_measured(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    hardware = make_hardware(find_gpu("RTX 4090"), find_architecture("Llama-3.1-8B"))
+    with pytest.raises(InputError, match="nothing is of NVIDIA GeForce RTX 4090; expected"):
+        profile_for(hardware, SETTING, [tmp_path])
+    place = tmp_path / "nvidia_geforce_rtx_4090" / "gemm" / "vllm" / "0.24.0"
+    place.mkdir(parents=True)
+    rows = [
+        {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": 1e-8 * n * k + 1e-4 * m}
+        for m in (1, 8192)
+        for n in (1024, 65536)
+        for k in (1024, 65536)
+    ]
+    pd.DataFrame(rows).to_parquet(place / "gemm_perf.parquet")
+    found = profile_for(hardware, SETTING, [tmp_path])
+    assert found.basis == "composed of measured operators"
+    assert "prefill attention: estimated from the data sheet" in found.source
+    model = hardware.architecture
+    read = model.parameters - model.vocab * model.hidden  # all but the embedding, once
+    assert seconds(found, DECODE) == pytest.approx(1e-11 * read, rel=0.1)
+    pd.DataFrame(rows).drop(columns="n").to_parquet(place / "gemm_perf.parquet")
+    _read.cache_clear()
+    with pytest.raises(InputError, match=r"a column is missing: 'n'"):
+        profile_for(hardware, replace(SETTING, release="0.24.1"), [tmp_path])

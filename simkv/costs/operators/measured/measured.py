@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from simkv.core.errors import InputError
 from simkv.costs.hardware.architecture import Gqa, Mla
 from simkv.costs.hardware.formats import find_format
 from simkv.costs.operators.curve import Curve
@@ -153,7 +154,11 @@ def _looked_up(
 ) -> tuple[Any, frozenset[Path]]:
     """What a lookup finds, and in which files; tables are large and many settings share them."""
     own = Store(store.roots, store.system, store.backend, store.release)
-    return lookup(own, *args, **dict(named)), frozenset(own.seen)
+    try:
+        return lookup(own, *args, **dict(named)), frozenset(own.seen)
+    except KeyError as error:
+        files = ", ".join(sorted(map(str, own.seen))) or "the tables"
+        raise InputError(f"{files}: a column is missing: {error}") from error
 
 
 def _weight_only(wide: Curve, ratio: float) -> Curve:
