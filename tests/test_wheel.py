@@ -21,12 +21,23 @@ workload:
 fleet: {replicas: 1, router: least_loaded}
 profile: l4-mistralrs-pr2034
 """
+#: One that says its hardware, as a new user's first one does.
+CHAT = """\
+name: chat
+engine: {name: vllm, num_gpu_blocks: auto}
+workload:
+  arrivals: {num_prompts: 20, request_rate: 2, prompt_tokens: 256, output_tokens: 32}
+hardware: {gpu: H100-SXM, model: llama-3.1-70b, weights: fp8, tp: 2}
+"""
 #: What is typed in an empty folder, and what the answer must hold.
 SESSION = {
     "zoo mistralrs-forty": "expectations of 1 incidents hold",
     "run --exit-zero queue.yaml": "queue",
     "report runs/queue --out queue.html": "",
     "plan queue.yaml --smallest fleet.replicas=1..3 --slo unserved<=0": "fleet.replicas",
+    "profiles llama 70b": "meta-llama/Llama-3.1-70B",
+    "plan chat.yaml --smallest fleet.replicas=1..3 --slo unserved<=0 --repeats 1 --no-cliff "
+    "--over hardware.gpu=H100-SXM,L40S": "hardware.gpu=L40S: fleet.replicas = 1, 2 GPUs",
     "blocks --model Llama-3.1-8B --gpu RTX-4090": "num_gpu_blocks: ",
 }
 
@@ -55,6 +66,7 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "queue.yaml").write_text(QUEUE)
+    (home / "chat.yaml").write_text(CHAT)
     for line, answer in SESSION.items():
         ran = call(programs / "simkv", *line.split(), folder=home)
         assert ran.returncode == 0, f"simkv {line}\n{ran.stdout}\n{ran.stderr}"

@@ -6,16 +6,18 @@ engine: {name: vllm, num_gpu_blocks: auto}
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from simkv.core.engine import EngineSpec
+from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
 from simkv.core.scheduler import MOST_BLOCKS
 from simkv.costs.hardware.blocks import kv_room
 from simkv.costs.hardware.setting import setting_of
+from simkv.scenario.engine import AnyEngine
 from simkv.scenario.hardware import HardwareSection, hardware_of
 from simkv.scenario.merge import merge
 from simkv.schedulers.registry import ENGINES
@@ -76,6 +78,11 @@ def _asks(engine: Any) -> EngineSpec | None:
     return spec if spec and engine.get(spec.memory) == AUTO else None
 
 
+@lru_cache(maxsize=1)
+def _checked() -> TypeAdapter[EngineConfig]:
+    return TypeAdapter(AnyEngine)
+
+
 def _size(
     spec: EngineSpec,
     engine: dict[str, Any],
@@ -92,9 +99,9 @@ def _size(
         fits_all *= page if isinstance(page, int) else 1
     try:
         section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
-        setting = setting_of(spec.config(**{**engine, spec.memory: fits_all}))
+        setting = setting_of(_checked().validate_python({**engine, spec.memory: fits_all}))
         hardware = hardware_of(section)
-    except (ValidationError, InputError, TypeError, ValueError, KeyError):
+    except (ValidationError, InputError):
         return fits_all
     room = kv_room(hardware, setting)
     if room.num_gpu_blocks < 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from simkv.core.errors import InputError
 from simkv.costs.hardware.architecture import Architecture
@@ -58,7 +58,13 @@ class HardwareSection(Section):
     """Format of the weights of the experts, if another."""
     kv: KvFormatName | None = None
     """Format of the KV cache; left out, bf16."""
-    interconnect: Literal["NVLink", "PCIe"] | Link | None = None
+    interconnect: (
+        Annotated[
+            Annotated[Literal["NVLink", "PCIe"], Tag("name")] | Annotated[Link, Tag("measured")],
+            Discriminator(lambda value: "measured" if isinstance(value, dict | Link) else "name"),
+        ]
+        | None
+    ) = None
     """What joins the GPUs; left out, what the data sheet has. Or what was measured on the host."""
     gpus_per_node: Gpus | None = None
     """GPUs in a node; left out, as usual for the GPU."""
