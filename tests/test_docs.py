@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from simkv.cli import app
+from simkv.cli.plan import take_options
+from simkv.measure.expect import check
 from simkv.measure.simulate import run_file
 from tests.conftest import ROOT
 from tests.test_walks import PAGES as WALKS
@@ -43,12 +48,50 @@ def test_the_readme_has_examples() -> None:
 
 
 @pytest.mark.parametrize(("language", "text"), examples("yaml"))
-def test_a_scenario_of_the_documentation_runs(tmp_path: Path, language: str, text: str) -> None:
+def test_a_scenario_of_the_documentation_shows_something(
+    tmp_path: Path, language: str, text: str
+) -> None:
+    """It runs, comes out as it expects, costs real seconds, and no variant of it is idle."""
     if not re.search(r"^name:", text, re.MULTILINE):
         pytest.skip("a part of a scenario only")
     (tmp_path / "s.yaml").write_text(text)
-    for result in run_file(tmp_path / "s.yaml").values():
-        assert result.summary["requests"] > 0
+    results = run_file(tmp_path / "s.yaml")
+    assert [str(one) for one in check(results) if not one.ok] == []
+    assert "unit-step" not in text
+    outcomes = [
+        {name: value for name, value in result.summary.items() if name not in ("notes", "fidelity")}
+        for result in results.values()
+    ]
+    for place, one in enumerate(outcomes):
+        assert one["requests"] > 0
+        assert one not in outcomes[:place], f"{list(results)[place]} changes nothing"
+
+
+def commands(text: str) -> list[list[str]]:
+    """The calls of simkv in a shell example, word by word."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [
+        shlex.split(line.removeprefix("$ "), comments=True)
+        for line in lines
+        if line.removeprefix("$ ").startswith("simkv ")
+    ]
+
+
+@pytest.mark.parametrize(("language", "text"), examples("sh"))
+def test_a_command_of_the_documentation_is_one(language: str, text: str) -> None:
+    """Its options and sub-commands are there; how-tos are walked through by test_walks."""
+    take_options(all_of_them=True)
+    for words in commands(text):
+        group = get_command(app)
+        names = iter(words[1:])
+        while hasattr(group, "commands"):
+            name = next(names)
+            if name not in group.commands and "case" in group.commands:
+                break
+            group = group.commands[name]
+        known = {option for one in group.params for option in (*one.opts, *one.secondary_opts)}
+        used = {word.partition("=")[0] for word in names if word.startswith("--")}
+        assert used <= known | {"--help"}, " ".join(words)
 
 
 @pytest.mark.parametrize(("language", "text"), examples("python"))
