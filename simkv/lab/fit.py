@@ -3,7 +3,8 @@
     step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
          + what a whole step costs beyond its parts, alone and in service + host
 
-``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles.
+``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles;
+a size that was not measured lies on the straight line between its neighbours.
 Attention is a straight line over what it reads: tokens of context and rows for decodes, pairs of
 tokens for prefills. All are fitted to relative errors, with no negative coefficient.
 """
@@ -23,6 +24,7 @@ from simkv.costs.erring import kind_of
 from simkv.costs.error import by_kind
 from simkv.costs.load import Load
 from simkv.costs.profile import Feature, Fit, Piece, Profile, StepCost, StepError, Term, When
+from simkv.lab.buckets import decode_bucket, token_bucket
 from simkv.lab.campaign import Measurement
 
 Floats = npt.NDArray[np.float64]
@@ -120,13 +122,13 @@ def fit_profile(
             name="all but attention, decodes",
             feature="decode_seqs",
             when="pure decode",
-            pieces=_stairs(decoding),
+            pieces=_stairs(decoding, decode_bucket),
         ),
         Term(
             name="all but attention, prefills",
             feature="tokens",
             when="prefill",
-            pieces=_stairs(prefilling),
+            pieces=_stairs(prefilling, token_bucket),
         ),
         *_lines("decode attention", "decode", parts["decode"], ["decode_context", "decode_seqs"]),
         *_lines(
@@ -249,12 +251,20 @@ def _copies(name: str, feature: Feature, points: Sequence[Measured]) -> list[Ter
     return [Term(name=name, feature=feature, pieces=pieces)]
 
 
-def _stairs(points: Sequence[Measured]) -> list[Piece]:
-    """A step function over the padded sizes; beyond the largest, in proportion to it."""
+def _stairs(points: Sequence[Measured], padded: Callable[[int], int]) -> list[Piece]:
+    """A step function over all sizes that ``padded`` gives, straight lines between measured ones.
+
+    Few sizes above the largest CUDA graph are measured, and a short campaign leaves out some below
+    it; steps are padded there, too. Beyond the largest, in proportion to it.
+    """
     by_size = {p.slots: p.seconds for p in points}
-    sizes = sorted(by_size)
-    pieces = [Piece(up_to=size, base=by_size[size]) for size in sizes]
-    return [*pieces, Piece(base=0.0, slope=by_size[sizes[-1]] / sizes[-1])]
+    measured = sorted(by_size)
+    sizes = [measured[0]]
+    while sizes[-1] < measured[-1]:
+        sizes.append(padded(sizes[-1] + 1))
+    heights = np.interp(sizes, measured, [by_size[size] for size in measured])
+    pieces = [Piece(up_to=s, base=float(h)) for s, h in zip(sizes, heights, strict=True)]
+    return [*pieces, Piece(base=0.0, slope=by_size[measured[-1]] / measured[-1])]
 
 
 def _lines(

@@ -98,7 +98,7 @@ def sentinel(limits: Limits) -> Probe:
 
 
 def _rest(limits: Limits) -> list[Probe]:
-    """Every size that has a graph; and twice the largest ones without."""
+    """Every size that has a graph; and some of those without, for the straight lines up there."""
     sizes = graph_sizes(limits.decodes, limits.tokens)
     decodes = [Probe("rest", (0,) * size.decodes) for size in sizes if not size.prefills]
     prefills = [
@@ -106,9 +106,9 @@ def _rest(limits: Limits) -> list[Probe]:
         for size in sizes
         if size.prefills and not size.decodes
     ]
-    large = [Probe("rest", (), ((t, 0),)) for t in (4096, 8192, 16384) if t <= limits.tokens]
+    large = [Probe("rest", (), ((t, 0),)) for t in (4096, 8192, 6144, 16384) if t <= limits.tokens]
     mixed = [Probe("rest", (0,), ((max(point.prefills[0][0] - 1, 2), 0),)) for point in prefills]
-    coarse = [*_coarse_first(decodes), *large]
+    coarse = [*large[:2], *_coarse_first(decodes), *large[2:]]  # between those lie lines only
     return [p for two in _in_turn(coarse, _coarse_first(prefills)) for p in two] + _coarse_first(
         mixed
     )[:6]

@@ -15,7 +15,7 @@ from simkv.core.blocks import BlockPool
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Row, blocks_for
 from simkv.costs.hardware.shapes import ModelShape
-from simkv.lab.pool import HostBlocks, swap_in, swap_out
+from simkv.lab.pool import HostBlocks, KVPool, swap_in, swap_out
 from simkv.lab.runner import Runner, RunnerConfig
 
 
@@ -37,7 +37,10 @@ class Live:
 
 
 class RandomServer:
-    """Serves ``requests`` random requests to their end, in any order; see ``run``."""
+    """Serves ``requests`` random requests to their end, in any order; see ``run``.
+
+    With ``poison`` off blocks keep what was in them, so that it can be compared in the end.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class RandomServer:
         graph_tokens: int = 64,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        poison: bool = True,
     ) -> None:
         self.random = np.random.default_rng(seed)
         self.block_size = block_size
@@ -70,6 +74,8 @@ class RandomServer:
         self.host_free = list(range(num_blocks))
         self.live = [self._request(i) for i in range(requests)]
         self.seen: dict[str, int] = {}
+        self.poison = poison
+        self.runner.pool.blocks.zero_()
         self._poison_free()
 
     def _request(self, i: int) -> Live:
@@ -184,8 +190,16 @@ class RandomServer:
     def _poison_free(self) -> None:
         """What nobody holds is not a number; whoever reads it will not be one either."""
         for block in range(1, self.pool.num_blocks + 1):
-            if self.pool.is_free(block):
+            if self.poison and self.pool.is_free(block):
                 self.runner.pool.blocks[block] = torch.nan
 
     def _count(self, what: str) -> None:
         self.seen[what] = self.seen.get(what, 0) + 1
+
+
+def same_kv(a: KVPool, b: KVPool) -> bool:
+    """Whether two pools hold the same numbers to the last bit, and something at all.
+
+    The null block is left out: padding rows write there what they found in memory of nobody.
+    """
+    return torch.equal(a.blocks[1:], b.blocks[1:]) and bool(a.blocks[1:].any())

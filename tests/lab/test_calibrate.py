@@ -23,6 +23,7 @@ from simkv.lab.inputs import StepSize
 from simkv.lab.probes import SMALL, Limits, Probe, plan, sentinel
 
 HOST = Host(1e-4, 1e-6, 5e-5)
+LARGE = Limits()
 
 
 @pytest.mark.parametrize("limits", [SMALL, Limits(), Limits(decodes=64, kv_tokens=30_000)], ids=str)
@@ -104,6 +105,29 @@ def test_fit_finds_what_is_there(tmp_path):
     host = HOST.step_s + 3 * HOST.sequence_s
     point = Probe("step", (70, 80, 90), ((40, 30),))
     assert cost(point.load) == pytest.approx(truth(point) + host, rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_sizes_between_those_measured(tmp_path, share):
+    """Products padded to 128 tokens, in waves of 1,024 that no term names; no size in between is
+    measured above the largest graph, and of a short campaign few below it."""
+
+    def truth(tokens: int) -> float:
+        slots = step_size(0, 1, tokens, LARGE.decodes).tokens
+        return 6e-3 + 2.3e-5 * slots + 4e-4 * ((-slots) % 1024) / 1024
+
+    def stand(point: Probe) -> float:
+        return truth(point.load.prefill_tokens + point.load.decode_seqs)
+
+    points = plan(LARGE)
+    parts = [[p for p in points if p.part == part] for part in ("rest", "decode", "prefill")]
+    kept = [p for part in parts for p in part[: int(share * len(part))]]
+    samples = measure(FakeStand(stand), kept, tmp_path / "s.csv", 1e9, repeats=1, passes=1)
+    profile = fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
+    rest = next(t for t in profile.terms if t.name == "all but attention, prefills")
+    cost = StepCost(profile.model_copy(update={"terms": [rest]}))
+    for tokens in (300, 1500, 2816, 2900, 3500, 4200, 5000, 6500, 8000, 8192):
+        assert cost(Load(1, tokens, 0, 0, 0)) == pytest.approx(truth(tokens), rel=0.03)
 
 
 def test_what_serving_adds_is_found_and_told_apart(tmp_path):

@@ -7,6 +7,7 @@ import torch
 
 from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.pool import KVPool, SwapSpace
+from tests.lab.driver import RandomServer, same_kv
 
 
 @pytest.fixture
@@ -40,3 +41,23 @@ def test_there_is_only_so_much_room(pool):
     space.out(1, [3, 4])
     space.clear()
     space.out(2, [1, 2, 3])
+
+
+def test_pools_are_compared_without_what_padding_rows_leave():
+    """As the test of graphs does on a GPU, where such rows carry what lay in memory."""
+    pools = []
+    for graph_tokens in (64, 0):
+        server = RandomServer(
+            4, MODELS["tiny"], block_size=4, graph_tokens=graph_tokens, poison=False
+        )
+        server.run()
+        pools.append(server.runner.pool)
+    a, b = pools
+    b.blocks[0].normal_()
+    assert same_kv(a, b)
+    used = b.blocks[1:].nonzero()[0]
+    b.blocks[1:][tuple(used)] *= 1 + 1e-6
+    assert not same_kv(a, b)
+    for empty in pools:
+        empty.blocks[1:] = 0.0
+    assert not same_kv(a, b)  # nothing was compared
