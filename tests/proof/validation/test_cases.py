@@ -520,3 +520,33 @@ def test_what_a_benchmark_wrote_of_each_request_is_a_case(made_up: Path, tmp_pat
     found = judge(case, profile(), *engine_of(case))
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
         assert abs(found.figure(metric, "mean").error_pct) < 1e-6
+
+
+def test_prefixes_beside_what_a_benchmark_wrote_are_said_not_to_count(
+    made_up: Path, tmp_path: Path
+) -> None:
+    from tests.workload.test_trace_measured import aiperf, lines
+
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "case.json").write_text((made_up / "case.json").read_text())
+    (raw / "prefix_blocks.jsonl").write_text('{"id": 0, "hash_ids": [0]}\n')
+    lines(raw / "profile_export.jsonl", [aiperf(0.0, 50, 5), aiperf(0.1, 50, 5)])
+    assert any("prompts share nothing" in note for note in engine_of(read_case(raw))[1])
+
+
+def test_clients_in_a_closed_loop_send_when_they_have_an_answer(made_up: Path) -> None:
+    facts = json.loads((made_up / "case.json").read_text())
+    (made_up / "case.json").write_text(json.dumps({**facts, "max_concurrency": 1}))
+    case = read_case(made_up)
+    one = replay(case, profile(), *engine_of(case))
+    # One at a time nobody waits, and the run is as long as all of them together.
+    assert one.requests["queue_ms"].max() == pytest.approx(0.0, abs=1e-3)
+    total = (one.requests["e2e_ms"] - 2.0).sum() / 1e3
+    assert one.makespan_s == pytest.approx(total, rel=0.01)
+    (made_up / "case.json").write_text(json.dumps({**facts, "max_concurrency": 4}))
+    four = read_case(made_up)
+    assert replay(four, profile(), *engine_of(four)).makespan_s < 0.6 * one.makespan_s
+    (made_up / "case.json").write_text(json.dumps({**facts, "max_concurrency": 0}))
+    with pytest.raises(InputError, match=r"case.json: max_concurrency: .*greater than 0"):
+        read_case(made_up)

@@ -127,7 +127,11 @@ class Origin(_Facts):
 
 
 class Facts(_Facts):
-    """``case.json``."""
+    """``case.json``.
+
+    ``max_concurrency`` is that of clients in a closed loop: a request was sent when another had
+    its answer, so the recorded arrivals tell the order only. None: they arrived when they did.
+    """
 
     name: str
     model: str
@@ -137,6 +141,7 @@ class Facts(_Facts):
     preemptions: int | None = None
     origin_simulator: Origin = Origin()
     calibration: list[str] = []
+    max_concurrency: int | None = Field(None, gt=0)
     workload: dict[str, Any] = {}
 
 
@@ -169,6 +174,8 @@ class Case:
     @property
     def tells_prefixes(self) -> bool:
         """Whether the record says which prompts begin alike."""
+        if not self.table.name.startswith("requests.csv"):
+            return False
         there = any((self.folder / f"prefix_blocks.jsonl{end}").is_file() for end in ("", ".gz"))
         return there or "shared_prefix_tokens" in self.requests
 

@@ -81,7 +81,12 @@ def replay(
         executor = changed(executors[-1]) if changed else executors[-1]
         return Engine(env, build(config), executor, rank=rank)
 
-    record = serve(_server(case, make), Clients(sent), None)
+    if case.facts.max_concurrency is not None:
+        # All are there from the start and wait in the client for their turn.
+        start = min(request.arrival for request in sent)
+        sent = [replace(request, arrival=start) for request in sent]
+    clients = Clients(sent, max_concurrency=case.facts.max_concurrency)
+    record = serve(_server(case, make), clients, None)
     lives = [record.lives[request.id] for request in sent]
     _check(case, lives)
     shift = 0.0 if case.from_queue else profile.front_s
