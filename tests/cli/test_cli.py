@@ -140,7 +140,7 @@ def test_the_pictures_are_drawn(simkv: Simkv) -> None:
 
 
 def test_what_was_published_stands_beside_what_was_simulated(simkv: Simkv) -> None:
-    out = simkv("run", ROOT / "scenarios" / "mistralrs-forty.yaml", "--no-plots").out
+    out = simkv("run", ROOT / "scenarios" / "mistralrs-forty.yaml", "--no-plots", "--full").out
     table = out[out.index("Published beside simulated") :]
     makespan = next(line for line in table.splitlines() if "makespan_s" in line)
     assert makespan.split()[0] == "after"
