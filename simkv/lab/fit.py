@@ -6,7 +6,8 @@
 ``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles;
 a size that was not measured lies on the straight line between its neighbours.
 Attention is a straight line over what it reads: tokens of context and rows for decodes, pairs of
-tokens for prefills. All are fitted to relative errors, with no negative coefficient.
+tokens for prefills. These are fitted to relative errors, with no negative coefficient; what a whole
+step differs by from its parts has a sign, since the parts measured alone may be too dear.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from simkv.lab.buckets import decode_bucket, token_bucket
 from simkv.lab.campaign import Measurement
 
 Floats = npt.NDArray[np.float64]
+#: The kinds of steps whose constants are told apart, and whether they have prefills.
+KINDS: tuple[tuple[When, bool], ...] = (("pure decode", False), ("prefill", True))
 
 
 class Host(NamedTuple):
@@ -139,12 +142,7 @@ def fit_profile(
         ),
         *_copies("swap out", "swap_out_blocks", parts.get("swap out", [])),
         *_copies("swap in", "swap_in_blocks", parts.get("swap in", [])),
-        Term(
-            name="more rows to sample",
-            feature="steps",
-            when="mixed",
-            seconds=_mixed_extra(both, prefilling),
-        ),
+        _constant("more rows to sample", _mixed_extra(both, prefilling), "mixed"),
         Term(name="host, per step", feature="steps", seconds=host.step_s),
         Term(
             name="host, per sequence that decodes", feature="decode_seqs", seconds=host.sequence_s
@@ -191,16 +189,14 @@ def fit_profile(
 def _in_service(cost: Callable[[Load], float], real: Sequence[RealStep]) -> list[Term]:
     """What steps of a real run take on the device beyond those measured alone, by kind."""
     terms = []
-    kinds: tuple[tuple[When, bool], ...] = (("pure decode", False), ("prefill", True))
-    for when, prefills in kinds:
+    for when, prefills in KINDS:
         beyond = [
             step.device_s - cost(step.load)
             for step in real
             if bool(step.load.prefill_seqs) is prefills
         ]
         if beyond:
-            seconds = max(median(beyond), 0.0)
-            terms.append(Term(name=f"service, {when}", feature="steps", when=when, seconds=seconds))
+            terms.append(_constant(f"service, {when}", median(beyond), when))
     return terms
 
 
@@ -211,12 +207,24 @@ def halves(steps: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
 
 
 def _residual(profile: Profile, steps: Sequence[Measured]) -> list[Term]:
-    """What whole steps cost beyond the sum of their parts: a constant, if they cost more."""
+    """What whole steps cost beyond the sum of their parts, or less, by kind."""
     if not steps:
         return []
     cost = StepCost(_on_device(profile))
-    beyond = median(step.seconds - cost(step.load) for step in steps)
-    return [Term(name="whole steps beyond their parts", feature="steps", seconds=max(beyond, 0.0))]
+    beyond = {
+        when: [s.seconds - cost(s.load) for s in steps if bool(s.load.prefill_seqs) is prefills]
+        for when, prefills in KINDS
+    }
+    return [
+        _constant(f"whole steps beyond their parts, {when}", median(found), when)
+        for when, found in beyond.items()
+        if found
+    ]
+
+
+def _constant(name: str, seconds: float, when: When) -> Term:
+    """So many seconds a step, which may be less than none."""
+    return Term(name=name, feature="steps", when=when, pieces=[Piece(base=seconds)])
 
 
 def errors(
@@ -294,10 +302,10 @@ def _value(load: Load, feature: Feature) -> float:
 
 
 def _mixed_extra(both: Sequence[Measured], prefilling: Sequence[Measured]) -> float:
-    """What the same token slots cost more with rows that decode among them; at least 0."""
+    """What the same token slots cost more with rows that decode among them, or less."""
     alone = {p.slots: p.seconds for p in prefilling}
     extra = [p.seconds - alone[p.slots] for p in both if p.slots in alone]
-    return max(median(extra), 0.0) if extra else 0.0
+    return median(extra) if extra else 0.0
 
 
 def _range(points: Sequence[Measured]) -> dict[Feature, tuple[float, float]]:

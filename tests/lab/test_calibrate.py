@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.load import Load
-from simkv.costs.profile import StepCost, load_profile
+from simkv.costs.profile import Profile, StepCost, load_profile
 from simkv.lab import campaign
 from simkv.lab.buckets import step_size
 from simkv.lab.calibrate import host_of
@@ -130,6 +130,30 @@ def test_sizes_between_those_measured(tmp_path, share):
         assert cost(Load(1, tokens, 0, 0, 0)) == pytest.approx(truth(tokens), rel=0.03)
 
 
+@pytest.mark.parametrize("saved", [3e-4, -3e-4], ids=["cheaper", "dearer"])
+def test_whole_steps_may_be_cheaper_than_their_parts(tmp_path, saved):
+    """About 3 % here: what a kernel launched after another does not wait for."""
+
+    def truth(point: Probe) -> float:
+        parts = {"rest": 8e-3, "decode": 1e-3, "prefill": 2e-3}
+        load = point.load
+        whole = parts["rest"] + 1e-3 * bool(load.decode_seqs) + 2e-3 * bool(load.prefill_seqs)
+        return parts.get(point.part, whole - saved)
+
+    samples = measure(FakeStand(truth), plan(SMALL), tmp_path / "s.csv", 1e9, repeats=1)
+    profile = fit_profile(samples, HOST, name="x", model="m", gpu="g", source=[])
+    assert profile.fit.held_out["all"].points > 20
+    assert profile.fit.held_out["all"].p95 < 2e-3
+    real = [
+        RealStep(load, 1.0, StepCost(profile)(load) - HOST.step_s - HOST.sequence_s * 4 - saved)
+        for load in [Load(0, 0, 0, 4, 300)] * 8
+    ]
+    served = fit_profile(samples, HOST, real, name="x", model="m", gpu="g", source=[])
+    load = real[0].load
+    assert StepCost(served)(load) == pytest.approx(StepCost(profile)(load) - saved, rel=1e-9)
+    assert Profile.model_validate_json(served.model_dump_json()) == served
+
+
 def test_what_serving_adds_is_found_and_told_apart(tmp_path):
     """Steps of a real run that cost more than their parts: half of them is fitted to."""
     samples = measure(FakeStand(), plan(SMALL), tmp_path / "s.csv", 1e9, repeats=1)
@@ -144,7 +168,9 @@ def test_what_serving_adds_is_found_and_told_apart(tmp_path):
     assert profile.fit.held_out["all"].points == len(real) // 2
     assert max(error.p95 for error in profile.fit.held_out.values()) < 1e-6
     assert "of a real run" in profile.fit.note
-    service = {t.name: t.seconds for t in profile.terms if t.name.startswith("service")}
+    service = {
+        t.name: t.pieces[0].base for t in profile.terms if t.name.startswith("service") and t.pieces
+    }
     assert service == pytest.approx({"service, pure decode": 0.2, "service, prefill": 0.5})
 
 
