@@ -13,7 +13,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # as slow, too dear for all of them.
 COUNTED := core costs measure schedulers
 
-.PHONY: demo test coverage bench profiles reports site walks picture validation format clean
+.PHONY: demo test coverage bench profiles reports site walks picture calibrate-silicon validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero --plots $(DEMO)
@@ -35,6 +35,11 @@ bench: $(VENV)/.installed
 # From the operator tables of aiconfigurator-core and data sheets; needs EXTRAS=dev,hardware.
 profiles: $(TESTED)
 	$(BIN)/python calibrate/hardware_profiles.py
+
+# make calibrate-silicon ROWS=FILE.csv fits the constants of composed costs, then writes docs/silicon.md
+calibrate-silicon: $(VENV)/.installed
+	$(BIN)/simkv validate silicon $(ROWS) --fit simkv/costs/operators
+	$(BIN)/simkv validate silicon $(ROWS) --docs docs/silicon.md
 
 # The recorded runs are not part of the repository: CASES names the folder that holds them.
 validation: $(VENV)/.installed

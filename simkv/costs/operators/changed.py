@@ -31,7 +31,13 @@ def with_constants(profile: Profile, constants: Constants) -> Profile:
         return profile
     terms = [scaled for term in profile.terms for scaled in _scaled(term, constants)]
     grid = profile.grid and _grid(profile.grid, constants)
-    return profile.model_copy(update={"terms": [*terms, *_added(constants)], "grid": grid})
+    return profile.model_copy(
+        update={
+            "terms": [*terms, *_added(constants)],
+            "grid": grid,
+            "front_s": profile.front_s + max(constants.front_s, 0.0),
+        }
+    )
 
 
 def _grid(grid: AttentionGrid, constants: Constants) -> AttentionGrid:

@@ -1,8 +1,9 @@
 """What a calibration may change of composed costs: a few factors and seconds for a kind of run.
 
-``constants.json`` holds rules in order, each for some systems, an engine, a range of its releases
-and the format of the experts, with the ``source`` of its figures; without a rule that fits, nothing
-is changed. The factors of all that fit are multiplied, their seconds added up.
+``constants.json`` holds rules in order, each for some systems, an engine, a range of its releases,
+the format of the experts or a kind (``spreads.py``), with the ``source`` of its figures; without a
+rule that fits, nothing is changed. The factors of all that fit are multiplied, their seconds added
+up.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from simkv.costs.data import Data
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.setting import EngineSetting
+from simkv.costs.operators.spreads import kind_of
 from simkv.costs.operators.tables import version_key
 
+#: Fields of a ``Kind`` that a rule may name.
+KindField = Literal["backend", "family", "gpu", "mlp", "attention", "experts", "weights"]
 Factor = Annotated[float, Field(gt=0)]
 PATH = Path(__file__).with_name("constants.json")
 
@@ -27,7 +31,8 @@ class Constants(Data):
     """Factors on times of operators, and on all of a step with prefills or without; and seconds.
 
     ``prefill`` and ``decode`` are of whole steps, ``prefill_step_s`` is added to a step with
-    prefills, ``step_s`` to every step, ``seq_s`` for each of its sequences.
+    prefills, ``step_s`` to every step, ``seq_s`` for each of its sequences; ``front_s`` passes
+    before the engine core has a request.
     """
 
     products: Factor = 1.0
@@ -40,6 +45,7 @@ class Constants(Data):
     prefill_step_s: float = 0.0
     step_s: float = 0.0
     seq_s: float = 0.0
+    front_s: float = 0.0
 
     def joined(self, other: Constants) -> Constants:
         """Both changes after one another."""
@@ -59,6 +65,7 @@ class Rule(Data):
     engine: str | None = None
     releases: tuple[str, str] | None = None  # from the first, before the second
     experts: str | None = None  # a number format, or "none" for a dense model
+    kind: dict[KindField, str] = Field(default={})
     constants: Constants
     source: str
 
@@ -66,10 +73,12 @@ class Rule(Data):
         """Whether it is for these."""
         experts = hardware.experts if hardware.architecture.experts else "none"
         first, end = self.releases or ("0", "9999")
+        own = kind_of(hardware, setting)
         return (
             (self.systems is None or hardware.gpu.system in self.systems)
             and self.engine in (None, setting.engine)
             and self.experts in (None, experts)
+            and all(getattr(own, field) == value for field, value in self.kind.items())
             and version_key(first) <= version_key(setting.release) < version_key(end)
         )
 

@@ -21,6 +21,7 @@ from simkv.costs.operators.constants import Constants, constants_for
 from simkv.costs.operators.measured.measured import Tables
 from simkv.costs.operators.packaged import packaged
 from simkv.costs.operators.roofline import Efficiency, Roofline, estimate_errors
+from simkv.costs.operators.spreads import with_error
 from simkv.costs.operators.tables import BACKENDS, Store, installed
 from simkv.costs.profile import Fit, Profile
 
@@ -120,4 +121,5 @@ def _profile_for(key: _Key) -> Profile:
     found = composed(key.hardware, key.setting, key.tables)
     if found is None and (ready := packaged(key.hardware, key.setting)) is not None:
         found = with_constants(ready, constants_for(key.hardware, key.setting))
-    return found or estimated(key.hardware, key.setting)
+    found = found or estimated(key.hardware, key.setting)
+    return with_error(found, key.hardware, key.setting)

@@ -1,0 +1,184 @@
+"""How far composed costs are off, by kind of configuration, as measured serving points showed.
+
+``spreads.json`` is written by ``simkv validate silicon --fit``; there are no points in it. A spread
+are the quantiles of measured over predicted latencies of configurations that the constants were not
+fitted to: of the same model on the same GPU (``groups``), or, for pairs that were never seen, of
+pairs of a kind each of which was left out as a whole (``unseen``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simkv.core.setting import EngineSetting
+from simkv.costs.hardware.architecture import GatedDelta, Mla
+from simkv.costs.hardware.hardware import Hardware
+from simkv.costs.profile import Profile, StepError
+
+PATH = Path(__file__).with_name("spreads.json")
+#: GPU families by a word in the name of the card.
+FAMILIES = {
+    "blackwell": ("B200", "B300", "GB200", "GB300", "PRO", "5090"),
+    "hopper": ("H100", "H200", "H20", "GH200"),
+    "ada": ("L4", "L40S", "L40", "4090"),
+    "ampere": ("A100", "A10", "3090"),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What kind of configuration something is.
+
+    ``attention`` is gqa, mla, dsa (MLA over the best tokens) or gdn; ``experts`` the format of the
+    experts, none for a dense model; ``weights`` that of the rest.
+    """
+
+    backend: str
+    family: str
+    gpu: str
+    model: str
+    attention: str
+    experts: str
+    weights: str
+
+    @property
+    def mlp(self) -> str:
+        """Whether the model is dense or a mixture of experts."""
+        return "dense" if self.experts == "none" else "moe"
+
+    def levels(self) -> tuple[str, ...]:
+        """Names of itself and of ever wider kinds, the nearest first."""
+        return (
+            f"{self.backend}, {self.model} on {self.gpu}, {self.weights} {self.experts}",
+            f"{self.backend}, {self.gpu}, {self.attention} {self.experts} {self.weights}",
+            f"{self.backend}, {self.family}, {self.attention} {self.experts} {self.weights}",
+            f"{self.backend}, {self.family}, {self.mlp}",
+            f"{self.backend}, {self.mlp}",
+            self.backend,
+        )
+
+
+def kind_of(hardware: Hardware, setting: EngineSetting) -> Kind:
+    """What kind of configuration a replica is."""
+    model, gpu = hardware.architecture, hardware.gpu.name
+    kinds = [part.attention for part in model.layers]
+    attention = "gqa"
+    if any(isinstance(kind, GatedDelta) for kind in kinds):
+        attention = "gdn"
+    elif any(isinstance(kind, Mla) and kind.sparse for kind in kinds):
+        attention = "dsa"
+    elif any(isinstance(kind, Mla) for kind in kinds):
+        attention = "mla"
+    experts = hardware.experts if model.experts else "none"
+    return Kind(
+        setting.engine, family_of(gpu), gpu, model.name, attention, experts, hardware.weights
+    )
+
+
+def family_of(gpu: str) -> str:
+    """The family of a card, by its name."""
+    words = set(gpu.split())
+    return next((name for name, own in FAMILIES.items() if words & set(own)), "unknown")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Logarithms of measured over predicted between which 90 of 100 lie, of ``points`` left out.
+
+    ``median`` are those of the absolute relative errors of TTFT and TPOT, ``bias`` their means with
+    the sign.
+    """
+
+    ttft: tuple[float, float]
+    tpot: tuple[float, float]
+    points: int
+    median: tuple[float, float] = (0.0, 0.0)
+    bias: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """All spreads by the names of levels, and what they were learnt from."""
+
+    groups: Mapping[str, Spread]
+    unseen: Mapping[str, Spread]
+    provenance: Mapping[str, Any]
+
+    def of(self, kind: Kind) -> tuple[Spread, str] | None:
+        """The spread of the nearest kind, and which it is; None where nothing is near."""
+        own, *wider = kind.levels()
+        if own in self.groups:
+            return self.groups[own], own
+        for level in wider:
+            if level in self.unseen:
+                return self.unseen[level], level
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the file."""
+        return {
+            "provenance": dict(self.provenance),
+            "groups": {name: asdict(spread) for name, spread in self.groups.items()},
+            "unseen": {name: asdict(spread) for name, spread in self.unseen.items()},
+        }
+
+
+def read_spreads(path: Path = PATH) -> Spreads:
+    """What is known, from its file; nothing where there is none."""
+    if not path.is_file():
+        return Spreads({}, {}, {})
+    data = json.loads(path.read_text(encoding="utf-8"))
+
+    def read(name: str) -> dict[str, Spread]:
+        found = {}
+        for level, spread in data[name].items():
+            values: dict[str, Any] = {k: tuple(v) for k, v in spread.items() if k != "points"}
+            found[level] = Spread(points=spread["points"], **values)
+        return found
+
+    return Spreads(read("groups"), read("unseen"), data["provenance"])
+
+
+@lru_cache(maxsize=1)
+def shipped_spreads() -> Spreads:
+    """Those that come with simkv."""
+    return read_spreads()
+
+
+def with_error(profile: Profile, hardware: Hardware, setting: EngineSetting) -> Profile:
+    """A composed profile with the spread of its kind as the error of its steps.
+
+    Itself where nothing near was measured as a whole, or where its error is known already.
+    That of TTFT stands for steps that prefill, that of TPOT for those of nothing but decodes.
+    """
+    kind = kind_of(hardware, setting)
+    found = shipped_spreads().of(kind)
+    if found is None or profile.fit.held_out:
+        return profile
+    spread, level = found
+    seen = level == kind.levels()[0]
+    prefill, decode = _step_error(spread, 0), _step_error(spread, 1)
+    note = (
+        f"error of {spread.points} published serving points of {level}, "
+        f"{'other configurations' if seen else 'pairs of model and GPU left out as wholes'}"
+    )
+    errors = {"prefill": prefill, "mixed": prefill, "decode": decode}
+    fit = profile.fit.model_copy(update={"held_out": errors, "note": note})
+    return profile.model_copy(update={"fit": fit})
+
+
+def _step_error(spread: Spread, latency: int) -> StepError:
+    low, high = (spread.ttft, spread.tpot)[latency]
+    worst = max(math.exp(-low) - 1.0, 1.0 - math.exp(-high))
+    return StepError(
+        points=spread.points,
+        median=spread.median[latency],
+        p95=worst,
+        bias=spread.bias[latency],
+    )

@@ -1,0 +1,233 @@
+"""Constants for kinds of configurations, fitted to measured points and judged on others.
+
+A kind's constants are drawn towards those of the wider kind that it belongs to, so that few points
+move them little: engine, then GPU family and dense or mixture, then attention and number formats,
+then these on one GPU.
+How fine they get is decided by the error on configurations that were left out (folds of them), as
+coarse as does no worse. Pairs of model and GPU that are left out as a whole say what the error is
+on those never seen.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from simkv.costs.operators.spreads import Kind, Spread
+from simkv.proof.validation.silicon.samples import NONE, Sample
+from simkv.proof.validation.silicon.slopes import MOVED, Floats
+
+FOLDS = 5
+#: Names of the ends of ``Kind.levels``, from the widest: how fine constants may get.
+FINENESS = ("none", "engine", "family", "kernels", "GPU")
+#: By how much a constant may differ from the wider kind's as easily as a point by its scale.
+REACH = np.array([0.5, 0.25, 0.01, 0.0005, 0.00002, 0.02])
+#: What a logarithm of measured over predicted counts: the targets are 10 and 5 per cent.
+SCALE = np.array([0.10, 0.05])
+LOW = np.array([0.3, 0.5, 0.0, 0.0, 0.0, 0.0])
+HIGH = np.array([5.0, 2.5, 0.2, 0.02, 0.001, 0.5])
+#: A finer fit must be better by this share.
+BETTER = 0.02
+#: Fewer left-out points than this say nothing of their own quantiles, and fewer pairs of model and
+#: GPU nothing of one that was never seen.
+ENOUGH, PAIRS = 20, 3
+
+Values = dict[str, Floats]
+
+
+def levels_of(kind: Kind, fineness: int) -> list[str]:
+    """Names of the kinds that a kind belongs to, from the widest, so many of them."""
+    _, gpu, kernels, family, _, engine = kind.levels()
+    return [engine, family, kernels, gpu][:fineness]
+
+
+def fit(samples: Sequence[Sample], fineness: int) -> Values:
+    """Constants by the name of their level."""
+    found: Values = {}
+    for depth in range(1, fineness + 1):
+        parts: dict[str, list[Sample]] = {}
+        for sample in samples:
+            parts.setdefault(levels_of(sample.kind, depth)[-1], []).append(sample)
+        for name, part in parts.items():
+            found[name] = _fit_part(part, values_for(part[0].kind, found, depth - 1))
+    return found
+
+
+def values_for(kind: Kind, found: Mapping[str, Floats], fineness: int) -> Floats:
+    """The constants of the nearest level that has any; without one, none."""
+    for name in reversed(levels_of(kind, fineness)):
+        if name in found:
+            return found[name]
+    return NONE
+
+
+def _fit_part(samples: Sequence[Sample], towards: Floats) -> Floats:
+    at = np.array([s.at for s in samples])
+    slopes = np.array([s.slopes for s in samples])
+    start = np.array([s.start for s in samples])
+    real = np.log(np.array([s.real for s in samples]))
+
+    def off(values: Floats) -> Floats:
+        moved = at + np.einsum("nij,nj->ni", slopes, values - start)
+        logs = np.log(np.maximum(moved, at / 5)) - real
+        return np.concatenate([(logs / SCALE).ravel(), 2.0 * (values - towards) / REACH])
+
+    begin = np.clip(towards, LOW + 1e-9, HIGH - 1e-9)
+    return np.asarray(
+        least_squares(
+            off, begin, bounds=(LOW, HIGH), loss="soft_l1", x_scale=REACH, ftol=1e-5, xtol=1e-5
+        ).x
+    )
+
+
+def residuals(samples: Sequence[Sample], values: Mapping[str, Floats], fineness: int) -> Floats:
+    """Logarithms of measured over predicted, a row for each sample: TTFT and TPOT."""
+    return np.array(
+        [np.log(s.real / s.predicted(values_for(s.kind, values, fineness))) for s in samples]
+    )
+
+
+def left_out(
+    samples: Sequence[Sample], fineness: int, part_of: Callable[[Sample], object]
+) -> Floats:
+    """The residuals of each sample under constants fitted without its part."""
+    found = np.zeros((len(samples), 2))
+    labels = [part_of(s) for s in samples]
+    for label in set(labels):
+        out = [i for i, other in enumerate(labels) if other == label]
+        rest = [s for s, other in zip(samples, labels, strict=True) if other != label]
+        found[out] = residuals([samples[i] for i in out], fit(rest, fineness), fineness)
+    return found
+
+
+def fold(sample: Sample) -> int:
+    """The fold of its configuration, the same on every machine."""
+    return zlib.crc32(repr(sample.configuration).encode()) % FOLDS
+
+
+def mape(logs: Floats) -> Floats:
+    """Mean absolute relative error of the prediction, from logarithms of measured over it."""
+    return np.asarray(np.abs(np.exp(-logs) - 1.0).mean(axis=0))
+
+
+@dataclass(frozen=True)
+class Fineness:
+    """How constants of that fineness do: their ``number``, and MAPE (TTFT, TPOT) on points left
+    out by configuration, and by pair of model and GPU."""
+
+    name: str
+    number: int
+    configurations: Floats
+    groups: Floats
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The constants that were chosen, and what the points that they did not see say of them."""
+
+    values: Values
+    fineness: int
+    tried: list[Fineness]
+    configurations: Floats
+    groups: Floats
+
+
+def choose(samples: Sequence[Sample]) -> Fitted:
+    """The coarsest constants that do no worse on configurations left out."""
+    tried: list[Fineness] = []
+    logs: list[tuple[Floats, Floats]] = []
+    for fineness, name in enumerate(FINENESS):
+        by_fold = left_out(samples, fineness, fold)
+        by_group = left_out(samples, fineness, lambda s: s.group)
+        number = len(fit(samples, fineness)) * len(MOVED)
+        tried.append(Fineness(name, number, mape(by_fold), mape(by_group)))
+        logs.append((by_fold, by_group))
+    totals = [float((t.configurations / SCALE).sum()) for t in tried]
+    enough = min(totals) * (1 + BETTER) + BETTER
+    best = next(i for i, total in enumerate(totals) if total <= enough)
+    return Fitted(fit(samples, best), best, tried, *logs[best])
+
+
+def spreads(
+    samples: Sequence[Sample], fitted: Fitted
+) -> tuple[dict[str, Spread], dict[str, Spread]]:
+    """Spreads of the groups that were seen, and of kinds for those that were not."""
+    seen, unseen = _pools(samples, fitted.configurations), _pools(samples, fitted.groups)
+    groups = {}
+    for kind in {s.kind for s in samples}:
+        own = next((name for name in kind.levels() if len(seen[name]) >= ENOUGH), kind.levels()[-1])
+        groups[kind.levels()[0]] = spread_of(seen[own])
+    wider = {
+        name: spread_of(unseen[name])
+        for kind in {s.kind for s in samples}
+        for name in kind.levels()[1:]
+        if len({s.group for s in samples if name in s.kind.levels()}) >= PAIRS
+    }
+    return dict(sorted(groups.items())), dict(sorted(wider.items()))
+
+
+def _pools(samples: Sequence[Sample], logs: Floats) -> dict[str, list[Floats]]:
+    pools: dict[str, list[Floats]] = {}
+    for sample, row in zip(samples, logs, strict=True):
+        for name in sample.kind.levels():
+            pools.setdefault(name, []).append(row)
+    return pools
+
+
+def spread_of(logs: Iterable[Floats]) -> Spread:
+    """The quantiles between which a next one lies with 90 %, if it is like these."""
+    rows = np.sort(np.array(list(logs)), axis=0)
+    count = len(rows)
+    # Of n alike the next lies below the k-th with k / (n + 1).
+    below = max(int(0.05 * (count + 1)) - 1, 0)
+    low, high = rows[below], rows[count - 1 - below]
+    ttft, tpot = (
+        (round(float(min(a, 0.0)), 4), round(float(max(b, 0.0)), 4))
+        for a, b in zip(low, high, strict=True)
+    )
+    signed = np.exp(-rows) - 1.0
+    median, bias = (
+        (round(float(both[0]), 4), round(float(both[1]), 4))
+        for both in (np.median(np.abs(signed), axis=0), signed.mean(axis=0))
+    )
+    return Spread(ttft, tpot, count, median, bias)
+
+
+def coverage(samples: Sequence[Sample], fitted: Fitted) -> dict[str, tuple[float, float, int]]:
+    """Shares of left-out points (TTFT, TPOT, how many) inside spreads made without their part."""
+    found = {}
+    for name, logs, part_of in (
+        ("configurations", fitted.configurations, fold),
+        ("groups", fitted.groups, lambda s: s.group),
+    ):
+        labels = [part_of(s) for s in samples]
+        inside = np.zeros((len(samples), 2), dtype=bool)
+        told = np.zeros(len(samples), dtype=bool)
+        for label in set(labels):
+            rest = [i for i, other in enumerate(labels) if other != label]
+            known = [samples[i] for i in rest]
+            pools = _pools(known, logs[rest])
+            pairs: dict[str, set[object]] = {}
+            for sample in known if name == "groups" else ():
+                for level in sample.kind.levels():
+                    pairs.setdefault(level, set()).add(sample.group)
+            pools = {
+                level: pool
+                for level, pool in pools.items()
+                if not pairs or len(pairs[level]) >= PAIRS
+            }
+            for i in (i for i, other in enumerate(labels) if other == label):
+                levels = samples[i].kind.levels()[0 if name == "configurations" else 1 :]
+                near = next((n for n in levels if len(pools.get(n, ())) >= ENOUGH), None)
+                if near is None:
+                    continue
+                spread, told[i] = spread_of(pools[near]), True
+                for column, ends in enumerate((spread.ttft, spread.tpot)):
+                    inside[i, column] = ends[0] <= logs[i, column] <= ends[1]
+        shares = inside[told].mean(axis=0) if told.any() else (0.0, 0.0)
+        found[name] = (float(shares[0]), float(shares[1]), int(told.sum()))
+    return found

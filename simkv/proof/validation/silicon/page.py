@@ -1,0 +1,79 @@
+"""The page on measured points: tables by group, and predicted against measured in pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from simkv.core.files import write_text
+from simkv.costs.operators.spreads import Spreads
+from simkv.proof.validation.compared import markdown
+from simkv.proof.validation.silicon.predict import CLIENT_MS, Prediction
+from simkv.proof.validation.silicon.score import NAMES, class_of, clean, noise, scores
+from simkv.proof.validation.silicon.show import HEAD, noise_lines, score_rows
+from simkv.report.style import BLUE, GREY, RED, SLATE, WIDTH, YELLOW, house_style, save
+
+TEMPLATE = Path(__file__).parent / "page.md.j2"
+COLOURS = (BLUE, YELLOW, RED, GREY)
+
+
+def write_page(
+    path: Path, predictions: Sequence[Prediction], spreads: Spreads, command: str
+) -> list[str]:
+    """Write the page to ``path`` and the picture beside it; returns the files' names."""
+    picture = path.with_name(f"{path.stem}.png")
+    with house_style():
+        save(draw(predictions), picture)
+    tables = []
+    for title, group in scores(predictions).items():
+        lines = "\n".join(markdown(HEAD, score_rows(group), 1))
+        tables.append(f"## By {title}\n\n{lines}\n")
+    refused = [p for p in predictions if p.latency is None]
+    whys = sorted({p.why for p in refused})
+    template = Environment(autoescape=False, keep_trailing_newline=True).from_string(
+        TEMPLATE.read_text(encoding="utf-8")
+    )
+    text = template.render(
+        command=command,
+        picture=picture.name,
+        client_ms=CLIENT_MS,
+        rows=len(predictions),
+        refused=[f"{sum(p.why == why for p in refused)} rows: {why}" for why in whys],
+        noise=list(noise_lines(noise([p.row for p in predictions]))),
+        provenance=dict(spreads.provenance),
+        tables="\n".join(tables),
+    )
+    write_text(path, text)
+    return [path.name, picture.name]
+
+
+def draw(predictions: Sequence[Prediction]) -> Figure:
+    """Predicted over measured, a panel for each latency, by class."""
+    measured = [p for p in predictions if p.row.measured and p.latency and clean(p)]
+    classes = sorted({class_of(p.row) for p in measured})
+    figure = Figure(figsize=(WIDTH, 0.55 * WIDTH))
+    panels = figure.subplots(1, len(NAMES), squeeze=False)[0]
+    for index, (axes, name) in enumerate(zip(panels, NAMES, strict=True)):
+        _panel(axes, measured, classes, index)
+        axes.set_title(f"{name.upper()} (ms)", loc="left")
+    marks, labels = panels[0].get_legend_handles_labels()
+    figure.legend(marks, labels, loc="outside lower center", ncols=len(classes), frameon=False)
+    return figure
+
+
+def _panel(
+    axes: Axes, predictions: Sequence[Prediction], classes: Sequence[str], index: int
+) -> None:
+    ends = [1e9, 0.0]
+    for name, colour in zip(classes, COLOURS, strict=False):
+        own = [p for p in predictions if class_of(p.row) == name]
+        xs = [p.row.measured[index] for p in own if p.row.measured]
+        ys = [p.latency[index] for p in own if p.latency]
+        axes.plot(xs, ys, "o", ms=2.5, mew=0, alpha=0.6, color=colour, label=name)
+        ends = [min(ends[0], *xs, *ys), max(ends[1], *xs, *ys)]
+    axes.plot(ends, ends, color=SLATE, lw=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="measured", ylabel="predicted")

@@ -1,0 +1,165 @@
+"""Predictions for the rows of a file: each distinct configuration is simulated once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from simkv.core.errors import InputError
+from simkv.core.setting import EngineSetting
+from simkv.costs.hardware.hardware import Hardware
+from simkv.costs.operators.constants import Constants
+from simkv.costs.operators.library import composed, estimated
+from simkv.costs.operators.spreads import Kind, Spreads
+from simkv.costs.profile import Profile
+from simkv.proof.validation.silicon.point import Point, point_of
+from simkv.proof.validation.silicon.replay import Replayed, replay
+from simkv.proof.validation.silicon.rows import Latency, Row
+from simkv.search.pool import opened
+
+#: Milliseconds that every TTFT has on top of the engine's: tokenising the prompt, HTTP and
+#: detokenising, from before the POST to the first chunk, as the client counts. Assumed.
+CLIENT_MS = 8.0
+#: What each release between the rules that run and those of the row adds to an interval's ends, as
+#: a share, where the spread is not of that very group. Assumed.
+WIDER = 0.02
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is said of a row; ``latency`` and ``low`` to ``high`` in ms, or None and ``why``."""
+
+    row: Row
+    latency: Latency | None
+    low: Latency | None = None
+    high: Latency | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A point to replay; ``constants`` None are those that come with simkv."""
+
+    point: Point
+    constants: Constants | None = None
+
+    @property
+    def key(self) -> str:
+        """Jobs with one key come out the same."""
+        return f"{self.point.key} {self.constants}"
+
+
+def points_of(rows: Sequence[Row]) -> list[Point | str]:
+    """What stands for each row, or why nothing does."""
+    found: list[Point | str] = []
+    for row in rows:
+        try:
+            found.append(point_of(row))
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+def predict(
+    rows: Sequence[Row],
+    spreads: Spreads,
+    constants: Callable[[Kind], Constants | None] = lambda _: None,
+    *,
+    jobs: int | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> list[Prediction]:
+    """One for each row, in their order; ``constants`` in place of those that come with simkv."""
+    points = points_of(rows)
+    wanted = [None if isinstance(p, str) else Job(p, constants(p.kind)) for p in points]
+    found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
+    return [
+        Prediction(row, None, why=str(point))
+        if isinstance(point, str) or job is None
+        else _prediction(row, point, found[job.key], spreads)
+        for row, point, job in zip(rows, points, wanted, strict=True)
+    ]
+
+
+def run_all(
+    wanted: Sequence[Job], *, jobs: int | None = None, advance: Callable[[], object] = lambda: None
+) -> dict[str, Replayed]:
+    """What came of each job, by its key; equal ones run once."""
+    # Those with the same costs go to one worker, the longest first.
+    parts: dict[str, list[Job]] = {}
+    for job in {job.key: job for job in wanted}.values():
+        parts.setdefault(job.point.costs_key, []).append(job)
+    order = sorted(parts.values(), key=lambda part: -sum(map(_work, part)))
+    found: dict[str, Replayed] = {}
+    with opened(jobs=jobs) as run:
+        for results in run(_run_part, order):
+            for key, replayed in results:
+                found[key] = replayed
+                advance()
+    return found
+
+
+def _work(job: Job) -> float:
+    """Roughly how long a job takes."""
+    load = job.point.load
+    return load.prompts * (200 + load.osl / 8)
+
+
+def _run_part(part: Sequence[Job]) -> list[tuple[str, Replayed]]:
+    made: dict[str, Profile | str] = {}
+    found = []
+    for job in part:
+        costs = made.get(said := repr(job.constants))
+        if costs is None:
+            costs = made[said] = _costs(job.point.hardware, job.point.setting, job.constants)
+        found.append((job.key, _run(job.point, costs)))
+    return found
+
+
+def _costs(
+    hardware: Hardware, setting: EngineSetting, constants: Constants | None
+) -> Profile | str:
+    """What steps cost, or why that is not known."""
+    try:
+        found = composed(hardware, setting, constants=constants)
+        return found or estimated(hardware, setting, constants=constants)
+    except InputError as error:
+        return str(error)
+
+
+def _run(point: Point, costs: Profile | str) -> Replayed:
+    if isinstance(costs, str):
+        return Replayed(None, why=costs)
+    replayed = replay(point.engine, costs, point.load, point.hardware.dp)
+    if replayed.latency is None:
+        return replayed
+    ttft, tpot = replayed.latency
+    front = CLIENT_MS + 1e3 * costs.front_s
+    return replace(replayed, latency=Latency(ttft + front, tpot), why=costs.basis)
+
+
+def _prediction(row: Row, point: Point, replayed: Replayed, spreads: Spreads) -> Prediction:
+    if replayed.latency is None:
+        return Prediction(row, None, why=replayed.why)
+    spread = spreads.of(point.kind)
+    notes = [replayed.why, *point.notes]
+    if spread is None:
+        notes.append("nothing near was measured, so there is no interval")
+        return Prediction(row, replayed.latency, why="; ".join(notes))
+    quantiles, level = spread
+    more = 0.0
+    if level != point.kind.levels()[0]:
+        notes.append(f"never seen: interval of {level}, left out as wholes")
+        more = WIDER * point.releases
+    low, high = (
+        Latency(
+            *(
+                value * math.exp(ends[side] + (more if side else -more))
+                for value, ends in zip(
+                    replayed.latency, (quantiles.ttft, quantiles.tpot), strict=True
+                )
+            )
+        )
+        for side in (0, 1)
+    )
+    return Prediction(row, replayed.latency, low, high, "; ".join(notes))

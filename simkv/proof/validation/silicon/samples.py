@@ -1,0 +1,73 @@
+"""What a fit starts from: each measurement with what was predicted, and how constants move that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simkv.costs.operators.constants import Constants
+from simkv.costs.operators.spreads import Kind
+from simkv.proof.validation.silicon.point import Point
+from simkv.proof.validation.silicon.replay import Replayed
+from simkv.proof.validation.silicon.rows import Row
+from simkv.proof.validation.silicon.slopes import MOVED, Floats
+
+#: Values of ``MOVED`` that change nothing.
+NONE = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def constants_of(values: Floats) -> Constants:
+    """Constants of these values, in the order of ``MOVED``."""
+    return Constants(**{name: float(value) for name, value in zip(MOVED, values, strict=True)})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A measurement and its replay: ``at`` and ``real`` are TTFT and TPOT in ms.
+
+    ``slopes`` have a row for each of the two and a column for each constant; the replay was made
+    with the constants ``start``.
+    """
+
+    kind: Kind
+    configuration: tuple[str | int, ...]
+    real: Floats
+    at: Floats
+    slopes: Floats
+    start: Floats
+
+    def predicted(self, values: Floats) -> Floats:
+        """TTFT and TPOT (ms) with these constants, never below a fifth of what was replayed."""
+        moved = self.at + self.slopes @ (values - self.start)
+        return np.maximum(moved, self.at / 5)
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Engine, model and GPU."""
+        return self.kind.backend, self.kind.model, self.kind.gpu
+
+
+def samples_of(
+    rows: Sequence[Row],
+    points: Sequence[Point | str],
+    replayed: Sequence[Replayed | None],
+    start: Mapping[Kind, Floats] | None = None,
+) -> list[Sample]:
+    """A sample for each measurement of trusted rows that was replayed."""
+    found: dict[str, Sample] = {}
+    for row, point, run in zip(rows, points, replayed, strict=True):
+        if isinstance(point, str) or run is None or run.latency is None or run.moved is None:
+            continue
+        if not row.measured or row.suspect or row.measurement in found:
+            continue
+        found[row.measurement] = Sample(
+            point.kind,
+            row.configuration,
+            np.array(row.measured),
+            np.array(run.latency),
+            run.moved,
+            (start or {}).get(point.kind, NONE),
+        )
+    return list(found.values())

@@ -1,0 +1,102 @@
+"""Scores of measured points as tables: on the console, and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from simkv.costs.operators.spreads import Kind
+from simkv.proof.validation.silicon.fit import Fitted
+from simkv.proof.validation.silicon.rows import ANCHORS
+from simkv.proof.validation.silicon.samples import Sample
+from simkv.proof.validation.silicon.score import NAMES, Errors, Noise, Score
+from simkv.proof.validation.silicon.slopes import Floats
+
+HEAD = (
+    *("group", "rows", "meas.", "answered"),
+    *("latency", "MAPE", "strict", "median", "in 90 %", "half-width"),
+    *ANCHORS,
+)
+
+
+def score_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
+    """Two rows for each group: TTFT and TPOT; all but the counts in per cent."""
+    for s in scores:
+        for name in NAMES:
+            first = name == NAMES[0]
+            begin = [s.name, str(s.rows), str(s.measurements), _percent(s.answered)]
+            yield [*(begin if first else [""] * 4), name.upper(), *_cells(s.errors[name])]
+
+
+def _cells(e: Errors) -> list[str]:
+    told = [_percent(e.coverage), _percent(e.width)]
+    others = [e.anchors.get(tool) for tool in ANCHORS]
+    beside = ["" if o is None else f"{_percent(o[0])} ({_percent(o[1])})" for o in others]
+    return [_percent(e.mape), _percent(e.strict), _signed(e.bias), *told, *beside]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{100 * value:.1f}"
+
+
+def _signed(value: float) -> str:
+    return "-" if value != value else f"{100 * value:+.1f}"
+
+
+def score_table(title: str, scores: Sequence[Score]) -> Table:
+    """A group of scores for the console."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in HEAD:
+        table.add_column(name, justify="left" if name in ("group", "latency") else "right")
+    for row in score_rows(scores):
+        table.add_row(*row)
+    return table
+
+
+def noise_lines(found: Sequence[Noise]) -> Iterator[str]:
+    """What two measurements of one configuration differ by."""
+    for n in found:
+        yield (
+            f"{n.name}: {n.pairs} pairs of one configuration differ by a median of "
+            f"{100 * n.ttft:.1f} % (TTFT) and {100 * n.tpot:.1f} % (TPOT)"
+        )
+
+
+def fit_table(fitted: Fitted) -> Table:
+    """What ever finer constants bring on what they were not fitted to."""
+    table = Table(title="constants, MAPE in per cent", title_justify="left", box=box.SIMPLE_HEAD)
+    heads = ("as fine as", "number", "TTFT", "TPOT", "TTFT, pair left out", "TPOT, pair left out")
+    for name in heads:
+        table.add_column(name, justify="left" if name == heads[0] else "right")
+    for index, tried in enumerate(fitted.tried):
+        chosen = " (chosen)" if index == fitted.fineness else ""
+        errors = [_percent(float(e)) for e in (*tried.configurations, *tried.groups)]
+        table.add_row(f"{tried.name}{chosen}", str(tried.number), *errors)
+    return table
+
+
+def left_out_table(title: str, samples: Sequence[Sample], logs: Floats) -> Table:
+    """Errors on left-out measurements, by class and by group."""
+    table = Table(title=f"{title}, per cent", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("group", "meas.", "TTFT", "median", "TPOT", "median"):
+        table.add_column(name, justify="left" if name == "group" else "right")
+    names = [(_class_of(s.kind), s.kind.levels()[0]) for s in samples]
+    for column in (0, 1):
+        for name in sorted({n[column] for n in names}):
+            own = logs[[n[column] == name for n in names]]
+            errors, signed = np.abs(np.exp(-own) - 1.0), np.exp(-own) - 1.0
+            cells = []
+            for index in range(2):
+                cells.append(_percent(float(errors[:, index].mean())))
+                cells.append(_signed(float(np.median(signed[:, index]))))
+            table.add_row(name, str(len(own)), *cells)
+    return table
+
+
+def _class_of(kind: Kind) -> str:
+    if kind.backend == "sglang":
+        return "SGLang"
+    return "dense on vLLM" if kind.mlp == "dense" else "MoE on vLLM"
