@@ -164,7 +164,7 @@ def _vllm(
 ) -> VllmConfig:
     blocks = tokens // setting.block_size + 1
     return VllmConfig(
-        variant=variant,  # type: ignore[arg-type]
+        variant=variant,
         block_size=setting.block_size,
         num_gpu_blocks=max(blocks, 2),
         max_num_seqs=setting.max_num_seqs,

@@ -10,7 +10,7 @@ from simkv.core.errors import InputError
 from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.library import composed, estimated
+from simkv.costs.operators.library import composed, estimated, profile_for
 from simkv.costs.operators.spreads import Kind, Spreads
 from simkv.costs.profile import Profile
 from simkv.proof.validation.silicon.point import Point, point_of
@@ -121,6 +121,8 @@ def _costs(
 ) -> Profile | str:
     """What steps cost, or why that is not known."""
     try:
+        if constants is None:
+            return profile_for(hardware, setting)
         found = composed(hardware, setting, constants=constants)
         return found or estimated(hardware, setting, constants=constants)
     except InputError as error:
