@@ -10,9 +10,9 @@ Rows are cleaned by one rule (``cleaned``):
 2. of the backend's versions that have the shape, the first from the engine's release on counts,
    else the last before it (kernels change: experts of 0.24 take half of the time of 0.19); of
    several rows of it, by kernel, the fastest;
-3. where a product takes more than ``HOST_BOUND`` times the fastest of the same shape in any other
-   table, the host was timed and not the GPU, and that row counts; experts that do so in the median
-   over their batches give way as a whole;
+3. where a product, or sparse attention, takes more than ``HOST_BOUND`` times the fastest of the
+   same shape in any other table, the host was timed and not the GPU, and that row counts; experts
+   that do so in the median over their batches give way as a whole;
 4. no batch costs more than a larger one: it could be padded (``never_falling``).
 """
 

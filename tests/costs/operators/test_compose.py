@@ -98,8 +98,12 @@ def test_every_kind_of_layer_has_a_time(model: str) -> None:
     guess = estimated(hardware, SETTING, NEUTRAL)
     for load in LOADS:
         assert 1e-3 < seconds(guess, load) < 5
-    if installed():
-        made = composed(hardware, replace(SETTING, engine="sglang", release="0.5.9"), (), NEUTRAL)
+    # vLLM's sparse kernels take up to ten times what a data sheet lets one expect.
+    sparse = model in ("DeepSeek-V3.2", "GLM-5")
+    engines = ("sglang",) if sparse else ("sglang", "vllm")
+    for engine in engines if installed() else ():
+        setting = replace(SETTING, engine=engine, release="0.5.9")
+        made = composed(hardware, setting, (), NEUTRAL)
         assert made is not None
         assert made.fit.points > 10
         for load in LOADS:

@@ -9,6 +9,7 @@ modules with projections were measured.
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from simkv.costs.hardware.architecture import Mla
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
@@ -16,6 +17,9 @@ from simkv.costs.operators.measured.attention import prompt_pairs
 from simkv.costs.operators.measured.plane import Plane
 from simkv.costs.operators.operators import Lookup
 from simkv.costs.operators.tables import Store, cleaned, first_ranked
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def core(store: Store, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
@@ -71,20 +75,30 @@ def sparse_module(
                 rows = store.rows(table, {**where, "op_name": table}, anyone=anyone)
                 if rows is None:
                     continue
-                glm = rows["architecture"].str.contains("Glm")
-                rows = rows[glm if hidden != 7168 and glm.any() else ~glm]
-                heads = min(
-                    rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - shape.heads), h)
-                )
-                rows = first_ranked(rows[rows["num_heads"] == heads])
-                if context:
-                    rows = rows[rows["step"] == 0]
-                rows = rows.assign(length=rows["isl"] if context else rows["isl"] + rows["step"])
-                points = cleaned(rows, None, ("batch_size", "length"))
+                heads, own = _like(rows, shape.heads, hidden, context=context)
+                wanted = {**where, "op_name": table, "num_heads": heads}
+                others = store.rows(table, wanted, anyone=not anyone)
+                elsewhere = None
+                if others is not None:
+                    _, elsewhere = _like(others, heads, hidden, context=context)
+                points = cleaned(own, elsewhere, ("batch_size", "length"))
                 plane = Plane(points, partial(_sparse_work, context, shape.sparse.topk))
                 note = "" if heads == shape.heads else f"sparse attention: that of {heads} heads"
                 return plane, note
     return None
+
+
+def _like(
+    rows: pd.DataFrame, wanted: int, hidden: int, *, context: bool
+) -> tuple[int, pd.DataFrame]:
+    """The measured number of heads nearest to ``wanted``, and its rows, by ``length``."""
+    glm = rows["architecture"].astype(str).str.contains("Glm")
+    rows = rows[glm if hidden != 7168 and glm.any() else ~glm]
+    heads = min(rows["num_heads"].unique().tolist(), key=lambda h: (abs(h - wanted), h))
+    rows = first_ranked(rows[rows["num_heads"] == heads])
+    if context:
+        rows = rows[rows["step"] == 0]
+    return heads, rows.assign(length=rows["isl"] if context else rows["isl"] + rows["step"])
 
 
 def _sparse_work(context: bool, topk: int, length: float) -> float:
