@@ -100,7 +100,14 @@ def test_the_share_outside_the_range_counts_each_step_once(tmp_path: Path) -> No
 
 def test_printed_and_written(tmp_path: Path) -> None:
     run(tmp_path, fit={"points": 9, "held_out": {"all": error(0.05)}})
-    arguments = ["run", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--no-plots"]
+    arguments = [
+        "run",
+        str(tmp_path / "s.yaml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--no-plots",
+        "--full",
+    ]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert "95 of 100 steps are off by at most all 5.0 %" in done.output
     assert "Mean E2EL (ms)" in done.output.partition("Fidelity:")[2]
