@@ -54,8 +54,8 @@ first)
     fa3=()
     [[ -n ${1:-} ]] && fa3=(--fa3 "$1")
     run bench 90 gpu bench "${on[@]}" --model $big --out "$out/bench.json" --warm-up 3 "${fa3[@]}"
-    # What the host adds is measured after the budget, and the second model needs some time too.
-    budget=$(least $big_s $(($(left) - small_s - 70)))
+    # Three real runs come after the budget, and the second model needs some time too.
+    budget=$(least $big_s $(($(left) - small_s - 100)))
     run calibrate-$big "$(left)" calibrate "$work/$big" "${on[@]}" --model $big --budget "${budget}s"
     keep calibrate-$big "$big"
     if [[ $small != "$big" ]]; then

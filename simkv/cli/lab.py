@@ -210,7 +210,7 @@ def calibrate(
     print(f"{len(samples)} measurements; {profile.source[-1]}")
     for what, value in campaign.achieved(samples, setup.shape, setup.itemsize).items():
         print(f"{what}: {value}")
-    print("Error on steps of a real run that were not fitted to (median, P95, bias):")
+    print("Error on steps of real runs that were not fitted to (median, P95, bias):")
     for kind, error in profile.fit.held_out.items():
         shares = [100 * x for x in (error.median, error.p95, error.bias)]
         print(f"  {kind:<8}{shares[0]:6.1f} % {shares[1]:6.1f} % {shares[2]:+6.1f} %", end="")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.optimize import nnls
 
@@ -24,10 +25,9 @@ from simkv.lab.executor import Pass
 from simkv.lab.fit import Host, Measured, RealStep, by_part, drift, fit_profile
 from simkv.lab.machine import machine
 from simkv.lab.probes import Limits, plan
-from simkv.lab.serve import DeviceServer
-from simkv.lab.served import Setup
+from simkv.lab.served import Setup, pass_rows
+from simkv.lab.service import real_runs
 from simkv.lab.stand import Stand
-from simkv.scenario.scenario import Scenario
 
 
 def calibrate(
@@ -41,10 +41,11 @@ def calibrate(
 ) -> tuple[Profile, list[Measurement]]:
     """Measure within ``budget_s`` seconds, the start of the model included, and fit.
 
-    Goes on with an earlier campaign. After the budget comes only a short run that shows what the
-    host adds. Leaves in ``folder`` the raw measurements (``samples.csv``), what they were made on
-    (``campaign.json``), on a GPU its clocks, power and temperature before every batch of points
-    (``clocks.csv``), and the profile (``profile.json``). Raises InputError if the folder holds a
+    Goes on with an earlier campaign. After the budget come only three short runs: one shows what
+    serving adds, the others how wrong the profile is. Leaves in ``folder`` the raw measurements
+    (``samples.csv``), what they were made on (``campaign.json``), on a GPU its clocks, power and
+    temperature before every batch of points (``clocks.csv``), every pass of the real runs
+    (``passes.csv``), and the profile (``profile.json``). Raises InputError if the folder holds a
     campaign of something else, or too little was measured for a fit.
     """
     begin = perf_counter()
@@ -74,16 +75,20 @@ def calibrate(
     gc.collect()
     if torch.device(setup.device).type == "cuda":
         torch.cuda.empty_cache()
-    passes = real_run(setup, limits)
-    real = [RealStep(p.load, p.seconds, p.timing.gpu_s) for p in passes if p.timing]
-    idle = [p for p in passes if not p.timing]
-    host = host_of([*idle, *[p for p in passes if p.timing][::2]])
+    runs = real_runs(setup, limits)
+    rows = [row for name, run in runs.items() for row in pass_rows(name, run)]
+    write_text(folder / "passes.csv", pd.DataFrame(rows).to_csv(index=False))
+    fitted, *others = runs.values()
+    real = real_steps(fitted.passes)
+    judged = [step for run in others for step in real_steps(run.passes)]
+    host = host_of(fitted.passes)
     gpu = str(about["device"])
     try:
         profile = fit_profile(
             samples,
             host,
             real,
+            judged,
             name=f"{setup.shape.name}-{setup.device}",
             model=setup.shape.name,
             gpu=gpu,
@@ -100,43 +105,9 @@ def calibrate(
     return profile, samples
 
 
-def real_run(setup: Setup, limits: Limits) -> list[Pass]:
-    """A short real run, from which is seen what serving adds: the loop, the scheduler, cold caches.
-
-    All requests come at once, so there are mixed steps first and smaller batches of decodes later.
-    """
-    blocks = limits.kv_tokens // limits.block_size
-    longest = limits.context // 2
-    budget = max(limits.decodes, min(limits.tokens // 4, 2048))
-    scenario = Scenario.model_validate(
-        {
-            "name": "host",
-            "workload": {
-                "arrivals": {
-                    "num_prompts": 2 * limits.decodes,
-                    "request_rate": 1e6,
-                    "prompt_tokens": {
-                        "distribution": "lognormal",
-                        "mean": limits.context // 16,
-                        "max": longest,
-                    },
-                    "output_tokens": {"distribution": "uniform", "low": 16, "high": 64},
-                }
-            },
-            "engine": {
-                "name": "vllm",
-                "block_size": limits.block_size,
-                "num_gpu_blocks": blocks,
-                "max_num_seqs": limits.decodes,
-                "max_num_batched_tokens": budget,
-                "max_model_len": longest + 65,
-                "async_scheduling": False,
-            },
-            "profile": "unit-step",
-        }
-    )
-    setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # it has just been busy
-    return DeviceServer(scenario, setup).serve().passes
+def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
+    """The steps among the passes of a run, without the idle ones."""
+    return [RealStep(p.load, p.seconds, p.timing.gpu_s) for p in passes if p.timing]
 
 
 def host_of(passes: Sequence[Pass]) -> Host:

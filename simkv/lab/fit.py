@@ -99,6 +99,7 @@ def fit_profile(
     samples: Sequence[Measurement],
     host: Host,
     real: Sequence[RealStep] = (),
+    judged: Sequence[RealStep] = (),
     *,
     name: str,
     model: str,
@@ -107,9 +108,10 @@ def fit_profile(
 ) -> Profile:
     """The profile that the samples give. Raises ValueError if a part was not measured at all.
 
-    ``real`` are steps of a short real run: from every other one, what a step on the device takes
-    beyond its parts measured alone (caches are cold); the rest tell the profile's error. Without
-    them it is told by whole steps of the campaign, and is that of the device alone.
+    ``real`` are steps of a short real run: from them, what a step on the device takes beyond its
+    parts measured alone (caches are cold). ``judged`` are steps of other runs, of other load and
+    other sizes, which tell the profile's error. Without them it is told by whole steps of the
+    campaign, and is that of the device alone.
     """
     parts = by_part(samples)
     for part in ("rest", "decode", "prefill"):
@@ -167,8 +169,13 @@ def fit_profile(
         fit=Fit(
             points=len(fitted),
             note="classes measured apart; what whole steps cost beyond their sum is from half of "
-            "the whole steps, the error from the other half"
-            + (" of a real run, host and device" if real else ", on the device alone"),
+            "the whole steps"
+            + (
+                " and from one real run, the error from others of other load and sizes, "
+                "host and device"
+                if judged
+                else ", the error from the other half, on the device alone"
+            ),
         ),
         source=source,
     )
@@ -177,10 +184,11 @@ def fit_profile(
     cost = StepCost(_on_device(profile))
     told_by = [(step.load, step.seconds) for step in unseen]
     if real:
-        extra = _in_service(cost, real[::2])
+        extra = _in_service(cost, real)
         profile = profile.model_copy(update={"terms": [*profile.terms, *extra]})
+    if judged:
         cost = StepCost(profile)
-        told_by = [(step.load, step.seconds) for step in real[1::2]]
+        told_by = [(step.load, step.seconds) for step in judged]
     held_out, rms = errors(cost, told_by), _rms(cost, told_by)
     fit = profile.fit.model_copy(update={"held_out": held_out, "rms_s": rms})
     return profile.model_copy(update={"fit": fit})

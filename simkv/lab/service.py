@@ -1,0 +1,100 @@
+"""The short real runs of a campaign: one to fit what serving adds, the others to judge it.
+
+They differ in load, in the lengths of prompts and in the tokens of a step, so that the error that
+is told is that of sizes which nothing was fitted to. Each begins with all that it may have at a
+time, so steps are full; then one request comes for one that ends, in chunks as long as prompts are;
+in the end only decodes are left, fewer and fewer. So none depends on how fast the device is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simkv.lab.probes import Limits
+from simkv.lab.runner import Runner, covering
+from simkv.lab.serve import DeviceServer, check_fits, runner_config
+from simkv.lab.served import Served, Setup
+from simkv.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one run serves: requests in flight at most, tokens of a prompt on average, tokens of a
+    step at most."""
+
+    name: str
+    in_flight: int
+    prompt: int
+    budget: int
+
+    def scenario(self, limits: Limits) -> Scenario:
+        """Twice as many requests as may be in flight, as a scenario within ``limits``.
+
+        None ends before all have their prompts in, so that as many decode as may.
+        """
+        longest = limits.context // 2
+        shortest_output = max(16, self.in_flight * self.prompt // self.budget)
+        longest_output = 3 * shortest_output
+        return Scenario.model_validate(
+            {
+                "name": self.name,
+                "workload": {
+                    "max_concurrency": self.in_flight,
+                    "arrivals": {
+                        "num_prompts": 2 * self.in_flight,
+                        "request_rate": 1e6,
+                        "prompt_tokens": {
+                            "distribution": "lognormal",
+                            "mean": self.prompt,
+                            "max": longest,
+                        },
+                        "output_tokens": {
+                            "distribution": "uniform",
+                            "low": shortest_output,
+                            "high": longest_output,
+                        },
+                    },
+                },
+                "engine": {
+                    "name": "vllm",
+                    "block_size": limits.block_size,
+                    "num_gpu_blocks": limits.kv_tokens // limits.block_size,
+                    "max_num_seqs": limits.decodes,
+                    "max_num_batched_tokens": self.budget,
+                    "max_model_len": longest + longest_output + 1,
+                    "async_scheduling": False,
+                },
+                "profile": "unit-step",
+            }
+        )
+
+
+def fitted_on(limits: Limits) -> Work:
+    """The run on which is fitted what serving adds: one decode to all, steps of middle size."""
+    budget = max(limits.decodes, min(limits.tokens // 4, 2048))
+    return Work("fitted", limits.decodes, limits.context // 16, budget)
+
+
+def judged_on(limits: Limits) -> list[Work]:
+    """The runs on which it is judged: few requests with long prompts in steps as large as may be,
+    and many with short ones in small steps."""
+    few = max(limits.decodes // 8, 8)
+    small = max(limits.decodes, limits.tokens // 16)
+    return [
+        Work("few-and-long", few, limits.context // 4, max(limits.decodes, limits.tokens)),
+        Work("many-and-short", limits.decodes, limits.context // 64, small),
+    ]
+
+
+def real_runs(setup: Setup, limits: Limits) -> dict[str, Served]:
+    """All of them by name on one runner, that which is fitted to first.
+
+    Raises InputError if model and cache do not fit the device.
+    """
+    setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # it has just been busy
+    works = [fitted_on(limits), *judged_on(limits)]
+    scenarios = [work.scenario(limits) for work in works]
+    config = covering(runner_config(scenario, setup) for scenario in scenarios)
+    check_fits(setup, config)
+    runner = Runner(setup.shape, config, setup.device)
+    return {s.name: DeviceServer(s, setup, runner).serve() for s in scenarios}
