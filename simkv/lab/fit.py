@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 from scipy.optimize import nnls
 
 from simkv.costs.erring import kind_of
@@ -106,7 +107,9 @@ def fit_profile(
     gpu: str,
     source: list[str],
 ) -> Profile:
-    """The profile that the samples give. Raises ValueError if a part was not measured at all.
+    """The profile that the samples give.
+
+    Raises ValueError if a part was not measured at all, or a step would cost no time.
 
     ``real`` are steps of a short real run: from them, what a step on the device takes beyond its
     parts measured alone (caches are cold). ``judged`` are steps of other runs, of other load and
@@ -191,7 +194,15 @@ def fit_profile(
         told_by = [(step.load, step.seconds) for step in judged]
     held_out, rms = errors(cost, told_by), _rms(cost, told_by)
     fit = profile.fit.model_copy(update={"held_out": held_out, "rms_s": rms})
-    return profile.model_copy(update={"fit": fit})
+    return _checked(profile.model_copy(update={"fit": fit}))
+
+
+def _checked(profile: Profile) -> Profile:
+    """The same, as it will be read back: a constant below zero must leave a step some time."""
+    try:
+        return Profile.model_validate(profile.model_dump())
+    except ValidationError as error:
+        raise ValueError(f"the fit is no profile: {error.errors()[0]['msg']}") from error
 
 
 def _in_service(cost: Callable[[Load], float], real: Sequence[RealStep]) -> list[Term]:

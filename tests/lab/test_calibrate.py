@@ -152,6 +152,9 @@ def test_whole_steps_may_be_cheaper_than_their_parts(tmp_path, saved):
     load = real[0].load
     assert StepCost(served)(load) == pytest.approx(StepCost(profile)(load) - saved, rel=1e-9)
     assert Profile.model_validate_json(served.model_dump_json()) == served
+    absurd = [RealStep(load, 1.0, -1.0)] * 8
+    with pytest.raises(ValueError, match="must cost 1e-9 s or more"):
+        fit_profile(samples, HOST, absurd, absurd, name="x", model="m", gpu="g", source=[])
 
 
 def test_what_serving_adds_is_found_and_told_apart(tmp_path):
