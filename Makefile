@@ -38,8 +38,7 @@ profiles: $(TESTED)
 
 # make calibrate-silicon ROWS=FILE.csv fits the constants of composed costs, then writes docs/silicon.md
 calibrate-silicon: $(VENV)/.installed
-	$(BIN)/simkv validate silicon $(ROWS) --fit simkv/costs/operators
-	$(BIN)/simkv validate silicon $(ROWS) --docs docs/silicon.md
+	$(BIN)/simkv validate silicon $(ROWS) --fit simkv/costs/operators --docs docs/silicon.md
 
 # The recorded runs are not part of the repository: CASES names the folder that holds them.
 validation: $(VENV)/.installed

@@ -26,7 +26,7 @@ def validate_silicon(
         Path | None, typer.Option(metavar="DIR", help="Write the predictions: points.csv.")
     ] = None,
     docs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report: Markdown, a picture.")
+        Path | None, typer.Option(metavar="FILE", help="With --fit: write the report.")
     ] = None,
     fit: Annotated[
         Path | None,
@@ -49,7 +49,7 @@ def validate_silicon(
     if fit:
         if not any(row.measured for row in found):
             raise InputError(f"{rows}: line 1: --fit needs the columns ttft_ms and tpot_ms")
-        _fit(rows, found, fit, jobs)
+        _fit(rows, found, fit, docs, jobs)
         return
     spreads = read_spreads()
     with progress("points", None) as advance:
@@ -59,19 +59,14 @@ def validate_silicon(
         from simkv.proof.validation.silicon.files import write_points
 
         show(f"Written to {write_points(out, predictions)}")
-    if docs:
-        from simkv.proof.validation.silicon.page import write_page
-
-        make_folder(docs.parent)
-        command = f"simkv validate silicon {rows.name} --docs {docs.name}"
-        names = write_page(docs, predictions, spreads, command)
-        show(f"Written to {docs.parent}: {', '.join(names)}")
 
 
 def _check(out: Path | None, docs: Path | None, fit: Path | None, jobs: int | None) -> None:
     for option, folder in (("--out", out), ("--docs", docs and docs.parent), ("--fit", fit)):
         if folder:
             check_folder(option, folder)
+    if docs and not fit:
+        raise InputError("--docs: the report is of what --fit left out; give both")
     if docs and docs.is_dir():
         raise InputError(f"--docs {docs}: is a folder; expected a file")
     if jobs is not None and jobs < 1:
@@ -90,7 +85,7 @@ def _lines(rows: list[Row], predictions: list[Prediction]) -> Iterator[Renderabl
     yield f"{answered} of {len(predictions)} rows are answered"
 
 
-def _fit(path: Path, rows: list[Row], folder: Path, jobs: int | None) -> None:
+def _fit(path: Path, rows: list[Row], folder: Path, docs: Path | None, jobs: int | None) -> None:
     from simkv.proof.validation.silicon.calibrate import calibrate, write
 
     with progress("points", None) as advance:
@@ -99,6 +94,12 @@ def _fit(path: Path, rows: list[Row], folder: Path, jobs: int | None) -> None:
     make_folder(folder)
     write(folder, found)
     show(f"Written to {folder}: constants.json, spreads.json")
+    if docs:
+        from simkv.proof.validation.silicon.page import write_page
+
+        make_folder(docs.parent)
+        command = f"make calibrate-silicon ROWS={path.name}"
+        show(f"Written to {docs.parent}: {', '.join(write_page(docs, found, command))}")
 
 
 def _fit_lines(found: Calibrated) -> Iterator[RenderableType]:

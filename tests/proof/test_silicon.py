@@ -300,7 +300,7 @@ def made_samples(scale: float, kind: Kind, count: int, first: int) -> list[Sampl
         slopes[1, :2] = both, decode
         at = slopes[:, 0] + slopes[:, 1]
         real = slopes[:, 0] + slopes[:, 1] * scale
-        found.append(Sample(kind, (i,), real, at, slopes, NONE))
+        found.append(Sample(kind, str(i), (i,), real, at, slopes, NONE))
     return found
 
 

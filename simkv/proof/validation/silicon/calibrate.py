@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simkv.core.files import write_text
 from simkv.costs.operators.constants import Constants
 from simkv.costs.operators.spreads import Kind, Spreads
@@ -15,12 +17,16 @@ from simkv.proof.validation.silicon.fit import (
     Fitted,
     choose,
     coverage,
+    fold_ends,
     levels_of,
+    pair_ends,
     spreads,
     values_for,
 )
-from simkv.proof.validation.silicon.predict import Job, points_of, run_all
-from simkv.proof.validation.silicon.rows import Row
+from simkv.proof.validation.silicon.point import Point
+from simkv.proof.validation.silicon.predict import Job, Prediction, points_of, run_all
+from simkv.proof.validation.silicon.replay import Replayed
+from simkv.proof.validation.silicon.rows import Latency, Row
 from simkv.proof.validation.silicon.samples import Sample, samples_of
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
@@ -36,12 +42,18 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was fitted, to which samples, and the shares of left-out points inside spreads."""
+    """What was fitted, to which samples, and the shares of left-out points inside spreads.
+
+    ``left_out`` are predictions of all rows, each from constants and an interval that its
+    configuration had no part in; ``unseen`` the same of its pair of model and GPU.
+    """
 
     samples: list[Sample]
     fitted: Fitted
     spreads: Spreads
     covered: dict[str, tuple[float, float, int]]
+    left_out: list[Prediction]
+    unseen: list[Prediction]
 
 
 def calibrate(
@@ -56,6 +68,16 @@ def calibrate(
     wanted = [None if isinstance(p, str) else Job(p, Constants()) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
     replayed = [None if job is None else found[job.key] for job in wanted]
+    return learn(rows, points, replayed, source)
+
+
+def learn(
+    rows: Sequence[Row],
+    points: Sequence[Point | str],
+    replayed: Sequence[Replayed | None],
+    source: str,
+) -> Calibrated:
+    """Fit constants to replays that were made without any."""
     samples = samples_of(rows, points, replayed)
     fitted = choose(samples)
     groups, unseen = spreads(samples, fitted)
@@ -66,8 +88,38 @@ def calibrate(
         "fineness": fitted.tried[fitted.fineness].name,
         "constants": fitted.tried[fitted.fineness].number,
     }
-    covered = coverage(samples, fitted)
-    return Calibrated(samples, fitted, Spreads(groups, unseen, provenance), covered)
+    return Calibrated(
+        samples,
+        fitted,
+        Spreads(groups, unseen, provenance),
+        coverage(samples, fitted),
+        _predictions(rows, points, samples, fitted.configurations, fold_ends(samples, fitted)),
+        _predictions(rows, points, samples, fitted.groups, pair_ends(samples, fitted)),
+    )
+
+
+def _predictions(
+    rows: Sequence[Row],
+    points: Sequence[Point | str],
+    samples: Sequence[Sample],
+    logs: Floats,
+    sides: Floats,
+) -> list[Prediction]:
+    """Predictions of all rows whose measurement is a sample; others are refused."""
+    place = {sample.measurement: i for i, sample in enumerate(samples)}
+    found = []
+    for row, point in zip(rows, points, strict=True):
+        i = place.get(row.measurement)
+        if i is None:
+            found.append(Prediction(row, None, why=point if isinstance(point, str) else "apart"))
+            continue
+        said = samples[i].real * np.exp(-logs[i])
+        low, high = (
+            None if np.isnan(sides[i, 0, end]) else Latency(*(said * np.exp(sides[i, :, end])))
+            for end in (0, 1)
+        )
+        found.append(Prediction(row, Latency(*said), low, high))
+    return found
 
 
 def write(folder: Path, found: Calibrated) -> None:

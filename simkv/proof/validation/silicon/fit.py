@@ -76,12 +76,24 @@ def _fit_part(samples: Sequence[Sample], towards: Floats) -> Floats:
         logs = np.log(np.maximum(moved, at / 5)) - real
         return np.concatenate([(logs / SCALE).ravel(), 2.0 * (values - towards) / REACH])
 
+    def slope(values: Floats) -> Floats:
+        moved = at + np.einsum("nij,nj->ni", slopes, values - start)
+        moved = np.where(moved > at / 5, moved, np.inf)
+        points = slopes / (moved * SCALE)[:, :, None]
+        return np.concatenate([points.reshape(-1, len(MOVED)), np.diag(2.0 / REACH)])
+
     begin = np.clip(towards, LOW + 1e-9, HIGH - 1e-9)
-    return np.asarray(
-        least_squares(
-            off, begin, bounds=(LOW, HIGH), loss="soft_l1", x_scale=REACH, ftol=1e-5, xtol=1e-5
-        ).x
+    found = least_squares(
+        off,
+        begin,
+        slope,
+        bounds=(LOW, HIGH),
+        loss="soft_l1",
+        x_scale=REACH,
+        ftol=1e-5,
+        xtol=1e-5,
     )
+    return np.asarray(found.x)
 
 
 def residuals(samples: Sequence[Sample], values: Mapping[str, Floats], fineness: int) -> Floats:
@@ -197,37 +209,52 @@ def spread_of(logs: Iterable[Floats]) -> Spread:
     return Spread(ttft, tpot, count, median, bias)
 
 
+def ends(
+    samples: Sequence[Sample], logs: Floats, part_of: Callable[[Sample], object], *, seen: bool
+) -> Floats:
+    """Ends of each sample's interval by the spreads of the other parts, as logarithms.
+
+    Of shape (samples, 2 latencies, 2 ends); NaN where nothing is near. ``seen``: others of the same
+    pair of model and GPU may tell; else at least ``PAIRS`` other pairs must.
+    """
+    found = np.full((len(samples), 2, 2), np.nan)
+    labels = [part_of(s) for s in samples]
+    for label in set(labels):
+        known = [i for i, other in enumerate(labels) if other != label]
+        pools = _pools([samples[i] for i in known], logs[known])
+        pairs: dict[str, set[object]] = {}
+        for sample in (samples[i] for i in known):
+            for level in sample.kind.levels():
+                pairs.setdefault(level, set()).add(sample.group)
+        for i in (i for i, other in enumerate(labels) if other == label):
+            for level in samples[i].kind.levels()[0 if seen else 1 :]:
+                pool = pools.get(level, ())
+                if len(pool) >= ENOUGH and (seen or len(pairs[level]) >= PAIRS):
+                    spread = spread_of(pool)
+                    found[i] = spread.ttft, spread.tpot
+                    break
+    return found
+
+
 def coverage(samples: Sequence[Sample], fitted: Fitted) -> dict[str, tuple[float, float, int]]:
     """Shares of left-out points (TTFT, TPOT, how many) inside spreads made without their part."""
     found = {}
-    for name, logs, part_of in (
-        ("configurations", fitted.configurations, fold),
-        ("groups", fitted.groups, lambda s: s.group),
+    for name, logs, sides in (
+        ("configurations", fitted.configurations, fold_ends(samples, fitted)),
+        ("groups", fitted.groups, pair_ends(samples, fitted)),
     ):
-        labels = [part_of(s) for s in samples]
-        inside = np.zeros((len(samples), 2), dtype=bool)
-        told = np.zeros(len(samples), dtype=bool)
-        for label in set(labels):
-            rest = [i for i, other in enumerate(labels) if other != label]
-            known = [samples[i] for i in rest]
-            pools = _pools(known, logs[rest])
-            pairs: dict[str, set[object]] = {}
-            for sample in known if name == "groups" else ():
-                for level in sample.kind.levels():
-                    pairs.setdefault(level, set()).add(sample.group)
-            pools = {
-                level: pool
-                for level, pool in pools.items()
-                if not pairs or len(pairs[level]) >= PAIRS
-            }
-            for i in (i for i, other in enumerate(labels) if other == label):
-                levels = samples[i].kind.levels()[0 if name == "configurations" else 1 :]
-                near = next((n for n in levels if len(pools.get(n, ())) >= ENOUGH), None)
-                if near is None:
-                    continue
-                spread, told[i] = spread_of(pools[near]), True
-                for column, ends in enumerate((spread.ttft, spread.tpot)):
-                    inside[i, column] = ends[0] <= logs[i, column] <= ends[1]
-        shares = inside[told].mean(axis=0) if told.any() else (0.0, 0.0)
+        told = ~np.isnan(sides[:, 0, 0])
+        inside = (sides[told, :, 0] <= logs[told]) & (logs[told] <= sides[told, :, 1])
+        shares = inside.mean(axis=0) if told.any() else (0.0, 0.0)
         found[name] = (float(shares[0]), float(shares[1]), int(told.sum()))
     return found
+
+
+def fold_ends(samples: Sequence[Sample], fitted: Fitted) -> Floats:
+    """Ends of intervals for configurations left out."""
+    return ends(samples, fitted.configurations, fold, seen=True)
+
+
+def pair_ends(samples: Sequence[Sample], fitted: Fitted) -> Floats:
+    """Ends of intervals for pairs of model and GPU left out."""
+    return ends(samples, fitted.groups, lambda s: s.group, seen=False)

@@ -10,30 +10,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simkv.core.files import write_text
-from simkv.costs.operators.spreads import Spreads
 from simkv.proof.validation.compared import markdown
+from simkv.proof.validation.silicon.calibrate import Calibrated
 from simkv.proof.validation.silicon.predict import CLIENT_MS, Prediction
 from simkv.proof.validation.silicon.score import NAMES, class_of, clean, noise, scores
-from simkv.proof.validation.silicon.show import HEAD, noise_lines, score_rows
+from simkv.proof.validation.silicon.show import FIT_HEAD, HEAD, fit_rows, noise_lines, score_rows
 from simkv.report.style import BLUE, GREY, RED, SLATE, WIDTH, YELLOW, house_style, save
 
 TEMPLATE = Path(__file__).parent / "page.md.j2"
 COLOURS = (BLUE, YELLOW, RED, GREY)
 
 
-def write_page(
-    path: Path, predictions: Sequence[Prediction], spreads: Spreads, command: str
-) -> list[str]:
+def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
     """Write the page to ``path`` and the picture beside it; returns the files' names."""
     picture = path.with_name(f"{path.stem}.png")
     with house_style():
-        save(draw(predictions), picture)
-    tables = []
-    for title, group in scores(predictions).items():
-        lines = "\n".join(markdown(HEAD, score_rows(group), 1))
-        tables.append(f"## By {title}\n\n{lines}\n")
-    refused = [p for p in predictions if p.latency is None]
+        save(draw(found.left_out), picture)
+    tables = [
+        _tables("Configurations left out", found.left_out),
+        _tables("Pairs of model and GPU left out", found.unseen),
+    ]
+    refused = [p for p in found.left_out if p.latency is None and clean(p)]
     whys = sorted({p.why for p in refused})
+    apart = [p.row for p in found.left_out if not clean(p)]
     template = Environment(autoescape=False, keep_trailing_newline=True).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )
@@ -41,14 +40,26 @@ def write_page(
         command=command,
         picture=picture.name,
         client_ms=CLIENT_MS,
-        rows=len(predictions),
+        rows=len(found.left_out),
         refused=[f"{sum(p.why == why for p in refused)} rows: {why}" for why in whys],
-        noise=list(noise_lines(noise([p.row for p in predictions]))),
-        provenance=dict(spreads.provenance),
+        apart=len(apart),
+        noise=list(noise_lines(noise([p.row for p in found.left_out]))),
+        provenance=dict(found.spreads.provenance),
+        tried="\n".join(markdown(FIT_HEAD, fit_rows(found.fitted), 1)),
+        covered=found.covered,
         tables="\n".join(tables),
     )
     write_text(path, text)
     return [path.name, picture.name]
+
+
+def _tables(title: str, predictions: Sequence[Prediction]) -> str:
+    parts = []
+    for name, group in scores(predictions).items():
+        if not name.startswith("suspect"):  # nothing was fitted to them, and none is left out
+            lines = "\n".join(markdown(HEAD, score_rows(group), 1))
+            parts.append(f"### By {name}\n\n{lines}\n")
+    return f"## {title}\n\n" + "\n".join(parts)
 
 
 def draw(predictions: Sequence[Prediction]) -> Figure:

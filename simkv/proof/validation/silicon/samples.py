@@ -32,6 +32,7 @@ class Sample:
     """
 
     kind: Kind
+    measurement: str
     configuration: tuple[str | int, ...]
     real: Floats
     at: Floats
@@ -64,6 +65,7 @@ def samples_of(
             continue
         found[row.measurement] = Sample(
             point.kind,
+            row.measurement,
             row.configuration,
             np.array(row.measured),
             np.array(run.latency),

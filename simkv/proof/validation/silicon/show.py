@@ -65,16 +65,24 @@ def noise_lines(found: Sequence[Noise]) -> Iterator[str]:
         )
 
 
-def fit_table(fitted: Fitted) -> Table:
-    """What ever finer constants bring on what they were not fitted to."""
-    table = Table(title="constants, MAPE in per cent", title_justify="left", box=box.SIMPLE_HEAD)
-    heads = ("as fine as", "number", "TTFT", "TPOT", "TTFT, pair left out", "TPOT, pair left out")
-    for name in heads:
-        table.add_column(name, justify="left" if name == heads[0] else "right")
+FIT_HEAD = ("as fine as", "number", "TTFT", "TPOT", "TTFT, pair left out", "TPOT, pair left out")
+
+
+def fit_rows(fitted: Fitted) -> Iterator[list[str]]:
+    """What ever finer constants bring on what they were not fitted to: MAPE in per cent."""
     for index, tried in enumerate(fitted.tried):
         chosen = " (chosen)" if index == fitted.fineness else ""
         errors = [_percent(float(e)) for e in (*tried.configurations, *tried.groups)]
-        table.add_row(f"{tried.name}{chosen}", str(tried.number), *errors)
+        yield [f"{tried.name}{chosen}", str(tried.number), *errors]
+
+
+def fit_table(fitted: Fitted) -> Table:
+    """The same for the console."""
+    table = Table(title="constants, MAPE in per cent", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in FIT_HEAD:
+        table.add_column(name, justify="left" if name == FIT_HEAD[0] else "right")
+    for row in fit_rows(fitted):
+        table.add_row(*row)
     return table
 
 
