@@ -41,21 +41,24 @@ class StepGraphs:
     def _capture_all(self, sizes: list[StepSize]) -> None:
         """Largest first, so that the others fit into the memory of the first."""
         memory: Any = None
+        stream = torch.cuda.Stream()
         for size in sizes:
             self.buffer[: packed_length(size)].copy_(padding(size, self.model.seats))
             fields = fields_of(self.buffer, size)
-            graph, sampled = capture(partial(self.model.step, fields, size), memory)
+            graph, sampled = capture(partial(self.model.step, fields, size), stream, memory)
             memory = memory or graph.pool()
             self._graphs[size] = (graph, sampled)
 
 
-def capture(run: Callable[[], torch.Tensor], memory: Any = None) -> tuple[Any, torch.Tensor]:
+def capture(
+    run: Callable[[], torch.Tensor], stream: Any, memory: Any = None
+) -> tuple[Any, torch.Tensor]:
     """A CUDA graph of ``run`` and the tensor that it leaves its result in.
 
     It runs once before, so that kernels are compiled and algorithms picked. ``memory`` is the pool
-    of an earlier graph that is never replayed at the same time.
+    of an earlier graph that is never replayed at the same time; such graphs are captured on the
+    same ``stream``, since memory that one stream has freed is not given to another.
     """
-    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()

@@ -1,0 +1,58 @@
+"""How graphs are captured and timed, with a device that only keeps count."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import torch
+
+from simkv.costs.hardware.shapes import MODELS
+from simkv.lab import graphs, stand
+from simkv.lab.inputs import StepSize
+from simkv.lab.probes import SMALL, Probe
+from simkv.lab.stand import Stand
+from tests.lab.driver import RandomServer
+
+
+def test_graphs_that_share_memory_are_captured_on_one_stream(monkeypatch):
+    streams, pools = [], []
+
+    def capture(run, stream, memory=None):
+        streams.append(stream)
+        pools.append(memory)
+        return SimpleNamespace(pool=lambda: "pool"), run()
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    made = RandomServer(0, MODELS["tiny"], block_size=4).runner.graphs
+    made._capture_all([StepSize(4, 4, 0), StepSize(2, 2, 0), StepSize(1, 1, 0)])
+    assert len(streams) == 3
+    assert len(set(map(id, streams))) == 1
+    assert pools == [None, "pool", "pool"]
+
+
+def test_what_a_graph_reads_and_writes_is_kept_while_it_is_timed(monkeypatch):
+    """A graph does not own its tensors: what is freed may be another's by the next replay."""
+    made = Stand(MODELS["tiny"], SMALL, "cpu")
+    alive = []
+
+    def capture(run, stream, memory=None):
+        result = run()
+        refs = [weakref.ref(run), weakref.ref(result)]
+
+        def replay():
+            gc.collect()
+            alive.append(all(ref() is not None for ref in refs))
+
+        return SimpleNamespace(replay=replay), result
+
+    monkeypatch.setattr(stand, "capture", capture)
+    monkeypatch.setattr(
+        stand, "times", lambda run, repeats, on_gpu: [run() for _ in range(repeats)]
+    )
+    made.on_gpu, made._stream = True, object()
+    for part in ("decode", "step"):
+        made.time(Probe(part, (3, 4)), 2)
+    assert alive == [True] * 4
