@@ -101,8 +101,10 @@ def make_plan(prepared: Prepared, bench: Bench, advance: Advance | None = None) 
     def settled(questions: Sequence[Question]) -> None:
         settle(questions, bench, prepared.asked.neighbours, prepared.asked.exhaustive, advance)
 
-    nominal = Question(board, prepared.nominal)
-    single = [Question(board, prepared.of(repeat)) for repeat in range(prepared.repeats)]
+    # the smallest: from the cheap end in growing strides, so that little that is too large is tried
+    first = 0 if prepared.asked.smallest else None
+    nominal = Question(board, prepared.nominal, first)
+    single = [Question(board, prepared.of(repeat), first) for repeat in range(prepared.repeats)]
     settled([nominal, *single])
     known = nominal.known
     answer = edge(known, prepared.asked.neighbours)

@@ -41,7 +41,7 @@ def next_probes(
 
     Bracket, bisect, check the neighbours. A bracket's ends need not have been tried: before the
     first candidate none meets the objectives, after the last one all would. With a ``hint`` it
-    begins there, and goes on in growing strides.
+    begins there, and goes on in growing strides: from 0 at first 0, then 1 and 3, then 7 and 15.
     """
     if not known:
         if hint is None:

@@ -371,3 +371,16 @@ def test_the_example_runs(root: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Needs fleet.replicas = " in done.stdout
     assert "plan.json" in done.stdout
+
+
+def test_where_one_replica_does_not_many_are_tried(small: Path) -> None:
+    plan = simkv.plan(
+        small,
+        smallest="fleet.replicas=1..12",
+        objectives=["starved<=0"],
+        repeats=1,
+        cliff=False,
+        jobs=1,
+    )
+    assert plan.answer["run"] == 1
+    assert sorted(set(plan.evaluations["fleet.replicas"])) == [1, 2, 3]

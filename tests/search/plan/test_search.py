@@ -37,6 +37,15 @@ def test_it_tries_few() -> None:
         assert len(known) <= 2 + 7 * WIDTH + 2 * NEIGHBOURS
 
 
+def test_from_the_cheap_end_little_is_tried_that_is_far_too_large() -> None:
+    for first in range(1000):
+        known = searched([i >= first for i in range(1000)], hint=0)
+        assert max(known) <= max(4 * (first + 1), first + NEIGHBOURS)
+        assert len(known) <= 11 + 6 * WIDTH + 2 * NEIGHBOURS
+    assert sorted(searched([True] * 20, hint=0)) == [0, 1, 2]
+    assert sorted(searched([False] + [True] * 19, hint=0)) == [0, 1, 2, 3]
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 39) | st.none())
 def test_whatever_it_meets_the_answer_stands(meets: list[bool], hint: int | None) -> None:
     known = searched(meets, None if hint is None else min(hint, len(meets) - 1))
