@@ -126,14 +126,14 @@ def test_outcomes_are_known_by_the_words_of_the_record() -> None:
         ("newest: {preemptions: {}}", 12, "exactly one of eq, le, ge, within"),
         ("newest: {preemptions: {within: [2, 1]}}", 12, "within needs [low, high]"),
         ("newest: {preemptions: {within: [2]}}", 12, "at least 2 items"),
-        ("newest: {preemptions: many}", 12, "valid number; found 'many'"),
+        ("newest: {preemptions: many}", 12, "should be a number; found 'many'"),
         ("newest: {preemptions: {least: 1}}", 12, "known here: eq, le, ge, within"),
         ("newest: {makespan_s: .inf}", 12, "finite number"),
         ("newest: {verdict: servd}", 12, "did you mean 'served'?"),
         ("newest: {preemptions: 1}\nnewset: {preemptions: 1}", 13, "did you mean 'newest'?"),
         ("newest:\n  request:\n    2: {preemptions: 1}", 14, "an id from 0 to 1"),
         ("newest:\n  request:\n    1: {premptions: 1}", 14, "did you mean 'preemptions'?"),
-        ("newest: {request: {one: {}}}", 12, "valid integer"),
+        ("newest: {request: {one: {}}}", 12, "should be a whole number"),
     ],
 )
 def test_errors_name_the_place(tmp_path: Path, expect: str, place: int, message: str) -> None:
