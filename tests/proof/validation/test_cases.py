@@ -266,7 +266,7 @@ def test_a_recorded_knob_that_the_rules_nearby_lack_is_left_out(made_up: Path) -
     assert "scheduler_reserve_full_isl True is left out: 0.18.0 does not have it" in notes
     facts["engine"]["version"] = "v0.11.0"
     (made_up / "case.json").write_text(json.dumps(facts))
-    with pytest.raises(InputError, match="came with vLLM 0.19, 0.11.0 does not have it"):
+    with pytest.raises(InputError, match=r"came with vLLM 0\.19, 0\.11\.0 does not have it"):
         engine_of(read_case(made_up))
 
 
