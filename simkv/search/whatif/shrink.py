@@ -249,32 +249,46 @@ class _Search:
         while True:
             before = self.draft
             if knobs:
-                for step in self._engine_steps():
-                    self._unless_others(step)
+                self._unless_others(self._engine_steps)
                 self.fewest_requests()
-            for step in self._row_steps():
-                self._unless_others(step)
+            self._unless_others(self._row_steps)
             self.fewest_requests()
             if self.draft == before:
                 return
 
-    def _unless_others(self, step: Callable[[], object]) -> None:
-        """Take a step; back again if now, with one request less, it would befall others instead."""
+    def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
+        """Take all steps but those after which, with one request less, it would befall others.
+
+        That costs a run for every request, so it is asked once, after all steps, and step by step
+        only where it is so.
+        """
         before = self.draft
-        step()
-        if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
+        for step in steps():
+            step()
+        if not self._others_instead(before):
             return
+        self.draft = before
+        for step in steps():
+            before = self.draft
+            step()
+            if self._others_instead(before):
+                self.draft = before
+
+    def _others_instead(self, before: Draft) -> bool:
+        """Whether, since ``before``, with one request less it befalls others only."""
+        if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
+            return False
         for draft in self._one_less():
             figures = self.tried(draft)
             if self.wanted.shows(figures) and not self._same_victims(draft, figures):
-                self.draft = before
-                return
+                return True
+        return False
 
     def knobs_as_they_were(self, original: Scenario) -> None:
         """Give back the sizes that are not needed after all for what is left."""
-        for name in spec_of(original.engine).sizes:
-            former = getattr(original.engine, name)
-            self._unless_others(partial(self._try_size, name, former))
+        sizes = spec_of(original.engine).sizes
+        former = [partial(self._try_size, name, getattr(original.engine, name)) for name in sizes]
+        self._unless_others(lambda: former)
         self.fewest_requests()
 
     def _try(self, draft: Draft) -> bool:

@@ -269,3 +269,11 @@ def test_nothing_is_printed() -> None:
     with redirect_stdout(said):
         smallest(overload(), "starved")
     assert not said.getvalue()
+
+
+def test_whom_it_befalls_is_asked_once_a_round_not_at_every_step() -> None:
+    rows = [{"prompt_tokens": 10, "output_tokens": 5, "arrival": 0.137 * n} for n in range(10)]
+    chosen = with_requests(overload(), rows).model_copy(update={"engine_ready": 0.25})
+    found = smallest(chosen, "starved")
+    check(found, condition("starved"))
+    assert found.runs <= 85  # 81; asked at every step it was 94
