@@ -69,9 +69,11 @@ def tell_overruled(scenario: Path, assignments: Sequence[str]) -> None:
 
 
 class Advance(Protocol):
-    """Moves a bar: by one, or to ``done`` of ``total``."""
+    """Moves a bar: by one, or to ``done`` of ``total``; ``now`` is what it says from now on."""
 
-    def __call__(self, done: int | None = None, total: int | None = None) -> None: ...
+    def __call__(
+        self, done: int | None = None, total: int | None = None, now: str | None = None
+    ) -> None: ...
 
 
 @contextmanager
@@ -94,10 +96,10 @@ def progress(what: str, total: int | None = None, *, file: Path | None = None) -
     if file and file.is_file():
         total = file.stat().st_size
     if not where.is_terminal:
-        yield lambda *_: None
+        yield lambda *_, **__: None
         return
     with Progress(
-        TextColumn(what, markup=False),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn() if file else MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -109,7 +111,10 @@ def progress(what: str, total: int | None = None, *, file: Path | None = None) -
     ) as bar:
         task = bar.add_task(what, total=total)
 
-        def advance(done: int | None = None, total: int | None = None) -> None:
-            bar.update(task, completed=done, total=total, advance=1 if done is None else None)
+        def advance(
+            done: int | None = None, total: int | None = None, now: str | None = None
+        ) -> None:
+            by = 1 if done is None else None
+            bar.update(task, completed=done, total=total, advance=by, description=now)
 
         yield advance

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import console, show, tell_overruled
+from simkv.cli.common import progress, show, tell_overruled
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import check_new_file
 
@@ -214,25 +214,21 @@ def _title(scenario: Scenario, variant: str) -> str:
 def _evaluator(
     path: Path, workers: int | None, most_runs: int | None = None
 ) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
-    """An evaluator, and what tells its progress: a line on a terminal, nothing in a pipe."""
+    """An evaluator, and what tells its progress: a bar on a terminal, nothing in a pipe."""
     from simkv.search.pool import cores
     from simkv.search.whatif.evaluate import Evaluator
 
-    err = console(stderr=True)
-    count = workers or cores()
-    if not err.is_terminal:
-        with Evaluator(path.parent, count, most_runs) as evaluator:
-            yield evaluator, lambda _: None
-        return
-    with err.status("…") as status:
-        about = [""]
+    done, about = 0, "runs"
+    with progress("runs", most_runs) as advance:
 
-        def show() -> None:
-            status.update(f"{about[0]} ({evaluator.runs} runs)")
+        def ticked() -> None:
+            nonlocal done
+            done += 1
+            advance(done, evaluator.expected, about)
 
         def tell(line: str) -> None:
-            about[0] = line
-            show()
+            nonlocal about
+            about = line
 
-        with Evaluator(path.parent, count, most_runs, show) as evaluator:
+        with Evaluator(path.parent, workers or cores(), most_runs, ticked) as evaluator:
             yield evaluator, tell

@@ -128,6 +128,7 @@ class Evaluator:
         self._bench = Bench(self._pool.run, self._memory)
         self._asked: set[str] = set()
         self._seconds = 0.0
+        self._ahead: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +146,11 @@ class Evaluator:
         """How many different jobs were asked for."""
         return len(self._asked)
 
+    @property
+    def expected(self) -> int | None:
+        """How many jobs there will have been when those now at hand are done, if that is known."""
+        return len(self._asked | self._ahead) if self._ahead else None
+
     def job(self, scenario: Scenario, rules: Any = None) -> Job:
         """The job of running a scenario. Raises InputError if its files cannot be used."""
         return trial(scenario, self.folder, rules)
@@ -161,12 +167,15 @@ class Evaluator:
     def evaluate_all(self, jobs: Iterable[Job]) -> list[Figures]:
         """The figures of all jobs, in order."""
         jobs = list(jobs)
+        self._ahead = {job.digest for job in jobs}
         new = {job.digest: job for job in jobs if job.digest not in self._memory.done}
         if len(new) > 1:
             self.evaluate(new.pop(next(iter(new))))  # which tells how long the others will take
             if self._pays(len(new)):
                 self._run(list(new.values()))
-        return [self.evaluate(job) for job in jobs]
+        found = [self.evaluate(job) for job in jobs]
+        self._ahead = set()
+        return found
 
     def stream(self, jobs: Iterable[Job]) -> Iterator[Figures]:
         """The figures of one job after the other, for as long as the caller takes them.

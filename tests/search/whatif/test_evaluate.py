@@ -143,3 +143,12 @@ def test_no_process_is_left_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert set(active_children()) == before
+
+
+def test_a_bar_knows_how_many_runs_are_at_hand() -> None:
+    seen: list[int | None] = []
+    evaluator = Evaluator(Path(), tick=lambda: seen.append(evaluator.expected))
+    jobs = [evaluator.job(overload(timeout)) for timeout in (30.0, 31.0, 32.0)]
+    evaluator.evaluate(jobs[0])
+    evaluator.evaluate_all(jobs)
+    assert seen == [None, 3, 3]
