@@ -112,8 +112,8 @@ const KINDS = PAGE.kinds; // {key, label, served, life}
 /** How a stretch is painted: what it did, as in the pictures, or the kind that the ledger names. */
 const PAINTS = {
   did: {
-    keys: ["waiting", "prefill", "recompute", "decode", "held_up", "preempted", "starved", "failed",
-      "gone", "wasted"],
+    keys: ["waiting", "prefill", "recompute", "decode", "held_up", "preempted", "starved", "timed_out",
+      "failed", "gone", "wasted"],
     of(kind, vain) {
       const { key, served, life } = KINDS[kind];
       if (served || !life) return this.keys.indexOf(key);
@@ -1246,4 +1246,15 @@ function start() {
   addEventListener("afterprint", () => forPaper(false));
 }
 
-start();
+/** The plotting library, where it does not lie beside the page, is in the page as gzip in base64. */
+async function unpackLibrary() {
+  const packed = $("#library");
+  if (!packed) return;
+  const bytes = Uint8Array.from(atob(packed.textContent), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const library = document.createElement("script");
+  library.textContent = await new Response(stream).text();
+  document.head.append(library);
+}
+
+unpackLibrary().then(start);
