@@ -14,6 +14,7 @@ from simkv.core.errors import InputError
 from simkv.costs.operators.constants import Constants
 from simkv.costs.operators.spreads import Kind, Spread, Spreads
 from simkv.costs.profile import Profile
+from simkv.proof.validation.silicon.calibrate import rules_of
 from simkv.proof.validation.silicon.fit import choose, fit, spread_of, values_for
 from simkv.proof.validation.silicon.lengths import drawn
 from simkv.proof.validation.silicon.point import nearest_variant, point_of
@@ -381,3 +382,17 @@ def test_a_fit_needs_measured_columns(tmp_path: Path) -> None:
     rows = write(tmp_path, LINE.rsplit(",", 4)[0], head=head)
     done = CliRunner().invoke(app, ["validate", "silicon", str(rows), "--fit", str(tmp_path)])
     assert done.exit_code == 2 or isinstance(done.exception, InputError)
+
+
+def test_rules_give_back_the_constants_of_each_kind_and_none_to_other_families() -> None:
+    samples = made_samples(1.3, HOPPER, 30, 0) + made_samples(0.9, BLACKWELL, 30, 100)
+    fitted = replace(choose(samples), fineness=2, values=fit(samples, 2))
+    rules = rules_of(samples, fitted, "made up")
+    for kind in (HOPPER, BLACKWELL, replace(HOPPER, family="ada")):
+        found = Constants()
+        for rule in rules:
+            if all(getattr(kind, k) == v for k, v in rule["kind"].items()):
+                found = found.joined(Constants(**rule["constants"]))
+        expected = values_for(kind, fitted.values, 2) if kind.family != "ada" else NONE
+        for name, value in zip(MOVED, expected, strict=True):
+            assert getattr(found, name) == pytest.approx(value, abs=1e-4)

@@ -24,7 +24,8 @@ from simkv.costs.profile import Profile, StepError
 PATH = Path(__file__).with_name("spreads.json")
 #: GPU families by a word in the name of the card.
 FAMILIES = {
-    "blackwell": ("B200", "B300", "GB200", "GB300", "PRO", "5090"),
+    "blackwell": ("B200", "B300", "GB200", "GB300"),
+    "blackwell workstation": ("PRO", "5090"),
     "hopper": ("H100", "H200", "H20", "GH200"),
     "ada": ("L4", "L40S", "L40", "4090"),
     "ampere": ("A100", "A10", "3090"),

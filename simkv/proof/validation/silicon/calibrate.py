@@ -27,7 +27,7 @@ from simkv.proof.validation.silicon.point import Point
 from simkv.proof.validation.silicon.predict import Job, Prediction, points_of, run_all
 from simkv.proof.validation.silicon.replay import Replayed
 from simkv.proof.validation.silicon.rows import Latency, Row
-from simkv.proof.validation.silicon.samples import Sample, samples_of
+from simkv.proof.validation.silicon.samples import NONE, Sample, samples_of
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 RULES, SPREADS = "constants.json", "spreads.json"
@@ -131,7 +131,11 @@ def write(folder: Path, found: Calibrated) -> None:
 
 
 def rules_of(samples: Sequence[Sample], fitted: Fitted, source: str) -> list[dict[str, Any]]:
-    """Rules of ``constants.json``: each level changes what the wider one before it said."""
+    """Rules of ``constants.json``: each level changes what the wider one before it said.
+
+    What an engine's points have in common is no rule: a GPU of a family that was never measured
+    gets no constants, for those of others do not hold there.
+    """
     kinds: dict[str, Kind] = {}
     for sample in samples:
         for name in levels_of(sample.kind, fitted.fineness):
@@ -139,7 +143,9 @@ def rules_of(samples: Sequence[Sample], fitted: Fitted, source: str) -> list[dic
     rules = []
     for name, kind in kinds.items():
         depth = levels_of(kind, fitted.fineness).index(name)
-        before = values_for(kind, fitted.values, depth)
+        if not depth:
+            continue
+        before = values_for(kind, fitted.values, depth) if depth > 1 else NONE
         changes = _changes(before, fitted.values[name])
         fields = {field: getattr(kind, field) for field in FIELDS[depth]}
         rules.append({"kind": fields, "constants": changes, "source": source})
