@@ -388,7 +388,7 @@ def test_rules_give_back_the_constants_of_each_kind_and_none_to_other_families()
     samples = made_samples(1.3, HOPPER, 30, 0) + made_samples(0.9, BLACKWELL, 30, 100)
     fitted = replace(choose(samples), fineness=2, values=fit(samples, 2))
     rules = rules_of(samples, fitted, "made up")
-    for kind in (HOPPER, BLACKWELL, replace(HOPPER, family="ada")):
+    for kind in (HOPPER, BLACKWELL, replace(HOPPER, family="ada", gpu="L40S")):
         found = Constants()
         for rule in rules:
             if all(getattr(kind, k) == v for k, v in rule["kind"].items()):

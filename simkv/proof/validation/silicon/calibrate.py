@@ -12,7 +12,7 @@ import numpy as np
 
 from simkv.core.files import write_text
 from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.spreads import Kind, Spreads
+from simkv.costs.operators.spreads import Spreads
 from simkv.proof.validation.silicon.fit import (
     Fitted,
     choose,
@@ -21,7 +21,6 @@ from simkv.proof.validation.silicon.fit import (
     levels_of,
     pair_ends,
     spreads,
-    values_for,
 )
 from simkv.proof.validation.silicon.point import Point
 from simkv.proof.validation.silicon.predict import Job, Prediction, points_of, run_all
@@ -31,13 +30,8 @@ from simkv.proof.validation.silicon.samples import NONE, Sample, samples_of
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 RULES, SPREADS = "constants.json", "spreads.json"
-#: Fields of a rule that name a level, from the widest.
-FIELDS = (
-    ("backend",),
-    ("backend", "family", "mlp"),
-    ("backend", "family", "attention", "experts", "weights"),
-    ("backend", "gpu", "attention", "experts", "weights"),
-)
+#: Fields of a rule for an engine on a GPU family, and for a pair of model and GPU.
+ENGINE, PAIR = ("backend", "family"), ("backend", "gpu", "model", "weights", "experts")
 
 
 @dataclass(frozen=True)
@@ -131,27 +125,20 @@ def write(folder: Path, found: Calibrated) -> None:
 
 
 def rules_of(samples: Sequence[Sample], fitted: Fitted, source: str) -> list[dict[str, Any]]:
-    """Rules of ``constants.json``: each level changes what the wider one before it said.
+    """Rules of ``constants.json``: a pair's change what those of its engine said.
 
-    What an engine's points have in common is no rule: a GPU of a family that was never measured
-    gets no constants, for those of others do not hold there.
+    An engine's hold for the GPU families that were measured; a GPU of another one gets none.
     """
-    kinds: dict[str, Kind] = {}
-    for sample in samples:
-        for name in levels_of(sample.kind, fitted.fineness):
-            kinds.setdefault(name, sample.kind)
-    rules = []
-    for name, kind in kinds.items():
-        depth = levels_of(kind, fitted.fineness).index(name)
-        if not depth:
-            continue
-        before = values_for(kind, fitted.values, depth) if depth > 1 else NONE
-        changes = _changes(before, fitted.values[name])
-        fields = {field: getattr(kind, field) for field in FIELDS[depth]}
-        rules.append({"kind": fields, "constants": changes, "source": source})
-    return sorted(
-        rules, key=lambda r: (len(r["kind"]), "gpu" in r["kind"], sorted(r["kind"].items()))
-    )
+    found: dict[str, dict[str, Any]] = {}
+    for kind in {sample.kind for sample in samples}:
+        before = NONE
+        for name, fields in zip(levels_of(kind, fitted.fineness), (ENGINE, PAIR), strict=False):
+            after = fitted.values[name]
+            chosen = {field: getattr(kind, field) for field in fields}
+            rule = {"kind": chosen, "constants": _changes(before, after), "source": source}
+            found[repr(chosen)] = rule
+            before = after
+    return sorted(found.values(), key=lambda r: (len(r["kind"]), sorted(r["kind"].items())))
 
 
 def _changes(before: Floats, after: Floats) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Constants for kinds of configurations, fitted to measured points and judged on others.
 
 A kind's constants are drawn towards those of the wider kind that it belongs to, so that few points
-move them little: engine, then GPU family and dense or mixture, then attention and number formats,
-then these on one GPU.
+move them little: engine, then the pair of model and GPU in its number formats. (Levels between the
+two, by GPU family and by kernels, do worse on pairs left out as a whole.)
 How fine they get is decided by the error on configurations that were left out (folds of them), as
 coarse as does no worse. Pairs of model and GPU that are left out as a whole say what the error is
 on those never seen.
@@ -23,7 +23,7 @@ from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 FOLDS = 5
 #: Names of the ends of ``Kind.levels``, from the widest: how fine constants may get.
-FINENESS = ("none", "engine", "family", "kernels", "GPU")
+FINENESS = ("none", "engine", "pair")
 #: By how much a constant may differ from the wider kind's as easily as a point by its scale.
 REACH = np.array([0.5, 0.25, 0.01, 0.0005, 0.00002, 0.02])
 #: What a logarithm of measured over predicted counts: the targets are 10 and 5 per cent.
@@ -41,8 +41,8 @@ Values = dict[str, Floats]
 
 def levels_of(kind: Kind, fineness: int) -> list[str]:
     """Names of the kinds that a kind belongs to, from the widest, so many of them."""
-    _, gpu, kernels, family, _, engine = kind.levels()
-    return [engine, family, kernels, gpu][:fineness]
+    pair, *_, engine = kind.levels()
+    return [engine, pair][:fineness]
 
 
 def fit(samples: Sequence[Sample], fineness: int) -> Values:
