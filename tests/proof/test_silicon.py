@@ -18,7 +18,7 @@ from simkv.proof.validation.silicon.calibrate import rules_of
 from simkv.proof.validation.silicon.fit import choose, fit, spread_of, values_for
 from simkv.proof.validation.silicon.lengths import drawn
 from simkv.proof.validation.silicon.point import nearest_variant, point_of
-from simkv.proof.validation.silicon.predict import CLIENT_MS, Prediction, predict
+from simkv.proof.validation.silicon.predict import CLIENT_MS, WIDER, Prediction, predict
 from simkv.proof.validation.silicon.recipe import warm_up_of
 from simkv.proof.validation.silicon.replay import Load, replay
 from simkv.proof.validation.silicon.rows import Latency, Row, read_rows
@@ -396,3 +396,18 @@ def test_rules_give_back_the_constants_of_each_kind_and_none_to_other_families()
         expected = values_for(kind, fitted.values, 2) if kind.family != "ada" else NONE
         for name, value in zip(MOVED, expected, strict=True):
             assert getattr(found, name) == pytest.approx(value, abs=1e-4)
+
+
+def test_far_releases_widen_the_interval_of_a_pair_that_was_never_seen(tmp_path: Path) -> None:
+    near = replace(one_row(tmp_path), backend="vllm", version="0.11.0")
+    far = replace(near, id="b", version="0.15.0")
+    released = point_of(far).releases
+    level = point_of(near).kind.levels()[-1]
+    known = Spreads({}, {level: Spread((-0.1, 0.1), (-0.1, 0.1), 50)}, {})
+    first, second = predict([near, far], known, lambda _: Constants(), jobs=1)
+    for found, apart in ((first, 0), (second, released)):
+        assert found.latency is not None
+        assert found.high is not None
+        wider = 0.1 + WIDER * apart
+        assert found.high.tpot == pytest.approx(found.latency.tpot * math.exp(wider))
+        assert "never seen" in found.why

@@ -24,6 +24,8 @@ CLIENT_MS = 8.0
 #: What each release between the rules that run and those of the row adds to an interval's ends, as
 #: a share, where the spread is not of that very group. Assumed.
 WIDER = 0.02
+#: More releases than this make an interval no wider.
+FARTHEST = 10
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def _prediction(row: Row, point: Point, replayed: Replayed, spreads: Spreads) ->
     more = 0.0
     if level != point.kind.levels()[0]:
         notes.append(f"never seen: interval of {level}, left out as wholes")
-        more = WIDER * point.releases
+        more = WIDER * min(point.releases, FARTHEST)
     low, high = (
         Latency(
             *(

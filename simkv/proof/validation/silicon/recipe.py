@@ -117,9 +117,10 @@ def _fp(row: Row, **known: FormatName) -> FormatName:
 
 def _dense(row: Row) -> Recipe:
     """Llama and Qwen3: vLLM 0.10.2 in InferenceMAX, engines' defaults in NVIDIA's runs."""
-    if not row.precision:
+    if not row.precision and "fp8" not in row.model.lower():
         return Recipe("bf16", assumed=("weights and KV in 16 bits: the source does not say",))
     block = "qwen3" in row.model.lower()
+    row = replace(row, precision=row.precision or "fp8")
     weights = _fp(row, fp8="fp8_block" if block else "fp8", fp4="nvfp4", bf16="bf16")
     if row.protocol != PROTOCOL and row.backend == "vllm":
         # What is measured is more tokens a second than the GPU can prefill.
