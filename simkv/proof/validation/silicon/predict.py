@@ -58,7 +58,7 @@ def points_of(rows: Sequence[Row]) -> list[Point | str]:
     for row in rows:
         try:
             found.append(point_of(row))
-        except InputError as error:
+        except (InputError, ValueError) as error:  # the latter of an engine that refuses its knobs
             found.append(str(error))
     return found
 
