@@ -95,7 +95,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_of_the_repository(simkv: Simkv, name: str) -> None:
-    ran = simkv("run", ROOT / "scenarios" / f"{name}.yaml", "--no-plots", "--steps")
+    ran = simkv("run", ROOT / "scenarios" / f"{name}.yaml", "--no-plots", "--steps", "--full")
     assert (ran.code, ran.err) == (0, "")
     folder = simkv.folder / "runs" / name
     assert ran.out.rstrip().endswith(
@@ -132,7 +132,8 @@ def test_a_scenario_of_the_repository(simkv: Simkv, name: str) -> None:
 
 
 def test_the_pictures_are_drawn(simkv: Simkv) -> None:
-    assert simkv("run", ROOT / "scenarios" / "mistralrs-six.yaml", "--out", "o").code == 0
+    six = ROOT / "scenarios" / "mistralrs-six.yaml"
+    assert simkv("run", six, "--out", "o", "--plots").code == 0
     for name in ("lanes", "latency", "pressure"):
         picture = (simkv.folder / "o" / f"{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")

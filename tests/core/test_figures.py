@@ -68,5 +68,5 @@ def test_numbers_have_three_digits() -> None:
 
 def test_every_ending_is_an_answer_or_a_failure() -> None:
     assert {Outcome.FINISHED, *FAILURES} == set(Outcome)
-    assert [outcome.word for outcome in FAILURES if "_" in outcome] == ["cut off"]
-    assert {outcome.vain for outcome in Outcome} == {None, "starved", "failed"}
+    assert [outcome.word for outcome in FAILURES if "_" in outcome] == ["timed out", "cut off"]
+    assert {outcome.vain for outcome in Outcome} == {None, "starved", "timed_out", "failed"}

@@ -46,7 +46,7 @@ SCALE = {"metric": "running", "target": 2.0, "min_replicas": 1, "max_replicas": 
 #: Scenarios that have every section, each with what goes beside it.
 WHOLE: dict[str, Tree] = {
     "about": {
-        "report": "here",
+        "report": "https://example.org/here",
         "summary": "all",
         "provenance": {"given": ["a"], "fitted": ["b"], "assumed": ["c"]},
         "published": {
@@ -104,7 +104,7 @@ TIED = {
     *("requests", "burst", "arrivals", "sessions", "trace", "format", "hash_ids", "segments"),
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "diurnal", "distribution"),
     *("prefix_group", "prefix_tokens", "prefix_groups", "name", "role", "kv_transfer", 0),
-    *("num_cpu_blocks", "lpm_aging_tokens_per_pass", "eq", "le", "ge", "within"),
+    *("hardware", "num_cpu_blocks", "lpm_aging_tokens_per_pass", "eq", "le", "ge", "within"),
 }
 
 

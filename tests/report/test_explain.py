@@ -118,8 +118,8 @@ def test_preemptions_by_reason(tmp_path: Path) -> None:
     [
         ((7,), "request 7: there is no such request; expected an id from 0 to 2"),
         (
-            ("--variant", "tite"),
-            "--variant tite: there is no such variant (did you mean 'tight'?); expected",
+            ("--variant", "tigth"),
+            "--variant tigth: there is no such variant (did you mean 'tight'?); expected",
         ),
     ],
 )

@@ -125,8 +125,8 @@ def test_prefixes_leave_arrivals_and_lengths_as_they_were() -> None:
         ("segments: [[x, 0, 99]]", "must add up to prompt_tokens 100; found 99"),
         ("segments: [[x, 5, 5], [y, 0, 100]]", "0 <= start < end"),
         ("segments: [[x, 0]]", "segments.0.2: "),
-        ("segments: [[3, 0, 100]]", "valid string; found 3"),
-        ("hash_ids: [a]", "valid integer; found 'a'"),
+        ("segments: [[3, 0, 100]]", "3 is a number here; put the text in quotes"),
+        ("hash_ids: [a]", "should be a whole number; found 'a'"),
     ],
 )
 def test_a_prompt_that_cannot_be_is_refused(tmp_path: Path, fields: str, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simkv.core.setting import EngineSetting, GraphMode
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.versions import RULES
+from simkv.schedulers.vllm.versions import rules_of
 
 #: Never more tokens than this in a graph by default (vLLM 0.9 to 0.33, vllm/config).
 MOST = 512
@@ -53,7 +53,7 @@ def setting_of(config: VllmConfig) -> EngineSetting:
         graph_sizes=() if mode == "NONE" else tuple(sizes),
         graph_mode=_MODES[mode],
         asynchronous=(
-            RULES[config.variant].async_scheduling if asynchronous is None else asynchronous
+            rules_of(config.variant).async_scheduling if asynchronous is None else asynchronous
         ),
         block_size=config.block_size,
         memory_share=share,

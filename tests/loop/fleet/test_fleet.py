@@ -79,7 +79,7 @@ def test_while_no_replica_is_there_requests_wait_at_the_router() -> None:
     result = fleet(section, requests)
     first, second = result.record.lives.values()
     assert first.ended_at == 15.0
-    assert (second.outcome, second.ended_at) == (Outcome.STARVED, 5.0)
+    assert (second.outcome, second.ended_at) == (Outcome.TIMED_OUT, 5.0)
     assert where(result) == ["0 0", None]
     assert [stint.name for stint in result.fleet.stints] == ["replica 0", "replica 0 from 10 s"]
 

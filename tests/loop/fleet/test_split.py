@@ -140,7 +140,7 @@ def test_one_token_needs_no_other_replica() -> None:
 def test_who_gives_up_on_the_way_leaves_nothing_behind(gives_up: float) -> None:
     result = split([{**at(0.0, prompt=20)[0], "timeout": gives_up}])
     life = result.record.lives[0]
-    assert (life.outcome, life.ended_at) == (Outcome.STARVED, gives_up)
+    assert (life.outcome, life.ended_at) == (Outcome.TIMED_OUT, gives_up)
     check_all_free(result)
 
 
