@@ -45,7 +45,8 @@ def plant(monkeypatch):
     """Put a module with one piece of its source replaced in the place of the original."""
 
     def planted(engine: str, old: str, new: str) -> None:
-        name = f"simkv.schedulers.{engine}.scheduler"
+        file = "fixed" if engine == "fastdeploy" else "scheduler"
+        name = f"simkv.schedulers.{engine}.{file}"
         module = import_module(name)
         source = inspect.getsource(module)
         assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {name}"
@@ -56,7 +57,7 @@ def plant(monkeypatch):
             exec(compile(source.replace(old, new), str(module.__file__), "exec"), mutant.__dict__)
         monkeypatch.setitem(sys.modules, name, mutant)
         # The engine's spec again, now with what the mutant builds.
-        for part in ("swap", "transfer", "spec"):
+        for part in ("swap", "transfer", "spec", *(["scheduler"] if file == "fixed" else [])):
             monkeypatch.delitem(sys.modules, f"simkv.schedulers.{engine}.{part}", raising=False)
         spec = getattr(import_module(f"simkv.schedulers.{engine}.spec"), engine.upper())
         monkeypatch.setitem(ENGINES, engine, spec)
