@@ -23,7 +23,7 @@ from simkv.core.request import Request
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.hardware.setting import setting_of
-from simkv.costs.operators.library import profile_for
+from simkv.costs.operators.choice import profile_for
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine

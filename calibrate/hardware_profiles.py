@@ -14,9 +14,9 @@ from pathlib import Path
 from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import Gpu, gpus
 from simkv.costs.operators import packaged, roofline
+from simkv.costs.operators.choice import composed, estimated
 from simkv.costs.operators.constants import Constants
 from simkv.costs.operators.efficiency import errors_of, joined, shares_of
-from simkv.costs.operators.library import composed, estimated
 from simkv.costs.operators.tables import Store, installed
 from simkv.costs.profile import StepError
 

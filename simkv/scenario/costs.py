@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simkv.core.engine import EngineConfig
 from simkv.costs.hardware.setting import setting_of
-from simkv.costs.operators.library import profile_for
+from simkv.costs.operators.choice import profile_for
 from simkv.costs.profile import Profile, load_profile
 from simkv.scenario.fleet import ReplicaGroup
 from simkv.scenario.hardware import HardwareSection, hardware_of

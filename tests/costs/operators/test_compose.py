@@ -14,9 +14,9 @@ from simkv.costs.hardware.hardware import Hardware, make_hardware
 from simkv.costs.hardware.interconnect import Interconnect
 from simkv.costs.load import Load, pairs
 from simkv.costs.operators.changed import with_constants
+from simkv.costs.operators.choice import composed, estimated, profile_for
 from simkv.costs.operators.constants import Constants, Rule
 from simkv.costs.operators.efficiency import LOADS
-from simkv.costs.operators.library import composed, estimated, profile_for
 from simkv.costs.operators.packaged import SETTING, combinations, packaged
 from simkv.costs.operators.tables import _read, installed
 from simkv.costs.profile import Profile, StepCost
@@ -178,7 +178,7 @@ def test_what_is_packaged_is_small_and_says_how_it_is_known() -> None:
 def test_without_tables_the_packaged_profile_answers_then_the_data_sheet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simkv.costs.operators.library.installed", lambda: None)
+    monkeypatch.setattr("simkv.costs.operators.choice.installed", lambda: None)
     setting = replace(SETTING, max_num_seqs=17)  # nobody else's, for what is composed is kept
     known = profile_for(combinations()[0].hardware, setting)
     assert known.basis == "composed of measured operators"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from simkv.core.errors import InputError
 from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.hardware import Hardware
+from simkv.costs.operators.choice import composed, estimated, profile_for
 from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.library import composed, estimated, profile_for
 from simkv.costs.operators.spreads import Kind, Spreads
 from simkv.costs.profile import Profile
 from simkv.proof.validation.silicon.point import Point, point_of
