@@ -2,6 +2,6 @@
 
 ``tables`` reads measured operator tables and ``roofline`` estimates from a data sheet; both answer
 to ``Operators`` (``operators.py``). ``compose`` puts them together to an ordinary profile for a
-model, its formats and its parallelism; ``library`` finds the best that there is. ``constants`` are
+model, its formats and its parallelism; ``choice`` finds the best that there is. ``constants`` are
 what a calibration may change, neutral until then.
 """
