@@ -59,7 +59,8 @@ class Recording:
     ``decide`` makes a decision and tells what else is recorded of it, ``left`` what is recorded
     at the end of the step. ``crash_line``: there is a line for a batch that kills the engine.
     ``drains``: with batches under way a recording ends not with the last request but with the
-    first step from there on that launches nothing.
+    first step from there on that launches nothing. ``heeds_aborts``: a request whose client has
+    gone leaves the engine.
     """
 
     config: Callable[[Line], Any]
@@ -72,4 +73,5 @@ class Recording:
     left: Callable[[Any], Line] = nothing
     crash_line: bool = False
     drains: bool = False
+    heeds_aborts: bool = True
     ticks: TickLines | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ from simkv.core.outcome import Outcome
 from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.runner import Runner, covering
 from simkv.lab.serve import DeviceServer, runner_config
-from simkv.lab.served import Served, Setup
+from simkv.lab.served import CUT_SHORT, Served, Setup
 from simkv.loop.record import Record
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.recorder import write_trace
 from simkv.proof.validation.served.replay import compare, replay
 from simkv.scenario.scenario import Scenario
+from simkv.workload.forms import Listed
+from simkv.workload.workload import Workload
 from tests.lab import reference
 from tests.laws.plain import plain_scenario
 from tests.laws.scenarios import ENGINES, scenarios
@@ -141,6 +145,20 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
         assert run.summary["premature_tokens"] == 0 or engine == "sglang"
         if not run.summary["unbacked_tokens"] and not run.summary["premature_tokens"]:
             check_tokens(run, server.runner)
+
+
+def test_a_horizon_that_comes_to_a_client_that_has_gone_is_no_stall(tmp_path):
+    """FastDeploy works on for it: every request has its outcome, and yet the run was cut short."""
+    scenario = plain_scenario("fastdeploy", "fixed-reserve")
+    row = Listed(arrival=0.0, prompt_tokens=50, output_tokens=300, timeout=1e-4)
+    workload = Workload(requests=[row])
+    scenario = scenario.model_copy(update={"workload": workload, "horizon": 0.01})
+    run = DeviceServer(scenario, SETUP).serve()
+    assert run.summary["starved"] + run.summary["timed_out"] == 1
+    assert (run.summary["cut_off"], run.leftover, run.stopped) == (0, {0}, CUT_SHORT)
+    write_trace(tmp_path / "t.jsonl.gz", run.recorder, run.requests, run.stopped)
+    last = gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).splitlines()[-1]
+    assert json.loads(last) == {"truncated": True, "why": "the horizon came first"}
 
 
 def test_one_runner_serves_one_scenario_after_another():

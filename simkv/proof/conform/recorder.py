@@ -58,8 +58,8 @@ class Recorder:
         self.inner.add(prompt)
 
     def abort(self, request_id: int) -> None:
-        if request_id in self._ended:  # its client does not know yet
-            pass
+        if request_id in self._ended or not self.recording.heeds_aborts:
+            pass  # its client does not know yet, or the engine does not care
         elif self._open and not self._delivered:
             self.aborts.append((len(self.lines) - 1, 2, request_id))
             self.lines[-1].setdefault("aborted", []).append(request_id)

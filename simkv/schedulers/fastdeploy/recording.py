@@ -99,5 +99,6 @@ RECORDING = Recording(
     _shown,
     at_once=True,
     decide=_decide,
+    heeds_aborts=False,
     ticks=TickLines(_queues, _serialised, _token),
 )
