@@ -59,6 +59,13 @@ WHOLE: dict[str, Tree] = {
         },
     },
     "costs": {"step_scale": {"decode": 2.0}, "timeout": 9.0, "horizon": 60.0, "engine_ready": 1.0},
+    "hardware": {"profile": None, "hardware": {"gpu": "L40S", "model": "llama-3.1-8b"}},
+    "experts": {
+        "profile": None,
+        "hardware": {"gpu": "H100-SXM", "model": "qwen3-30b-a3b", "tp": 2, "gpus_per_node": 4}
+        | {"interconnect": {"latency_us": 20.0, "bandwidth_gb_s": 16.0}}
+        | {"weights": "fp8", "attention": "bf16", "experts": "fp8", "kv": "fp8"},
+    },
     "ramp": {
         "workload": {
             "arrivals": {"num_prompts": 6, "ramp_up_strategy": "linear"}
@@ -104,7 +111,17 @@ TIED = {
     *("requests", "burst", "arrivals", "sessions", "trace", "format", "hash_ids", "segments"),
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "diurnal", "distribution"),
     *("prefix_group", "prefix_tokens", "prefix_groups", "name", "role", "kv_transfer", 0),
-    *("hardware", "num_cpu_blocks", "lpm_aging_tokens_per_pass", "eq", "le", "ge", "within"),
+    *(
+        "hardware",
+        "pp",
+        "tables",
+        "num_cpu_blocks",
+        "lpm_aging_tokens_per_pass",
+        "eq",
+        "le",
+        "ge",
+        "within",
+    ),
 }
 
 
