@@ -17,7 +17,7 @@ from simkv.costs.operators import packaged, roofline
 from simkv.costs.operators.choice import composed, estimated
 from simkv.costs.operators.constants import Constants
 from simkv.costs.operators.efficiency import errors_of, joined, shares_of
-from simkv.costs.operators.tables import Store, installed
+from simkv.costs.operators.tables import TableStore, installed
 from simkv.costs.profile import StepError
 
 #: Measured GPUs whose shares count; others of the tables are variants of these.
@@ -88,7 +88,7 @@ def _shares(root: Path, gpu: Gpu) -> dict[str, float]:
     assert gpu.system
     found: dict[str, float] = {}
     for backend in ("sglang", "vllm"):
-        found |= shares_of(Store((root,), gpu.system, backend, packaged.SETTING.release), gpu)
+        found |= shares_of(TableStore((root,), gpu.system, backend, packaged.SETTING.release), gpu)
     return found
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from simkv.core.outcome import Outcome as Outcomes
+from simkv.core.outcome import Outcome
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document, read_document
@@ -48,7 +48,7 @@ Source = str | Path | Mapping[str, Any] | Scenario
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What came of a run: ``results`` by variant, and tables of them.
 
     Its text is a line per variant, in notebooks a table.
@@ -102,7 +102,7 @@ class Outcome:
 IN_NOTEBOOKS = (
     "verdict",
     "requests",
-    *(str(outcome) for outcome in Outcomes),
+    *(str(outcome) for outcome in Outcome),
     "makespan_s",
     "output_throughput",
     "ttft_ms.mean",
@@ -115,7 +115,7 @@ IN_NOTEBOOKS = (
 )
 
 
-def run(scenario: Source, **overrides: Any) -> Outcome:
+def run(scenario: Source, **overrides: Any) -> RunOutcome:
     """Run all variants of a scenario in this process.
 
     ``overrides`` are fields by their paths as in ``--set``, with two underscores for a dot
@@ -128,7 +128,7 @@ def run(scenario: Source, **overrides: Any) -> Outcome:
     _warn(notes_on_overruled(document, assignments, ""))
     variants = resolve(document, assignments)
     folder = document.path.parent
-    return Outcome({name: run_scenario(found, folder) for name, found in variants.items()})
+    return RunOutcome({name: run_scenario(found, folder) for name, found in variants.items()})
 
 
 def compare(*scenarios: Source, **overrides: Any) -> pd.DataFrame:

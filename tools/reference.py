@@ -231,7 +231,7 @@ def python() -> str:
             parts.append(f"```python\n{_signature(name, one)}\n```\n\n")
         parts.append(f"{_markdown(inspect.getdoc(one) or '')}\n")
     parts.append("\n## What they give back\n")
-    for name in ("Outcome", "Plans"):
+    for name in ("RunOutcome", "Plans"):
         kind = getattr(sys.modules["simkv.api"], name)
         parts.append(f"\n### {name}\n\n{_markdown(inspect.getdoc(kind) or '')}\n\n")
         members = [

@@ -12,7 +12,7 @@ import typer
 from simkv.cli.common import complain, progress
 
 if TYPE_CHECKING:
-    from simkv.proof.conform.conform import Result as TraceResult
+    from simkv.proof.conform.conform import Conformance as TraceResult
 
 
 def conform(

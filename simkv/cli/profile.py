@@ -45,7 +45,7 @@ def llmservingsim(
 ) -> None:
     """From a bundle of LLMServingSim's kernel tables."""
     from simkv.costs.hardware.catalog import find_model, known_model
-    from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
+    from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
     from simkv.schedulers.vllm.setting import graph_sizes
 
     check_file("--out", out)
@@ -53,7 +53,7 @@ def llmservingsim(
     if measured and measured != found:
         raise InputError(f"{bundle}: measured with {measured.name}; --model {model} is another")
     sizes = graph_sizes(max_num_seqs) if max_num_seqs else None
-    layout = Spread(
+    layout = Sharding(
         found.layers, tp, found.hidden, found.experts, found.experts_per_token, expert_ranks
     )
     _write(out, bundle_profile(bundle, layout, sizes))

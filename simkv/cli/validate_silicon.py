@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from simkv.proof.validation.silicon.calibrate import Calibrated
     from simkv.proof.validation.silicon.predict import Prediction
-    from simkv.proof.validation.silicon.rows import Row
+    from simkv.proof.validation.silicon.rows import MeasuredRow
 
 
 def validate_silicon(
@@ -73,7 +73,7 @@ def _check(out: Path | None, docs: Path | None, fit: Path | None, jobs: int | No
         raise InputError(f"--jobs {jobs}: expected 1 or more")
 
 
-def _lines(rows: list[Row], predictions: list[Prediction]) -> Iterator[RenderableType]:
+def _lines(rows: list[MeasuredRow], predictions: list[Prediction]) -> Iterator[RenderableType]:
     if any(row.measured for row in rows):
         from simkv.proof.validation.silicon.score import noise, scores
         from simkv.proof.validation.silicon.show import noise_lines, score_table
@@ -85,7 +85,9 @@ def _lines(rows: list[Row], predictions: list[Prediction]) -> Iterator[Renderabl
     yield f"{answered} of {len(predictions)} rows are answered"
 
 
-def _fit(path: Path, rows: list[Row], folder: Path, docs: Path | None, jobs: int | None) -> None:
+def _fit(
+    path: Path, rows: list[MeasuredRow], folder: Path, docs: Path | None, jobs: int | None
+) -> None:
     from simkv.proof.validation.silicon.calibrate import calibrate, write
 
     with progress("points", None) as advance:

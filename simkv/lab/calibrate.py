@@ -22,7 +22,7 @@ from simkv.costs.hardware.shapes import ModelShape
 from simkv.costs.profile import Profile
 from simkv.lab.campaign import Measurement, check_same, measure
 from simkv.lab.executor import Pass
-from simkv.lab.fit import Host, Measured, RealStep, by_part, drift, fit_profile
+from simkv.lab.fit import Host, MedianPass, RealStep, by_part, drift, fit_profile
 from simkv.lab.machine import machine
 from simkv.lab.probes import Limits, plan
 from simkv.lab.served import Setup, pass_rows
@@ -137,5 +137,5 @@ def achieved(samples: Sequence[Measurement], shape: ModelShape, itemsize: int) -
     return found
 
 
-def _pairs(point: Measured) -> int:
+def _pairs(point: MedianPass) -> int:
     return point.load.prefill_pairs

@@ -53,7 +53,7 @@ class RealStep(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MedianPass:
     """A point with the median of all its passes, in seconds."""
 
     sample: Measurement
@@ -77,15 +77,15 @@ class Measured:
         return int(self.sample.size.split("x")[0])
 
 
-def by_part(samples: Sequence[Measurement]) -> dict[str, list[Measured]]:
+def by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]]:
     """The points of a campaign by part, each once."""
     groups: dict[str, list[Measurement]] = {}
     for sample in samples:
         if not sample.key.startswith("sentinel"):
             groups.setdefault(sample.key, []).append(sample)
-    parts: dict[str, list[Measured]] = {}
+    parts: dict[str, list[MedianPass]] = {}
     for group in groups.values():
-        found = Measured(group[0], median(s.median_s for s in group))
+        found = MedianPass(group[0], median(s.median_s for s in group))
         parts.setdefault(found.sample.part, []).append(found)
     return parts
 
@@ -219,13 +219,13 @@ def _in_service(cost: Callable[[Load], float], real: Sequence[RealStep]) -> list
     return terms
 
 
-def halves(steps: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPass]]:
     """Every other step of each kind, and the rest."""
     ordered = sorted(steps, key=lambda step: (kind_of(step.load), step.sample.key))
     return ordered[::2], ordered[1::2]
 
 
-def _residual(profile: Profile, steps: Sequence[Measured]) -> list[Term]:
+def _residual(profile: Profile, steps: Sequence[MedianPass]) -> list[Term]:
     """What whole steps cost beyond the sum of their parts, or less, by kind."""
     if not steps:
         return []
@@ -268,7 +268,7 @@ def _on_device(profile: Profile) -> Profile:
     return profile.model_copy(update={"terms": terms})
 
 
-def _copies(name: str, feature: Feature, points: Sequence[Measured]) -> list[Term]:
+def _copies(name: str, feature: Feature, points: Sequence[MedianPass]) -> list[Term]:
     """A constant and a slope over the blocks that are copied; nothing where none is."""
     if len(points) < 2:
         return []
@@ -278,7 +278,7 @@ def _copies(name: str, feature: Feature, points: Sequence[Measured]) -> list[Ter
     return [Term(name=name, feature=feature, pieces=pieces)]
 
 
-def _stairs(points: Sequence[Measured], padded: Callable[[int], int]) -> list[Piece]:
+def _stairs(points: Sequence[MedianPass], padded: Callable[[int], int]) -> list[Piece]:
     """A step function over all sizes that ``padded`` gives, straight lines between measured ones.
 
     Few sizes above the largest CUDA graph are measured, and a short campaign leaves out some below
@@ -295,7 +295,7 @@ def _stairs(points: Sequence[Measured], padded: Callable[[int], int]) -> list[Pi
 
 
 def _lines(
-    name: str, when: When, points: Sequence[Measured], features: Sequence[Feature]
+    name: str, when: When, points: Sequence[MedianPass], features: Sequence[Feature]
 ) -> list[Term]:
     """A constant and a slope for each feature, none negative, by least relative squares."""
     columns: list[Feature] = ["steps", *features]
@@ -306,7 +306,7 @@ def _lines(
     ]
 
 
-def nonnegative(rows: Sequence[Sequence[float]], points: Sequence[Measured]) -> Floats:
+def nonnegative(rows: Sequence[Sequence[float]], points: Sequence[MedianPass]) -> Floats:
     """Coefficients >= 0 that make ``rows @ x`` relatively closest to the measured seconds."""
     seconds = np.array([p.seconds for p in points])
     matrix = np.array(rows, dtype=np.float64) / seconds[:, None]
@@ -320,14 +320,14 @@ def _value(load: Load, feature: Feature) -> float:
     return 1.0 if feature == "steps" else float(getattr(load, feature))
 
 
-def _mixed_extra(both: Sequence[Measured], prefilling: Sequence[Measured]) -> float:
+def _mixed_extra(both: Sequence[MedianPass], prefilling: Sequence[MedianPass]) -> float:
     """What the same token slots cost more with rows that decode among them, or less."""
     alone = {p.slots: p.seconds for p in prefilling}
     extra = [p.seconds - alone[p.slots] for p in both if p.slots in alone]
     return median(extra) if extra else 0.0
 
 
-def _range(points: Sequence[Measured]) -> dict[Feature, tuple[float, float]]:
+def _range(points: Sequence[MedianPass]) -> dict[Feature, tuple[float, float]]:
     features: list[Feature] = [
         "prefill_tokens",
         "prefill_context",
@@ -342,7 +342,7 @@ def _range(points: Sequence[Measured]) -> dict[Feature, tuple[float, float]]:
     return found
 
 
-def _swapped(parts: dict[str, list[Measured]]) -> dict[Feature, tuple[float, float]]:
+def _swapped(parts: dict[str, list[MedianPass]]) -> dict[Feature, tuple[float, float]]:
     """How many blocks were copied at once, at least and at most."""
     ways: dict[str, Feature] = {"swap out": "swap_out_blocks", "swap in": "swap_in_blocks"}
     counts = {way: [float(p.sample.size.split()[0]) for p in parts.get(way, [])] for way in ways}

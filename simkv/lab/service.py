@@ -18,7 +18,7 @@ from simkv.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True)
-class Work:
+class ServiceLoad:
     """What one run serves: requests in flight at most, tokens of a prompt on average, tokens of a
     step at most."""
 
@@ -69,20 +69,20 @@ class Work:
         )
 
 
-def fitted_on(limits: Limits) -> Work:
+def fitted_on(limits: Limits) -> ServiceLoad:
     """The run on which is fitted what serving adds: one decode to all, steps of middle size."""
     budget = max(limits.decodes, min(limits.tokens // 4, 2048))
-    return Work("fitted", limits.decodes, limits.context // 16, budget)
+    return ServiceLoad("fitted", limits.decodes, limits.context // 16, budget)
 
 
-def judged_on(limits: Limits) -> list[Work]:
+def judged_on(limits: Limits) -> list[ServiceLoad]:
     """The runs on which it is judged: few requests with long prompts in steps as large as may be,
     and many with short ones in small steps."""
     few = max(limits.decodes // 8, 8)
     small = max(limits.decodes, limits.tokens // 16)
     return [
-        Work("few-and-long", few, limits.context // 4, max(limits.decodes, limits.tokens)),
-        Work("many-and-short", limits.decodes, limits.context // 64, small),
+        ServiceLoad("few-and-long", few, limits.context // 4, max(limits.decodes, limits.tokens)),
+        ServiceLoad("many-and-short", limits.decodes, limits.context // 64, small),
     ]
 
 

@@ -34,7 +34,7 @@ FARTHEST = 10.0
 MOST_RUNS = 100
 
 
-class Shape(NamedTuple):
+class AloneShape(NamedTuple):
     """All that a request's time alone depends on.
 
     ``request`` has neither id nor arrival, ``ready`` (s) is how long after its arrival the engine
@@ -61,7 +61,7 @@ class World:
     scheduler: Scheduler | None = None
     changed: Change | None = None
 
-    def shape(self, run: ScenarioRun, request: Request) -> Shape:
+    def shape(self, run: ScenarioRun, request: Request) -> AloneShape:
         """The shape of a request of a run of this scenario, on the replica that had it last."""
         replica = 0
         if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
@@ -69,13 +69,13 @@ class World:
             replica = next(i for i, other in enumerate(self.replicas) if other is spec)
         plain = replace(request, id=0, arrival=0.0, priority=0, segments=())
         ready = max(self.scenario.engine_ready - request.arrival, 0.0)
-        return Shape(plain, ready, replica)
+        return AloneShape(plain, ready, replica)
 
     @property
     def _split(self) -> bool:
         return self.scenario.fleet is not None and self.scenario.fleet.disaggregated
 
-    def alone(self, shape: Shape) -> Record:
+    def alone(self, shape: AloneShape) -> Record:
         """The record of a run of this one request, with an endless patience up to FARTHEST.
 
         On one replica, which is there all the time; or on the whole fleet where some replicas
@@ -96,7 +96,7 @@ class World:
             sent=Clients([replace(shape.request, timeout=None)]),
         ).record
 
-    def by_profile(self, shape: Shape) -> float:
+    def by_profile(self, shape: AloneShape) -> float:
         """About how long the request takes alone (s): a prefill, and decodes at their mean."""
         executor = executor_of(self.scenario, self.replicas[shape.replica], self.changed)
         prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
@@ -108,7 +108,7 @@ class World:
 def judge(run: ScenarioRun, world: World) -> None:
     """Tell among the requests that starved those that timed out, in all records of a run."""
     record = run.record
-    by_shape: dict[Shape, list[Life]] = {}
+    by_shape: dict[AloneShape, list[Life]] = {}
     for life in record.lives.values():
         if life.outcome is Outcome.STARVED:
             by_shape.setdefault(world.shape(run, life.request), []).append(life)

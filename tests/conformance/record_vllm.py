@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from simkv.proof.conform.conform import check
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.versions import RULES, VARIANTS, Rules, rules_of, variant_of
+from simkv.schedulers.vllm.versions import RULES, VARIANTS, VllmRules, rules_of, variant_of
 from tests.conformance.cases_vllm import by_hand, case_of
 from tests.conformance.hollow import CORE, Finder, Hollow, Off, taken
 
@@ -341,7 +341,7 @@ def can_show(version: str, rule: str) -> bool:
 
 def told_apart(version: str, traces: Mapping[str, bytes]) -> dict[str, list[str]]:
     """By rule the recordings that differ if it is flipped, in the order of ``traces``."""
-    variant, table = variant_of(version), cast(dict[str, Rules], RULES)
+    variant, table = variant_of(version), cast(dict[str, VllmRules], RULES)
     rules, found = table[variant], {}
     for rule in SEEN:
         table[variant] = replace(rules, **{rule: not getattr(rules, rule)})

@@ -15,7 +15,7 @@ from simkv.proof.conform.trace import TraceError, ending, read_trace
 from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.scheduler import Bucketed, July
 from simkv.schedulers.mistralrs.seed import Seed
-from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, Rules
+from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, MistralrsRules
 from simkv.schedulers.vllm import versions as vllm_rules
 from tests.conformance.record_vllm import can_show
 
@@ -109,7 +109,7 @@ def test_a_changed_rule_is_noticed(
 
 def test_every_rule_is_mutated() -> None:
     assert {field for _, change in RULE_MUTATIONS for field in change} == set(
-        Rules.__dataclass_fields__
+        MistralrsRules.__dataclass_fields__
     )
 
 
@@ -132,7 +132,7 @@ VLLM = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswi
     [
         (path.name, rule)
         for path in VLLM
-        for rule in vllm_rules.Rules.__dataclass_fields__
+        for rule in vllm_rules.MistralrsRules.__dataclass_fields__
         if rule not in NOT_IN_TRACES and can_show(path.name, rule)
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.proof.conform.conform import Difference, Result, check
+from simkv.proof.conform.conform import Conformance, Mismatch, check
 from simkv.proof.conform.count import count, shipped, variant_of
 from simkv.schedulers.registry import ENGINES, variants
 from simkv.schedulers.sglang.config import SglangConfig
@@ -45,9 +45,9 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
 
 def test_a_trace_that_differs_is_not_counted_as_equal() -> None:
     results = [
-        Result(Path("a"), "mistralrs", "seed_wtinf", 3, None),
-        Result(Path("b"), "mistralrs", "seed", 3, Difference("3", {}, {})),
-        Result(Path("c"), "vllm", "v1-async", 3, None),
+        Conformance(Path("a"), "mistralrs", "seed_wtinf", 3, None),
+        Conformance(Path("b"), "mistralrs", "seed", 3, Mismatch("3", {}, {})),
+        Conformance(Path("c"), "vllm", "v1-async", 3, None),
     ]
     counts = count(results)
     assert counts["mistralrs"] == {"seed": {"equal": 1, "recorded": 2}}

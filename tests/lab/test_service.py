@@ -10,7 +10,7 @@ from simkv.costs.profile import StepCost
 from simkv.lab.campaign import measure
 from simkv.lab.fit import Host, RealStep, fit_profile
 from simkv.lab.probes import SMALL, Limits, Probe, plan
-from simkv.lab.service import Work, fitted_on, judged_on
+from simkv.lab.service import ServiceLoad, fitted_on, judged_on
 from simkv.loop.engine import Engine
 from simkv.loop.serve import serve
 from simkv.schedulers.registry import spec_of
@@ -44,7 +44,7 @@ class PlantedDevice:
         return 1e-4
 
 
-def serve_on(truth, work: Work, limits: Limits) -> list[RealStep]:
+def serve_on(truth, work: ServiceLoad, limits: Limits) -> list[RealStep]:
     scenario = work.scenario(limits)
     device = PlantedDevice(truth)
     scheduler, _ = spec_of(scenario.engine).with_tables(scenario.engine)

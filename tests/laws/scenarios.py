@@ -24,7 +24,7 @@ from simkv.loop.record import Record
 from simkv.loop.serve import serve
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import registry
-from simkv.schedulers.vllm.versions import RULES, Rules, rules_of
+from simkv.schedulers.vllm.versions import RULES, VllmRules, rules_of
 from simkv.workload.workload import generate
 
 Knobs = dict[str, Any]
@@ -152,7 +152,7 @@ def _variants(engine: EngineSpec) -> list[str]:
     """Variants that decide differently: of releases of vLLM with the same rules the newest."""
     if engine.name != "vllm":
         return list(engine.variants)
-    decided = [rule for rule in Rules.__dataclass_fields__ if rule not in AT_START]
+    decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in AT_START]
     newest: dict[tuple[Any, ...], str] = {}
     for variant, rules in RULES.items():
         newest.setdefault(tuple(getattr(rules, rule) for rule in decided), variant)

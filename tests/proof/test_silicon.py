@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.spreads import Kind, Spread, Spreads
+from simkv.costs.operators.spreads import Configuration, Spread, Spreads
 from simkv.costs.profile import Profile
 from simkv.proof.validation.silicon.calibrate import rules_of
 from simkv.proof.validation.silicon.fit import choose, fit, spread_of, values_for
@@ -20,9 +20,9 @@ from simkv.proof.validation.silicon.lengths import drawn
 from simkv.proof.validation.silicon.point import nearest_variant, point_of
 from simkv.proof.validation.silicon.predict import CLIENT_MS, WIDER, Prediction, predict
 from simkv.proof.validation.silicon.recipe import warm_up_of
-from simkv.proof.validation.silicon.replay import Load, replay
-from simkv.proof.validation.silicon.rows import Latency, Row, read_rows
-from simkv.proof.validation.silicon.samples import NONE, Sample
+from simkv.proof.validation.silicon.replay import ClosedLoop, replay
+from simkv.proof.validation.silicon.rows import Latency, MeasuredRow, read_rows
+from simkv.proof.validation.silicon.samples import NONE, Residual
 from simkv.proof.validation.silicon.score import noise, score
 from simkv.proof.validation.silicon.slopes import MOVED
 from simkv.schedulers.sglang.config import SglangConfig
@@ -44,7 +44,7 @@ def write(folder: Path, *lines: str, head: str = HEAD) -> Path:
     return path
 
 
-def one_row(tmp_path: Path) -> Row:
+def one_row(tmp_path: Path) -> MeasuredRow:
     return read_rows(write(tmp_path, LINE))[0]
 
 
@@ -152,7 +152,7 @@ def test_a_point_has_the_flags_of_its_script(tmp_path: Path) -> None:
     assert point.engine.max_num_batched_tokens == 8192
     assert point.engine.max_num_seqs == row.concurrency
     assert (point.hardware.kv, point.hardware.weights) == ("fp8", "fp8")
-    assert point.load == Load(1024, 64, 4, 40)
+    assert point.load == ClosedLoop(1024, 64, 4, 40)
     b200 = point_of(replace(row, system="b200_sxm"))
     assert b200.engine.max_num_seqs == 512
     assert b200.setting.graph_mode == "full decode only"
@@ -176,7 +176,7 @@ def test_what_has_no_recipe_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_one_at_a_time_takes_what_its_steps_cost() -> None:
-    load = Load(100, 11, 1, 10)
+    load = ClosedLoop(100, 11, 1, 10)
     found = replay(VLLM, steps_profile(), load)
     assert found.latency is not None
     prompts = [prompt for prompt, _ in drawn(10, 100, 11)]
@@ -191,7 +191,8 @@ def test_a_warm_up_changes_nothing_where_no_prefix_is_cached(
     engine: VllmConfig | SglangConfig,
 ) -> None:
     cold, warm = (
-        replay(engine, steps_profile(), Load(256, 64, 8, 80, warm_up=n)).latency for n in (0, 16)
+        replay(engine, steps_profile(), ClosedLoop(256, 64, 8, 80, warm_up=n)).latency
+        for n in (0, 16)
     )
     assert cold is not None
     assert warm is not None
@@ -200,7 +201,7 @@ def test_a_warm_up_changes_nothing_where_no_prefix_is_cached(
 
 def test_prompts_that_are_cached_cost_no_prefill() -> None:
     cached = replace(VLLM, enable_prefix_caching=True)
-    load = Load(256, 16, 4, 40)
+    load = ClosedLoop(256, 16, 4, 40)
     new = replay(VLLM, steps_profile(), load).latency
     hit = replay(cached, steps_profile(), replace(load, fresh=4, warm_up=1)).latency
     assert new is not None
@@ -209,7 +210,7 @@ def test_prompts_that_are_cached_cost_no_prefill() -> None:
 
 
 def test_leaping_changes_nothing() -> None:
-    load = Load(256, 64, 8, 80)
+    load = ClosedLoop(256, 64, 8, 80)
     leapt = replay(VLLM, steps_profile(), load).latency
     stepped = replay(VLLM, steps_profile(), load, leaping=False).latency
     assert leapt == pytest.approx(stepped, rel=1e-9)
@@ -217,7 +218,7 @@ def test_leaping_changes_nothing() -> None:
 
 def test_slopes_are_differences_of_runs() -> None:
     """Each constant is moved a little, and the run made again."""
-    load = Load(300, 60, 8, 80)
+    load = ClosedLoop(300, 60, 8, 80)
 
     def changed(prefill: float = 1.0, decode: float = 1.0, **seconds: float) -> Profile:
         terms = []
@@ -291,7 +292,7 @@ def test_noise_is_between_measurements_of_one_configuration(tmp_path: Path) -> N
 # ---------------------------------------------------------------------- fitting
 
 
-def made_samples(scale: float, kind: Kind, count: int, first: int) -> list[Sample]:
+def made_samples(scale: float, kind: Configuration, count: int, first: int) -> list[Residual]:
     """Points whose decodes take ``scale`` times as long as predicted."""
     found = []
     for i in range(first, first + count):
@@ -301,11 +302,11 @@ def made_samples(scale: float, kind: Kind, count: int, first: int) -> list[Sampl
         slopes[1, :2] = both, decode
         at = slopes[:, 0] + slopes[:, 1]
         real = slopes[:, 0] + slopes[:, 1] * scale
-        found.append(Sample(kind, str(i), (i,), real, at, slopes, NONE))
+        found.append(Residual(kind, str(i), (i,), real, at, slopes, NONE))
     return found
 
 
-HOPPER = Kind("vllm", "hopper", "H100", "m1", "gqa", "none", "fp8")
+HOPPER = Configuration("vllm", "hopper", "H100", "m1", "gqa", "none", "fp8")
 OTHER = replace(HOPPER, gpu="H200", model="m2")
 BLACKWELL = replace(HOPPER, family="blackwell", gpu="B200")
 

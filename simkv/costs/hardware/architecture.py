@@ -155,7 +155,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFormats:
     """The number formats of the published weights; None is as ``weights``."""
 
     weights: FormatName = "bf16"
@@ -174,7 +174,7 @@ class Architecture:
     tied: bool
     max_model_len: int
     layers: tuple[Layers, ...]
-    published: Published = field(default=Published())
+    published: PublishedFormats = field(default=PublishedFormats())
     source: str = ""
 
     @property

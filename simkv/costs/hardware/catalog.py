@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter
 
 from simkv.core.errors import InputError, nearest
 from simkv.costs.data import Data
-from simkv.costs.hardware.architecture import Architecture, Gqa, Moe, Published
+from simkv.costs.hardware.architecture import Architecture, Gqa, Moe, PublishedFormats
 from simkv.costs.hardware.configs import architecture_of
 from simkv.costs.hardware.formats import FormatName
 from simkv.costs.hardware.interconnect import Interconnect
@@ -237,7 +237,7 @@ def find_architecture(name: str) -> Architecture:
             continue
         for entry, known in zip(_entries(), architectures(), strict=True):
             if base in _all_names(entry):
-                return replace(known, published=Published(weights))
+                return replace(known, published=PublishedFormats(weights))
     raise _unknown("model", name, [entry.name for entry in _entries()])
 
 

@@ -25,7 +25,7 @@ from simkv.costs.hardware.architecture import (
     Mla,
     Mlp,
     Moe,
-    Published,
+    PublishedFormats,
 )
 from simkv.costs.hardware.formats import FormatName
 
@@ -209,18 +209,18 @@ class _Reader:
         ) or width * self.number("n_shared_experts", default=0, least=0)
         return Moe(experts, self.number("num_experts_per_tok"), width, shared)
 
-    def published(self) -> Published:
+    def published(self) -> PublishedFormats:
         """The formats of the weights, as ``quantization_config`` has them."""
         told = self.whole.get("quantization_config") or self.config.get("quantization_config")
         if not told:
-            return Published()
+            return PublishedFormats()
         method = str(told.get("quant_method"))
         if method == "mxfp4":
-            return Published("bf16", experts="mxfp4")
+            return PublishedFormats("bf16", experts="mxfp4")
         if method == "fp8":
-            return Published("fp8_block" if told.get("weight_block_size") else "fp8")
+            return PublishedFormats("fp8_block" if told.get("weight_block_size") else "fp8")
         if method in ("awq", "gptq") and told.get("bits", told.get("w_bit", 4)) == 4:
-            return Published("int4")
+            return PublishedFormats("int4")
         if method == "compressed-tensors":
             return self.compressed(told)
         raise self.wrong(
@@ -229,7 +229,7 @@ class _Reader:
             "4 bits, or compressed-tensors",
         )
 
-    def compressed(self, told: Mapping[str, Any]) -> Published:
+    def compressed(self, told: Mapping[str, Any]) -> PublishedFormats:
         groups = told.get("config_groups")
         groups = groups if isinstance(groups, dict) else {}
         weights = [group.get("weights") or {} for group in groups.values()]
@@ -257,5 +257,5 @@ class _Reader:
         skipped = " ".join(str(pattern) for pattern in told.get("ignore") or [])
         if "self_attn" in skipped or "attention" in skipped:
             only_experts = "shared_experts" in skipped or "mlp.(gate" in skipped
-            return Published("bf16" if only_experts else name, "bf16", experts=name)
-        return Published(name)
+            return PublishedFormats("bf16" if only_experts else name, "bf16", experts=name)
+        return PublishedFormats(name)

@@ -22,7 +22,7 @@ from simkv.costs.operators.measured.measured import Tables
 from simkv.costs.operators.packaged import packaged
 from simkv.costs.operators.roofline import Efficiency, Roofline, estimate_errors
 from simkv.costs.operators.spreads import with_error
-from simkv.costs.operators.tables import BACKENDS, Store, installed
+from simkv.costs.operators.tables import BACKENDS, TableStore, installed
 from simkv.costs.profile import Fit, Profile
 
 
@@ -57,7 +57,7 @@ def composed(
     package = installed()
     roots = (*tables, *([package] if package else []))
     backend = setting.engine if setting.engine in BACKENDS else BACKENDS[0]
-    store = Store(
+    store = TableStore(
         roots,
         system_of(hardware.gpu),
         backend,

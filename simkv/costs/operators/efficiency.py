@@ -18,14 +18,14 @@ from simkv.costs.error import by_kind
 from simkv.costs.hardware.catalog import Gpu
 from simkv.costs.load import Load, pairs
 from simkv.costs.operators.roofline import Efficiency
-from simkv.costs.operators.tables import SLACK, Store
+from simkv.costs.operators.tables import SLACK, TableStore
 from simkv.costs.profile import Profile, StepCost, StepError
 
 #: Shapes from which rates are read: sides of products, tokens of a prompt, bytes of KV.
 SIDE, TOKENS, LENGTH, NBYTES = 4096, 4096, 4096, 128e6
 
 
-def shares_of(store: Store, gpu: Gpu) -> dict[str, float]:
+def shares_of(store: TableStore, gpu: Gpu) -> dict[str, float]:
     """The shares that one GPU's tables show; those that they do not show are left out."""
     found: dict[str, float] = {}
     families = (_products, _prompts, _decodes, _experts, _latent, _elementwise, _links)
@@ -80,12 +80,12 @@ def _median(rows: pd.DataFrame, value: Callable[[pd.DataFrame], Any]) -> float:
     return float(value(rows).median()) if len(rows) else 0.0
 
 
-def _rows(store: Store, table: str, where: Mapping[str, object]) -> pd.DataFrame:
+def _rows(store: TableStore, table: str, where: Mapping[str, object]) -> pd.DataFrame:
     found = store.rows(table, where)
     return pd.DataFrame({"latency": []}) if found is None else found
 
 
-def _products(store: Store, gpu: Gpu) -> dict[str, float]:
+def _products(store: TableStore, gpu: Gpu) -> dict[str, float]:
     rows = _rows(store, "gemm", {"gemm_dtype": "bfloat16"})
     if rows.empty:
         return {}
@@ -102,7 +102,7 @@ def _products(store: Store, gpu: Gpu) -> dict[str, float]:
     }
 
 
-def _prompts(store: Store, gpu: Gpu) -> dict[str, float]:
+def _prompts(store: TableStore, gpu: Gpu) -> dict[str, float]:
     where = {"kv_cache_dtype": "bfloat16", "head_dim": 128, "window_size": 0, "step": 0}
     rows = _rows(store, "context_attention", where)
     if rows.empty:
@@ -116,7 +116,7 @@ def _prompts(store: Store, gpu: Gpu) -> dict[str, float]:
     }
 
 
-def _decodes(store: Store, gpu: Gpu) -> dict[str, float]:
+def _decodes(store: TableStore, gpu: Gpu) -> dict[str, float]:
     where = {"kv_cache_dtype": "bfloat16", "head_dim": 128, "window_size": 0}
     rows = _rows(store, "generation_attention", where)
     if rows.empty:
@@ -130,7 +130,7 @@ def _decodes(store: Store, gpu: Gpu) -> dict[str, float]:
     }
 
 
-def _experts(store: Store, gpu: Gpu) -> dict[str, float]:
+def _experts(store: TableStore, gpu: Gpu) -> dict[str, float]:
     rows = _rows(store, "moe", {"moe_dtype": "bfloat16", "distribution": "balanced"})
     if rows.empty:
         return {}
@@ -147,7 +147,7 @@ def _experts(store: Store, gpu: Gpu) -> dict[str, float]:
     }
 
 
-def _latent(store: Store, gpu: Gpu) -> dict[str, float]:
+def _latent(store: TableStore, gpu: Gpu) -> dict[str, float]:
     """DeepSeek-V3's shape: 128 + 64 for keys, 128 for values, a latent of 576."""
     found = {}
     rows = _rows(store, "context_mla", {"kv_cache_dtype": "bfloat16"})
@@ -165,7 +165,7 @@ def _latent(store: Store, gpu: Gpu) -> dict[str, float]:
     return found
 
 
-def _elementwise(store: Store, gpu: Gpu) -> dict[str, float]:
+def _elementwise(store: TableStore, gpu: Gpu) -> dict[str, float]:
     rows = _rows(store, "scale_matrix", {})
     if rows.empty:
         return {}
@@ -177,7 +177,7 @@ def _elementwise(store: Store, gpu: Gpu) -> dict[str, float]:
     }
 
 
-def _links(store: Store, gpu: Gpu) -> dict[str, float]:
+def _links(store: TableStore, gpu: Gpu) -> dict[str, float]:
     rows = _rows(store, "custom_allreduce", {})
     if rows.empty:
         return {}

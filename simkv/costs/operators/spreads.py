@@ -33,7 +33,7 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class Configuration:
     """What kind of configuration something is.
 
     ``attention`` is gqa, mla, dsa (MLA over the best tokens) or gdn; ``experts`` the format of the
@@ -65,7 +65,7 @@ class Kind:
         )
 
 
-def kind_of(hardware: Hardware, setting: EngineSetting) -> Kind:
+def kind_of(hardware: Hardware, setting: EngineSetting) -> Configuration:
     """What kind of configuration a replica is."""
     model, gpu = hardware.architecture, hardware.gpu.name
     kinds = [part.attention for part in model.layers]
@@ -77,7 +77,7 @@ def kind_of(hardware: Hardware, setting: EngineSetting) -> Kind:
     elif any(isinstance(kind, Mla) for kind in kinds):
         attention = "mla"
     experts = hardware.experts if model.experts else "none"
-    return Kind(
+    return Configuration(
         setting.engine, family_of(gpu), gpu, model.name, attention, experts, hardware.weights
     )
 
@@ -111,7 +111,7 @@ class Spreads:
     unseen: Mapping[str, Spread]
     provenance: Mapping[str, Any]
 
-    def of(self, kind: Kind) -> tuple[Spread, str] | None:
+    def of(self, kind: Configuration) -> tuple[Spread, str] | None:
         """The spread of the nearest kind, and which it is; None where nothing is near."""
         own, *wider = kind.levels()
         if own in self.groups:

@@ -52,7 +52,7 @@ def installed() -> Path | None:
 
 
 @dataclass(frozen=True)
-class Store:
+class TableStore:
     """The tables of a GPU (``system``) for a release of a backend, and those of others."""
 
     roots: tuple[Path, ...]

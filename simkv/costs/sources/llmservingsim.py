@@ -58,7 +58,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
-class Spread:
+class Sharding:
     """The model's shape as far as the tables leave it open, and how it is spread over GPUs.
 
     ``hidden`` is needed for collectives, ``experts`` and ``experts_per_token`` for a mixture of
@@ -78,7 +78,7 @@ class Spread:
 _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
-def bundle_profile(folder: Path, layout: Spread, graph_sizes: list[int] | None = None) -> Profile:
+def bundle_profile(folder: Path, layout: Sharding, graph_sizes: list[int] | None = None) -> Profile:
     """The profile of a model of this ``layout`` from a bundle's tables.
 
     ``graph_sizes`` are the engine's CUDA graph sizes (``costs.graphs``), None for no padding.
@@ -127,7 +127,7 @@ def bundle_model(folder: Path) -> str:
     return str(read_settings(folder / "meta.yaml").get("model", ""))
 
 
-def _dense(tables: Path, layout: Spread) -> list[Term]:
+def _dense(tables: Path, layout: Sharding) -> list[Term]:
     path = find_table(tables, "dense")
     frame = read_table(path, {"layer": "text", "tokens": "whole", "time_us": "number"})
     layers = layout.layers
@@ -136,7 +136,7 @@ def _dense(tables: Path, layout: Spread) -> list[Term]:
     return _terms(path, frame, "tokens", "slots", counts)
 
 
-def _collectives(gpu: str, layout: Spread) -> tuple[list[Term], str]:
+def _collectives(gpu: str, layout: Sharding) -> tuple[list[Term], str]:
     """What the GPUs of a layout exchange in all layers, and in words whether it is in the sum."""
     wanted = _wanted(layout)
     known = known_gpu(gpu)
@@ -155,7 +155,7 @@ def _collectives(gpu: str, layout: Spread) -> tuple[list[Term], str]:
     return terms, "".join(dict.fromkeys(missing)) + (f"; collectives: {where}" if terms else "")
 
 
-def _wanted(layout: Spread) -> list[tuple[str, int, int, int]]:
+def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
     """Collectives: name, GPUs, how often in a layer, and bytes for each token (0: not known)."""
     hidden, chosen = 2 * (layout.hidden or 0), 4 * layout.experts_per_token
     found = [("all_reduce", layout.tp, 2, hidden)] if layout.tp > 1 else []
@@ -184,7 +184,7 @@ def _longer(term: Term, times: float) -> Term:
     return term.model_copy(update={"table": [(x, times * y) for x, y in term.table]})
 
 
-def _experts(tables: Path, layout: Spread) -> list[Term]:
+def _experts(tables: Path, layout: Sharding) -> list[Term]:
     """The mixture of experts in all layers, by the tokens that the ranks compute together."""
     if not layout.experts:
         if any((tables / f"moe.csv{end}").is_file() for end in ("", ".gz")):

@@ -9,14 +9,14 @@ from pathlib import Path
 from simkv.core.engine import EngineSpec
 from simkv.core.recording import Line
 from simkv.proof.conform import lockstep, ticks
-from simkv.proof.conform.trace import LIMIT, Trace, TraceError, ending, read_trace, relative
+from simkv.proof.conform.trace import LIMIT, DecisionTrace, TraceError, ending, read_trace, relative
 from simkv.schedulers.registry import ENGINES
 
 ENDED = "all requests ended"
 
 
 @dataclass(frozen=True)
-class Difference:
+class Mismatch:
     """The first step at which simkv and the recording part, and the fields that differ there."""
 
     step: str
@@ -25,17 +25,17 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Result:
+class Conformance:
     """Outcome for one trace file: equal if ``difference`` is None. ``steps`` were compared."""
 
     path: Path
     engine: str
     variant: str
     steps: int
-    difference: Difference | None
+    difference: Mismatch | None
 
 
-def check(path: Path) -> Result:
+def check(path: Path) -> Conformance:
     """Replay one trace file and compare every field of every recorded line.
 
     Raises TraceError if the file is not a trace that this version of simkv can replay.
@@ -51,7 +51,7 @@ def check(path: Path) -> Result:
         count, difference = compare(trace, replay(engine, trace.header, len(trace.steps)))
     except Exception as error:  # a header may say anything
         raise TraceError(f"{path}:1: header: cannot be replayed: {error!r}") from error
-    return Result(path, engine.name, trace.header["variant"], count, difference)
+    return Conformance(path, engine.name, trace.header["variant"], count, difference)
 
 
 def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
@@ -65,7 +65,7 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     return lockstep.replay(engine, header, at_least)
 
 
-def compare(trace: Trace, simulated: Iterator[Line]) -> tuple[int, Difference | None]:
+def compare(trace: DecisionTrace, simulated: Iterator[Line]) -> tuple[int, Mismatch | None]:
     """Count the equal leading lines of ``trace``; the first that differs, if any.
 
     Every field that was recorded must be reproduced, and the run must end where the recorded one
@@ -77,11 +77,11 @@ def compare(trace: Trace, simulated: Iterator[Line]) -> tuple[int, Difference | 
         missed = {k: v for k, v in line.items() if k not in ours or ours[k] != v}
         if missed:
             step = str(line.get("step", line.get("tick")))
-            return count, Difference(step, missed, {k: ours.get(k) for k in missed})
+            return count, Mismatch(step, missed, {k: ours.get(k) for k in missed})
     return len(trace.steps), _compare_ends(trace, simulated)
 
 
-def _compare_ends(trace: Trace, simulated: Iterator[Line]) -> Difference | None:
+def _compare_ends(trace: DecisionTrace, simulated: Iterator[Line]) -> Mismatch | None:
     """After the last recorded step simkv must end too; it may go on only towards an impasse."""
     truncated = trace.truncated
     recorded = {"ending": ending(truncated) if truncated else ENDED}
@@ -92,8 +92,8 @@ def _compare_ends(trace: Trace, simulated: Iterator[Line]) -> Difference | None:
             return None
         if truncated and ours["ending"] == recorded["ending"]:
             return None
-        return Difference("end", recorded, ours)
-    return Difference("end", recorded, {"ending": ENDED}) if truncated else None
+        return Mismatch("end", recorded, ours)
+    return Mismatch("end", recorded, {"ending": ENDED}) if truncated else None
 
 
 def _goes_round(steps: list[Line], ours: Line) -> bool:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from simkv.proof.conform.conform import Result
+from simkv.proof.conform.conform import Conformance
 from simkv.schedulers.registry import ENGINES
 
 COUNTS = Path(__file__).with_name("counts.json")
@@ -35,7 +35,7 @@ def variant_of(engine: str, recorded: str) -> str:
     return name if name in spec.variants else next(iter(spec.variants))
 
 
-def count(results: Iterable[Result]) -> Counts:
+def count(results: Iterable[Conformance]) -> Counts:
     """Count replayed traces by the variant that replayed them; others are left out."""
     counts: Counts = {engine: {} for engine in ENGINES}
     for result in results:

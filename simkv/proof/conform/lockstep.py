@@ -17,7 +17,7 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
     emitted, standstill = Emitted(header["requests"]), StallWatch()
-    clients = Clients(header, recorder)
+    clients = ScriptedClients(header, recorder)
     under_way: deque[tuple[Batch, list[int]]] = deque()
     for step in count():
         moved = clients.come(step)
@@ -82,7 +82,7 @@ def arrivals_by_step(requests: list[Line]) -> dict[int, list[Line]]:
     return steps
 
 
-class Clients:
+class ScriptedClients:
     """Who comes and who goes away in each step; ``alive`` are those whose end has not been seen.
 
     Aborts of the header are (step, phase, id): phase 0 is before the arrivals of the step, 1 then

@@ -60,7 +60,7 @@ def _since(word: Any, now: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Trace:
+class DecisionTrace:
     """One recorded case: ``header`` (engine, variant, config, requests) and its step lines.
 
     ``truncated`` is the closing line of a case that the engine could not finish, or ``None``.
@@ -72,7 +72,7 @@ class Trace:
     truncated: Line | None
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> DecisionTrace:
     """Read a decision trace. Raises TraceError on anything that is not one."""
     lines = _objects(path)
     if not lines:
@@ -89,7 +89,7 @@ def read_trace(path: Path) -> Trace:
         if not ({"step", "tick", "truncated"} & line.keys()):
             raise TraceError(f"{path}:{number}: neither a step, nor a tick, nor a closing line")
     truncated = steps.pop() if steps and steps[-1].get("truncated") else None
-    return Trace(path, header, steps, truncated)
+    return DecisionTrace(path, header, steps, truncated)
 
 
 def _text(path: Path) -> str:

@@ -1,8 +1,9 @@
 """The PagedAttention scheduler of EricLBuehler/mistral.rs, from 2025-05 to 2026-07, bugs included.
 
 Seven states of one file of that repository. ``seed`` has a block engine of its own and a
-file of its own; the others share the rules of ``bucketed`` and differ where their ``Rules`` differ;
-``pr2034july`` changed the shape of the decision and overrides two methods.
+file of its own; the others share the rules of ``bucketed`` and differ where their
+``MistralrsRules`` differ; ``pr2034july`` changed the shape of the decision and overrides two
+methods.
 
 Common to all: waiting requests go before decodes; a batch is all prefill or all decode; a
 preempted sequence keeps its tokens, goes to the front of the queue and prefills them all again; the
@@ -28,12 +29,12 @@ from simkv.schedulers.mistralrs.queues import (
     differs,
 )
 from simkv.schedulers.mistralrs.seed import Seed
-from simkv.schedulers.mistralrs.versions import RULES, Rules
+from simkv.schedulers.mistralrs.versions import RULES, MistralrsRules
 
 Key = tuple[int, bool]
 
 
-def build(config: MistralrsConfig, rules: Rules | None = None) -> Queues:
+def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> Queues:
     """The scheduler of ``config.variant``, or one that differs from it in its ``rules``.
 
     ``seed`` has none that could differ.
@@ -48,7 +49,7 @@ def build(config: MistralrsConfig, rules: Rules | None = None) -> Queues:
 class Bucketed(Queues):
     """The scheduler on top of the KV manager; ``RULES`` says how its variants differ."""
 
-    def __init__(self, config: MistralrsConfig, rules: Rules | None = None) -> None:
+    def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
         super().__init__(config, config.num_gpu_blocks - 1)
         self.rules = rules or RULES[config.variant]
         self._keys = BlockKeys(config.block_size)

@@ -10,7 +10,7 @@ from simkv.core.scheduler import Variant
 
 
 @dataclass(frozen=True)
-class Rules:
+class MistralrsRules:
     """Where the variants that have a KV manager differ from each other."""
 
     #: Order of decodes by arrival; victims are taken from the other end.
@@ -29,13 +29,13 @@ class Rules:
     prefill_limit: bool = False
 
 
-BUCKETED = Rules()
-RULES: Mapping[str, Rules] = {
+BUCKETED = MistralrsRules()
+RULES: Mapping[str, MistralrsRules] = {
     "bucketed": BUCKETED,
     "merged2250": replace(BUCKETED, decode_order="oldest first"),
     "pr2031a": replace(BUCKETED, unequal_decodes="run together", mixed_decode="run together"),
     "pr2031": replace(BUCKETED, unequal_decodes="wait"),
-    "pr2034": Rules(
+    "pr2034": MistralrsRules(
         decode_order="oldest first",
         unequal_decodes="run together",
         bucket="oldest",
@@ -43,7 +43,7 @@ RULES: Mapping[str, Rules] = {
         evict="until it fits",
         prefill_limit=True,
     ),
-    "pr2034july": Rules(decode_order="oldest first", bucket="oldest", mixed_prefill=True),
+    "pr2034july": MistralrsRules(decode_order="oldest first", bucket="oldest", mixed_prefill=True),
 }
 #: The rules that ``pr2034july`` looks at; the others are in methods that it overrides.
 JULY_RULES = ("mixed_prefill", "evict", "prefill_limit")

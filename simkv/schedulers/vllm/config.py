@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS
-from simkv.schedulers.vllm.versions import Names, rules_of
+from simkv.schedulers.vllm.versions import ReleaseNames, rules_of
 
 #: Knobs that no decision depends on: what steps cost and how many blocks there are does.
 OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
@@ -27,7 +27,7 @@ class VllmConfig:
     """
 
     name: Literal["vllm"] = "vllm"
-    variant: Annotated[str, Names()] = "0.33.0"
+    variant: Annotated[str, ReleaseNames()] = "0.33.0"
     """Whose rules decide: a release of vLLM (0.27, 0.27.0 and 0.27.1 go by the same), or one with a
     named change. [`simkv policies` says where each is from]"""
     block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 16

@@ -26,7 +26,7 @@ class Fixed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
+class VllmRules:
     """The rules that differ between releases; the defaults are those of 0.33.0.
 
     Defaults of knobs: ``async_scheduling``, ``enable_prefix_caching`` and
@@ -91,7 +91,7 @@ class Release:
 
 
 #: What a release before ``RELEASES`` changed anything goes by.
-OLDEST = Rules(
+OLDEST = VllmRules(
     async_scheduling=False,
     scheduler_reserve_full_isl=False,
     keyless_first=False,
@@ -189,7 +189,7 @@ WHY = {
 _NO_SWAP = {"num_cpu_blocks": Fixed(0, "vLLM {version} does not swap; leave it out")}
 
 
-def _rules(minor: int) -> Rules:
+def _rules(minor: int) -> VllmRules:
     """All that the releases up to this one brought."""
     rules, fixed = OLDEST, dict(_NO_SWAP)
     for number, release in RELEASES.items():
@@ -205,7 +205,7 @@ _NEWEST = max(RELEASES)
 _LATEST = _rules(_NEWEST)
 
 #: The rules of each variant: of releases, and of changes that nobody has released.
-RULES: Mapping[str, Rules] = {
+RULES: Mapping[str, VllmRules] = {
     "0.33.0": _LATEST,
     "0.33.0-skip-blocked": replace(_LATEST, skip_blocked=True),
     "0.33.0-swap": replace(
@@ -273,12 +273,12 @@ def variant_of(name: str) -> str:
     )
 
 
-def rules_of(name: str) -> Rules:
+def rules_of(name: str) -> VllmRules:
     """The rules of the variant that goes by ``name``."""
     return RULES[variant_of(name)]
 
 
-class Names:
+class ReleaseNames:
     """What a ``variant`` may be called: for pydantic, which asks, and for editors."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:

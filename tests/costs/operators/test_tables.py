@@ -11,7 +11,7 @@ from simkv.core.errors import InputError
 from simkv.costs.operators.curve import never_falling
 from simkv.costs.operators.measured.gemm import gemm
 from simkv.costs.operators.measured.plane import Plane
-from simkv.costs.operators.tables import Store, cleaned, installed
+from simkv.costs.operators.tables import TableStore, cleaned, installed
 
 pytest.importorskip("pyarrow")
 
@@ -35,7 +35,7 @@ def test_between_shapes_work_and_bytes_are_met_exactly(tmp_path: Path) -> None:
         for k in (1024, 4096)
     ]
     table(tmp_path, "x/gemm/vllm/1.0/gemm", rows)
-    store = Store((tmp_path,), "x", "vllm", "1.0")
+    store = TableStore((tmp_path,), "x", "vllm", "1.0")
     for n, k in ((1024, 1024), (3000, 2000), (8000, 4096)):
         curve = gemm(store, "bf16", n, k, 1e15)
         assert curve is not None
@@ -58,7 +58,7 @@ def test_the_four_steps_of_cleaning(tmp_path: Path) -> None:
     table(tmp_path, "x/gemm/vllm/1.0/gemm", own)
     table(tmp_path, "x/gemm/vllm/2.0/gemm", [product(8, **shape, latency=0.050)])
     table(tmp_path, "x/gemm/sglang/1.0/gemm", [product(1, **shape, latency=0.010)])
-    curve = gemm(Store((tmp_path,), "x", "vllm", "1.0"), "bf16", 64, 64, 1e13)
+    curve = gemm(TableStore((tmp_path,), "x", "vllm", "1.0"), "bf16", 64, 64, 1e13)
     assert curve is not None
     assert dict(zip(curve.xs, curve.ys, strict=True)) == pytest.approx(
         {1: 1e-5, 2: 2e-5, 4: 2e-5, 8: 4e-5}
@@ -68,7 +68,7 @@ def test_the_four_steps_of_cleaning(tmp_path: Path) -> None:
 def test_a_folder_in_front_replaces_what_is_behind_it(tmp_path: Path) -> None:
     for root, latency in (("mine", 0.1), ("theirs", 0.2)):
         table(tmp_path / root, "x/gemm/vllm/1.0/gemm", [product(1, 64, 64, latency)])
-    store = Store((tmp_path / "mine", tmp_path / "theirs"), "x", "vllm", "1.0")
+    store = TableStore((tmp_path / "mine", tmp_path / "theirs"), "x", "vllm", "1.0")
     rows = store.rows("gemm", {})
     assert rows is not None
     assert rows["latency"].tolist() == [0.1]
@@ -88,7 +88,7 @@ def test_the_known_bad_rows_of_the_published_tables() -> None:
     root = installed()
     if root is None:
         pytest.skip("needs the tables: pip install 'simkv[hardware]'")
-    store = Store((root,), "b200_sxm", "vllm", "1.0")
+    store = TableStore((root,), "b200_sxm", "vllm", "1.0")
     where = {"gemm_dtype": "fp8_block", "n": 4096, "k": 7168}
     rows = store.rows("gemm", where)
     assert rows is not None
@@ -112,7 +112,7 @@ def test_nothing_is_left_of_a_table_without_rows() -> None:
 
 
 def test_a_table_that_cannot_be_used_is_told_by_its_path(tmp_path: Path) -> None:
-    store = Store((tmp_path,), "x", "vllm", "1.0")
+    store = TableStore((tmp_path,), "x", "vllm", "1.0")
     table(tmp_path, "x/gemm/vllm/1.0/gemm", [{"m": 1}])
     with pytest.raises(InputError, match=r"gemm_perf\.parquet: there is no column 'latency'"):
         store.rows("gemm", {})

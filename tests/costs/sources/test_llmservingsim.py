@@ -11,7 +11,7 @@ from simkv.core.errors import InputError
 from simkv.costs.hardware.links import HostLink, find_link, links
 from simkv.costs.load import Load
 from simkv.costs.profile import Profile, StepCost
-from simkv.costs.sources.llmservingsim import Spread, bundle_profile, slower_collectives
+from simkv.costs.sources.llmservingsim import Sharding, bundle_profile, slower_collectives
 
 META = """\
 vllm_version: 0.19.0
@@ -63,7 +63,7 @@ def bundle(folder: Path, skew: bool = False, **changed: str) -> Path:
 
 
 def test_a_step_is_the_sum_over_all_layers(tmp_path: Path) -> None:
-    profile = bundle_profile(bundle(tmp_path), Spread(2))
+    profile = bundle_profile(bundle(tmp_path), Sharding(2))
     step = StepCost(profile)(Load(0, 0, 0, 3, 600, 0, 3))
     dense = 3 * 1 + 2 * (2 * 3 * 2 + 3 * 10)  # us: once, then two layers with two norms
     assert step == pytest.approx(1e-6 * (dense + 120 + 5 + 2 * 60))
@@ -73,8 +73,8 @@ def test_a_step_is_the_sum_over_all_layers(tmp_path: Path) -> None:
 
 
 def test_padding_to_graphs_costs_the_padded_tokens(tmp_path: Path) -> None:
-    plain = bundle_profile(bundle(tmp_path), Spread(2))
-    padded = bundle_profile(tmp_path, Spread(2), [1, 2, 4])
+    plain = bundle_profile(bundle(tmp_path), Sharding(2))
+    padded = bundle_profile(tmp_path, Sharding(2), [1, 2, 4])
     three, four = (Load(0, 0, 0, n, 200 * n, 0, n) for n in (3, 4))
     extra = StepCost(padded)(three) - StepCost(plain)(three)
     assert extra == pytest.approx(1e-6 * (1 + 2 * (2 * 2 + 10)))
@@ -82,10 +82,10 @@ def test_padding_to_graphs_costs_the_padded_tokens(tmp_path: Path) -> None:
 
 
 def test_the_errors_are_those_of_points_left_out(tmp_path: Path) -> None:
-    errors = bundle_profile(bundle(tmp_path), Spread(2)).fit.held_out
+    errors = bundle_profile(bundle(tmp_path), Sharding(2)).fit.held_out
     assert errors["decode"].p95 == pytest.approx(0, abs=1e-9)  # the table is a straight line
     bent = ATTENTION.replace("0,0,3,200,60.0", "0,0,3,200,90.0")
-    profile = bundle_profile(bundle(tmp_path / "bent", attention=bent), Spread(2))
+    profile = bundle_profile(bundle(tmp_path / "bent", attention=bent), Sharding(2))
     step = StepCost(profile)(Load(0, 0, 0, 3, 600, 0, 3))
     assert profile.fit.held_out["decode"].bias == pytest.approx(-60e-6 / step / 2)
 
@@ -93,7 +93,7 @@ def test_the_errors_are_those_of_points_left_out(tmp_path: Path) -> None:
 def test_skew_counts_where_the_bundle_says_so(tmp_path: Path) -> None:
     load = Load(0, 0, 0, 3, 600, 0, 3, 150, 300)
     off, on = (
-        StepCost(bundle_profile(bundle(tmp_path / str(skew), skew), Spread(1)))(load)
+        StepCost(bundle_profile(bundle(tmp_path / str(skew), skew), Sharding(1)))(load)
         for skew in (False, True)
     )
     assert on - off == pytest.approx(0.5 * 30e-6)
@@ -103,14 +103,14 @@ def test_experts_are_chosen_evenly_and_ranks_pool_their_tokens(tmp_path: Path) -
     moe = "tokens,activated_experts,time_us\n" + "".join(
         f"{t},{a},{t + 10 * a}\n" for t in (1, 64) for a in (1, 16)
     )
-    plain = StepCost(bundle_profile(bundle(tmp_path / "plain"), Spread(2)))
+    plain = StepCost(bundle_profile(bundle(tmp_path / "plain"), Sharding(2)))
     bundle(tmp_path, moe=moe)
     with pytest.raises(InputError, match="times of a mixture of experts, but the model has no"):
-        bundle_profile(tmp_path, Spread(2))
-    one = StepCost(bundle_profile(tmp_path, Spread(2, experts=16, experts_per_token=2)))
+        bundle_profile(tmp_path, Sharding(2))
+    one = StepCost(bundle_profile(tmp_path, Sharding(2, experts=16, experts_per_token=2)))
     load = Load(0, 0, 0, 1, 200, 0, 1)
     assert one(load) - plain(load) == pytest.approx(2e-6 * (1 + 10 * 2))  # one token takes two
-    two = bundle_profile(tmp_path, Spread(2, experts=16, experts_per_token=2, expert_ranks=2))
+    two = bundle_profile(tmp_path, Sharding(2, experts=16, experts_per_token=2, expert_ranks=2))
     assert "no all_gather of 2 GPUs, no reduce_scatter" in " ".join(two.source)
     cost = StepCost(two)
     # A pool of two tokens: half of the experts, and of the choices, are here.
@@ -123,9 +123,9 @@ def test_collectives_of_a_known_gpu_are_added(tmp_path: Path) -> None:
     (bundle(tmp_path) / "tp1").rename(tmp_path / "tp2")
     meta = META.format(skew="false").replace("Test GPU", "RTX PRO 6000 Blackwell Server")
     (tmp_path / "meta.yaml").write_text(meta)
-    layout = Spread(2, tp=2, hidden=2048)
+    layout = Sharding(2, tp=2, hidden=2048)
     with_them = StepCost(bundle_profile(tmp_path, layout))
-    without = StepCost(bundle_profile(tmp_path, Spread(2, tp=2)))
+    without = StepCost(bundle_profile(tmp_path, Sharding(2, tp=2)))
     load = Load(0, 0, 0, 1, 200, 0, 1)  # 4096 bytes of hidden states
     assert with_them(load) - without(load) == pytest.approx(4 * 12.713e-6)
 
@@ -133,9 +133,9 @@ def test_collectives_of_a_known_gpu_are_added(tmp_path: Path) -> None:
 def test_a_hosts_own_link_is_taken_in_place_of_anothers(tmp_path: Path) -> None:
     (bundle(tmp_path) / "tp1").rename(tmp_path / "tp2")
     link = HostLink(name="slow", latency=2e-5, bandwidth=1.6e10, source="test")
-    layout = Spread(2, tp=2, hidden=2048, link=link)
+    layout = Sharding(2, tp=2, hidden=2048, link=link)
     profile = bundle_profile(tmp_path, layout)
-    without = StepCost(bundle_profile(tmp_path, Spread(2, tp=2)))
+    without = StepCost(bundle_profile(tmp_path, Sharding(2, tp=2)))
     load = Load(1, 1024, 0, 0, 0, 1, 1)  # 4 MiB of hidden states, round twice by half
     took = 4 * (2e-5 + 4194304 / 1.6e10)
     assert StepCost(profile)(load) - without(load) == pytest.approx(took)
@@ -143,16 +143,16 @@ def test_a_hosts_own_link_is_taken_in_place_of_anothers(tmp_path: Path) -> None:
     twice = slower_collectives(profile, 2.0)
     assert twice is not None
     assert StepCost(twice)(load) - without(load) == pytest.approx(2 * took)
-    assert slower_collectives(bundle_profile(tmp_path, Spread(2, tp=2)), 2.0) is None
+    assert slower_collectives(bundle_profile(tmp_path, Sharding(2, tp=2)), 2.0) is None
 
 
 def test_ids_and_weights_of_chosen_experts_are_gathered_too(tmp_path: Path) -> None:
     moe = "tokens,activated_experts,time_us\n1,1,1\n1,16,1\n64,1,1\n64,16,1\n"
     bundle(tmp_path, moe=moe)
     link = HostLink(name="l", latency=1e-5, bandwidth=1e9, source="test")
-    known = Spread(2, 1, 2048, 16, 2, 2, link)
+    known = Sharding(2, 1, 2048, 16, 2, 2, link)
     load = Load(1, 4096, 0, 0, 0, 1, 1)
-    none = StepCost(bundle_profile(tmp_path, Spread(2, 1, None, 16, 2, 2)))(load)
+    none = StepCost(bundle_profile(tmp_path, Sharding(2, 1, None, 16, 2, 2)))(load)
     hidden, chosen = 1e-5 + 4096 * 4096 / 1e9, 1e-5 + 4096 * 8 / 1e9
     found = StepCost(bundle_profile(tmp_path, known))(load) - none
     assert found == pytest.approx(2 * (2 * hidden + 2 * chosen))
@@ -168,19 +168,19 @@ def test_known_links_have_names_and_sources() -> None:
 def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     bundle(tmp_path, dense="layer,tokens,time_us\n")
     with pytest.raises(InputError, match=r"dense.csv: there are no rows"):
-        bundle_profile(tmp_path, Spread(2))
+        bundle_profile(tmp_path, Sharding(2))
     cut = "\n".join(line for line in ATTENTION.splitlines() if not line.startswith("0,"))
     other = bundle(tmp_path / "cut", attention=cut + "\n")
     with pytest.raises(InputError, match=r"attention.csv: there is no row of decodes alone"):
-        bundle_profile(other, Spread(2))
+        bundle_profile(other, Sharding(2))
 
 
 def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
-    before = bundle_profile(bundle(tmp_path), Spread(2))
+    before = bundle_profile(bundle(tmp_path), Sharding(2))
     for path in (tmp_path / "tp1").glob("*.csv"):
         (path.parent / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    assert bundle_profile(tmp_path, Spread(2)) == before
+    assert bundle_profile(tmp_path, Sharding(2)) == before
     assert Profile.model_validate_json(before.model_dump_json()) == before
 
 
@@ -198,11 +198,11 @@ def test_plain_and_packed_tables_are_the_same(tmp_path: Path) -> None:
 )
 def test_bad_tables_are_named(tmp_path: Path, changed: dict[str, str], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        bundle_profile(bundle(tmp_path, **changed), Spread(2))
+        bundle_profile(bundle(tmp_path, **changed), Sharding(2))
 
 
 def test_what_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"meta.yaml: cannot be read"):
-        bundle_profile(tmp_path, Spread(2))
+        bundle_profile(tmp_path, Sharding(2))
     with pytest.raises(InputError, match=r"there is no tp2; found tp1"):
-        bundle_profile(bundle(tmp_path), Spread(2, tp=2))
+        bundle_profile(bundle(tmp_path), Sharding(2, tp=2))

@@ -13,7 +13,7 @@ import pytest
 from simkv.core.scheduler import Batch, Completion
 from simkv.proof.conform.conform import ENDED, check, compare
 from simkv.proof.conform.lockstep import Emitted, StallWatch, arrivals_by_step
-from simkv.proof.conform.trace import Trace, TraceError
+from simkv.proof.conform.trace import DecisionTrace, TraceError
 from tests.conformance.test_committed import FILES
 
 A, B = {"step": 0, "x": 1}, {"step": 1, "x": 2}
@@ -22,11 +22,11 @@ PANICKED = {"truncated": True, "ending": "panic", "why": "panic: of the test"}
 STALLED = {"truncated": True, "ending": "stall", "why": "nothing can run"}
 
 
-def trace(*steps: Any, truncated: Any = None) -> Trace:
-    return Trace(Path("t"), {}, list(steps), truncated)
+def trace(*steps: Any, truncated: Any = None) -> DecisionTrace:
+    return DecisionTrace(Path("t"), {}, list(steps), truncated)
 
 
-def difference(recorded: Trace, *simulated: Any) -> Any:
+def difference(recorded: DecisionTrace, *simulated: Any) -> Any:
     _, found = compare(recorded, iter(simulated))
     return found and (found.step, found.recorded, found.simulated)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simkv.proof.conform.conform import check, compare, replay
-from simkv.proof.conform.trace import Trace
+from simkv.proof.conform.trace import DecisionTrace
 from simkv.schedulers.registry import ENGINES
 
 LIMIT = {"truncated": True, "why": "limit"}
@@ -83,7 +83,7 @@ def test_the_rest_must_repeat() -> None:
     def compared(steps: list[Any], proved: int | None) -> bool:
         end = {"truncated": True, "ending": "stall", "why": "", "proved": proved}
         ours: Iterator[Any] = iter([*steps, end])
-        return compare(Trace(Path("t"), {}, steps, LIMIT), ours)[1] is None
+        return compare(DecisionTrace(Path("t"), {}, steps, LIMIT), ours)[1] is None
 
     turn = [{"step": i, "x": i % 3} for i in range(12)]
     assert compared(turn, 5)
@@ -104,5 +104,5 @@ def test_moments_are_told_from_the_line() -> None:
     end = {"truncated": True, "ending": "stall", "why": "", "proved": 2}
     for sent, equal in ((lambda tick: tick - 1, True), (lambda tick: 0, False)):
         steps = [line(tick, sent(tick)) for tick in range(5)]
-        found = compare(Trace(Path("t"), {}, steps, LIMIT), iter([*steps, end]))[1]
+        found = compare(DecisionTrace(Path("t"), {}, steps, LIMIT), iter([*steps, end]))[1]
         assert (found is None) == equal

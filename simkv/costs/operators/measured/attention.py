@@ -8,7 +8,7 @@ from math import log
 from simkv.costs.hardware.architecture import Gqa
 from simkv.costs.operators.measured.plane import Plane
 from simkv.costs.operators.operators import Lookup
-from simkv.costs.operators.tables import Store, cleaned, first_ranked
+from simkv.costs.operators.tables import TableStore, cleaned, first_ranked
 
 #: Bytes of KV from which a decode cannot come from the second-level cache of any GPU here.
 BEYOND_CACHE = 128e6
@@ -22,7 +22,7 @@ def prompt_pairs(length: float, window: int = 0) -> float:
     return length * (length + 1) / 2
 
 
-def prefill(store: Store, shape: Gqa, kv: str, flops: float) -> tuple[Lookup, str] | None:
+def prefill(store: TableStore, shape: Gqa, kv: str, flops: float) -> tuple[Lookup, str] | None:
     """Prompts by batch and length, and what was not as asked for (empty: nothing)."""
     found = _nearest(store, "context_attention", shape, kv)
     if found is None:
@@ -39,7 +39,7 @@ def prefill(store: Store, shape: Gqa, kv: str, flops: float) -> tuple[Lookup, st
     return plane, _note("prefill attention", shape, near)
 
 
-def decode(store: Store, shape: Gqa, kv: str, bandwidth: float) -> tuple[Lookup, str] | None:
+def decode(store: TableStore, shape: Gqa, kv: str, bandwidth: float) -> tuple[Lookup, str] | None:
     """Decodes by batch and context, and what was not as asked for (empty: nothing)."""
     found = _nearest(store, "generation_attention", shape, kv)
     if found is None:
@@ -60,7 +60,9 @@ def decode(store: Store, shape: Gqa, kv: str, bandwidth: float) -> tuple[Lookup,
     return plane, _note("decode attention", shape, near)
 
 
-def _nearest(store: Store, table: str, shape: Gqa, kv: str) -> tuple[Gqa, dict[str, object]] | None:
+def _nearest(
+    store: TableStore, table: str, shape: Gqa, kv: str
+) -> tuple[Gqa, dict[str, object]] | None:
     """The measured shape most like it, and how to find its rows."""
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
         rows = store.rows(table, {"kv_cache_dtype": dtype})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
-from simkv.costs.operators.tables import Store, cleaned, first_ranked
+from simkv.costs.operators.tables import TableStore, cleaned, first_ranked
 
 
-def all_reduce(store: Store, gpus: int, *, graph: bool) -> Curve | None:
+def all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
     """Seconds by 16-bit numbers, inside a CUDA graph or launched by itself."""
     rows = store.rows("custom_allreduce", {"num_gpus": gpus})
     if rows is None:
@@ -19,7 +19,7 @@ def all_reduce(store: Store, gpus: int, *, graph: bool) -> Curve | None:
     return curve_of(never_falling(cleaned(first_ranked(rows), None, ("message_size",))))
 
 
-def nccl(store: Store, name: str, gpus: int) -> Curve | None:
+def nccl(store: TableStore, name: str, gpus: int) -> Curve | None:
     """Seconds of a collective of NCCL by 16-bit numbers."""
     rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
     if rows is None:

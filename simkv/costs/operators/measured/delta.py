@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from simkv.costs.operators.curve import Curve, curve_of, never_falling, total
 from simkv.costs.operators.operators import DeltaShape
-from simkv.costs.operators.tables import Store, cleaned, first_ranked
+from simkv.costs.operators.tables import TableStore, cleaned, first_ranked
 
 
-def delta(store: Store, shape: DeltaShape, phase: str) -> tuple[Curve, str] | None:
+def delta(store: TableStore, shape: DeltaShape, phase: str) -> tuple[Curve, str] | None:
     """Seconds by tokens (one prompt, or decodes), and what was not as asked for.
 
     The kernels of a phase are added up, each the fastest of its kind at that many tokens.

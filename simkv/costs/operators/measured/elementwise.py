@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
-from simkv.costs.operators.tables import Store, cleaned
+from simkv.costs.operators.tables import TableStore, cleaned
 
 
-def elementwise(store: Store) -> Curve | None:
+def elementwise(store: TableStore) -> Curve | None:
     """Seconds by bytes that a kernel moves."""
     parts = [store.rows("scale_matrix", {}, anyone=anyone) for anyone in (False, True)]
     found: dict[float, float] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
 from simkv.costs.operators.operators import MoeShape
-from simkv.costs.operators.tables import HOST_BOUND, Store, cleaned
+from simkv.costs.operators.tables import HOST_BOUND, TableStore, cleaned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,9 @@ def distribution(experts: int) -> str:
     return "power_law_1.01" if experts >= 256 else "power_law_1.2"
 
 
-def experts(store: Store, shape: MoeShape, form: str, flops: float) -> tuple[Curve, str] | None:
+def experts(
+    store: TableStore, shape: MoeShape, form: str, flops: float
+) -> tuple[Curve, str] | None:
     """Seconds by tokens, and what was not as asked for (empty: nothing)."""
     for anyone in (False, True):
         for dtype in DTYPES.get(form, ()):

@@ -6,13 +6,13 @@ import pandas as pd
 
 from simkv.costs.lines import between, bracket
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
-from simkv.costs.operators.tables import Store, cleaned, first_ranked
+from simkv.costs.operators.tables import TableStore, cleaned, first_ranked
 
 #: What the tables call a number format.
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
-def gemm(store: Store, form: str, n: int, k: int, flops: float) -> Curve | None:
+def gemm(store: TableStore, form: str, n: int, k: int, flops: float) -> Curve | None:
     """Seconds by tokens; None if nothing of that format was measured.
 
     Between the measured n and k the time is read off the plane a + bn + ck + dnk, which meets work

@@ -16,13 +16,13 @@ from simkv.costs.operators.curve import Curve, curve_of, never_falling
 from simkv.costs.operators.measured.attention import prompt_pairs
 from simkv.costs.operators.measured.plane import Plane
 from simkv.costs.operators.operators import Lookup
-from simkv.costs.operators.tables import Store, cleaned, first_ranked
+from simkv.costs.operators.tables import TableStore, cleaned, first_ranked
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def core(store: Store, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
+def core(store: TableStore, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
     """Prompts, or decodes, by batch and length; None if not measured."""
     table = "context_mla" if context else "generation_mla"
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
@@ -42,7 +42,7 @@ def core(store: Store, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
     return None
 
 
-def absorbed(store: Store, heads: int) -> Curve | None:
+def absorbed(store: TableStore, heads: int) -> Curve | None:
     """Both absorbed projections of decodes, by tokens; those of bf16 where they are faster."""
     found: list[Curve] = []
     for name in ("mla_gen_pre", "mla_gen_post"):
@@ -61,7 +61,7 @@ def absorbed(store: Store, heads: int) -> Curve | None:
 
 
 def sparse_module(
-    store: Store, shape: Mla, hidden: int, form: str, kv: str, *, context: bool
+    store: TableStore, shape: Mla, hidden: int, form: str, kv: str, *, context: bool
 ) -> tuple[Lookup, str] | None:
     """A layer's sparse attention with its projections, by batch and length."""
     assert shape.sparse

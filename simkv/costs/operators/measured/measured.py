@@ -18,7 +18,7 @@ from simkv.costs.operators.measured.experts import experts
 from simkv.costs.operators.measured.gemm import gemm
 from simkv.costs.operators.operators import Collective, DeltaShape, Lookup, MoeShape
 from simkv.costs.operators.roofline import Roofline
-from simkv.costs.operators.tables import Store
+from simkv.costs.operators.tables import TableStore
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Tables:
     """The operators of ``store``, and of ``sheet`` where it has none, which ``notes`` then say."""
 
-    def __init__(self, store: Store, sheet: Roofline) -> None:
+    def __init__(self, store: TableStore, sheet: Roofline) -> None:
         self._store = store
         self._sheet = sheet
         self._seen: set[Path] = set()
@@ -150,10 +150,10 @@ class Tables:
 
 @lru_cache(maxsize=4096)
 def _looked_up(
-    store: Store, lookup: Callable[..., Any], args: tuple[Any, ...], named: tuple[Any, ...]
+    store: TableStore, lookup: Callable[..., Any], args: tuple[Any, ...], named: tuple[Any, ...]
 ) -> tuple[Any, frozenset[Path]]:
     """What a lookup finds, and in which files; tables are large and many settings share them."""
-    own = Store(store.roots, store.system, store.backend, store.release)
+    own = TableStore(store.roots, store.system, store.backend, store.release)
     try:
         return lookup(own, *args, **dict(named)), frozenset(own.seen)
     except KeyError as error:

@@ -17,7 +17,7 @@ from simkv.costs.load import Load
 from simkv.costs.profile import Profile, StepCost
 from simkv.costs.sources.aiconfigurator import aiconfigurator_profile
 from simkv.costs.sources.files import read_settings
-from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
+from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
 from simkv.costs.sources.vidur import vidur_profile
 from simkv.schedulers.vllm.setting import graph_sizes
 
@@ -110,7 +110,7 @@ def _of_bundles(folders: list[Path]) -> Iterator[Device]:
         gpu = known_gpu(str(read_settings(folder / "meta.yaml").get("gpu", "")))
         if model is None or gpu is None:
             continue
-        layout = Spread(model.layers, 1, model.hidden, model.experts, model.experts_per_token)
+        layout = Sharding(model.layers, 1, model.hidden, model.experts, model.experts_per_token)
         try:
             profile = bundle_profile(folder, layout, graph_sizes(256))
         except InputError:

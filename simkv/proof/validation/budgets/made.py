@@ -29,7 +29,7 @@ ALONE = 32
 BUSY = 0.5
 
 
-class Told:
+class ToldExecutor:
     """An executor that takes as long as a function says."""
 
     def __init__(self, cost: Cost) -> None:
@@ -99,7 +99,7 @@ def served(cost: Cost, budget: int, sent: Sequence[Request]) -> tuple[float, flo
         enable_prefix_caching=False,
         async_scheduling=False,
     )
-    record = serve(Engine(env, build(config), Told(cost)), list(sent), None)
+    record = serve(Engine(env, build(config), ToldExecutor(cost)), list(sent), None)
     times = [e2e(record.lives[request.id]) or 0.0 for request in sent]
     return float(np.mean(times)), record.end
 

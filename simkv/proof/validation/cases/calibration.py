@@ -20,7 +20,7 @@ from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.hardware.links import HostLink
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.sources.files import read_settings
-from simkv.costs.sources.llmservingsim import Spread, bundle_model, bundle_profile
+from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
 from simkv.costs.sources.sync import Traits, read_alone, sync_profile, traits
 from simkv.proof.validation.cases.case import Case
 from simkv.schedulers.vllm.setting import graph_sizes
@@ -36,7 +36,7 @@ def calibrate(case: Case, given: Path | None = None, tables: Path | None = None)
     if bundle is not None:
         sizes = graph_sizes(setup.max_num_seqs)
         known = known_model(case.facts.model)
-        layout = Spread(
+        layout = Sharding(
             dims.layers,
             setup.tensor_parallel,
             dims.hidden or (known.hidden if known else None),

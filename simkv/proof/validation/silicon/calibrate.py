@@ -22,11 +22,11 @@ from simkv.proof.validation.silicon.fit import (
     pair_ends,
     spreads,
 )
-from simkv.proof.validation.silicon.point import Point
-from simkv.proof.validation.silicon.predict import Job, Prediction, points_of, run_all
-from simkv.proof.validation.silicon.replay import Replayed
-from simkv.proof.validation.silicon.rows import Latency, Row
-from simkv.proof.validation.silicon.samples import NONE, Sample, samples_of
+from simkv.proof.validation.silicon.point import ServingPoint
+from simkv.proof.validation.silicon.predict import PointJob, Prediction, points_of, run_all
+from simkv.proof.validation.silicon.replay import PointReplay
+from simkv.proof.validation.silicon.rows import Latency, MeasuredRow
+from simkv.proof.validation.silicon.samples import NONE, Residual, samples_of
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 RULES, SPREADS = "constants.json", "spreads.json"
@@ -42,7 +42,7 @@ class Calibrated:
     configuration had no part in; ``unseen`` the same of its pair of model and GPU.
     """
 
-    samples: list[Sample]
+    samples: list[Residual]
     fitted: Fitted
     spreads: Spreads
     covered: dict[str, tuple[float, float, int]]
@@ -51,7 +51,7 @@ class Calibrated:
 
 
 def calibrate(
-    rows: Sequence[Row],
+    rows: Sequence[MeasuredRow],
     source: str,
     *,
     jobs: int | None = None,
@@ -59,16 +59,16 @@ def calibrate(
 ) -> Calibrated:
     """Fit constants to the measured rows, starting from operators alone; ``source`` names them."""
     points = points_of(rows)
-    wanted = [None if isinstance(p, str) else Job(p, Constants()) for p in points]
+    wanted = [None if isinstance(p, str) else PointJob(p, Constants()) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
     replayed = [None if job is None else found[job.key] for job in wanted]
     return learn(rows, points, replayed, source)
 
 
 def learn(
-    rows: Sequence[Row],
-    points: Sequence[Point | str],
-    replayed: Sequence[Replayed | None],
+    rows: Sequence[MeasuredRow],
+    points: Sequence[ServingPoint | str],
+    replayed: Sequence[PointReplay | None],
     source: str,
 ) -> Calibrated:
     """Fit constants to replays that were made without any."""
@@ -93,9 +93,9 @@ def learn(
 
 
 def _predictions(
-    rows: Sequence[Row],
-    points: Sequence[Point | str],
-    samples: Sequence[Sample],
+    rows: Sequence[MeasuredRow],
+    points: Sequence[ServingPoint | str],
+    samples: Sequence[Residual],
     logs: Floats,
     sides: Floats,
 ) -> list[Prediction]:
@@ -124,7 +124,7 @@ def write(folder: Path, found: Calibrated) -> None:
     write_text(folder / SPREADS, json.dumps(found.spreads.to_json(), indent=1) + "\n")
 
 
-def rules_of(samples: Sequence[Sample], fitted: Fitted, source: str) -> list[dict[str, Any]]:
+def rules_of(samples: Sequence[Residual], fitted: Fitted, source: str) -> list[dict[str, Any]]:
     """Rules of ``constants.json``: a pair's change what those of its engine said.
 
     An engine's hold for the GPU families that were measured; a GPU of another one gets none.

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares
 
-from simkv.costs.operators.spreads import Kind, Spread
-from simkv.proof.validation.silicon.samples import NONE, Sample
+from simkv.costs.operators.spreads import Configuration, Spread
+from simkv.proof.validation.silicon.samples import NONE, Residual
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 FOLDS = 5
@@ -39,17 +39,17 @@ ENOUGH, PAIRS = 20, 3
 Values = dict[str, Floats]
 
 
-def levels_of(kind: Kind, fineness: int) -> list[str]:
+def levels_of(kind: Configuration, fineness: int) -> list[str]:
     """Names of the kinds that a kind belongs to, from the widest, so many of them."""
     pair, *_, engine = kind.levels()
     return [engine, pair][:fineness]
 
 
-def fit(samples: Sequence[Sample], fineness: int) -> Values:
+def fit(samples: Sequence[Residual], fineness: int) -> Values:
     """Constants by the name of their level."""
     found: Values = {}
     for depth in range(1, fineness + 1):
-        parts: dict[str, list[Sample]] = {}
+        parts: dict[str, list[Residual]] = {}
         for sample in samples:
             parts.setdefault(levels_of(sample.kind, depth)[-1], []).append(sample)
         for name, part in parts.items():
@@ -57,7 +57,7 @@ def fit(samples: Sequence[Sample], fineness: int) -> Values:
     return found
 
 
-def values_for(kind: Kind, found: Mapping[str, Floats], fineness: int) -> Floats:
+def values_for(kind: Configuration, found: Mapping[str, Floats], fineness: int) -> Floats:
     """The constants of the nearest level that has any; without one, none."""
     for name in reversed(levels_of(kind, fineness)):
         if name in found:
@@ -65,7 +65,7 @@ def values_for(kind: Kind, found: Mapping[str, Floats], fineness: int) -> Floats
     return NONE
 
 
-def _fit_part(samples: Sequence[Sample], towards: Floats) -> Floats:
+def _fit_part(samples: Sequence[Residual], towards: Floats) -> Floats:
     at = np.array([s.at for s in samples])
     slopes = np.array([s.slopes for s in samples])
     start = np.array([s.start for s in samples])
@@ -96,7 +96,7 @@ def _fit_part(samples: Sequence[Sample], towards: Floats) -> Floats:
     return np.asarray(found.x)
 
 
-def residuals(samples: Sequence[Sample], values: Mapping[str, Floats], fineness: int) -> Floats:
+def residuals(samples: Sequence[Residual], values: Mapping[str, Floats], fineness: int) -> Floats:
     """Logarithms of measured over predicted, a row for each sample: TTFT and TPOT."""
     return np.array(
         [np.log(s.real / s.predicted(values_for(s.kind, values, fineness))) for s in samples]
@@ -104,7 +104,7 @@ def residuals(samples: Sequence[Sample], values: Mapping[str, Floats], fineness:
 
 
 def left_out(
-    samples: Sequence[Sample], fineness: int, part_of: Callable[[Sample], object]
+    samples: Sequence[Residual], fineness: int, part_of: Callable[[Residual], object]
 ) -> Floats:
     """The residuals of each sample under constants fitted without its part."""
     found = np.zeros((len(samples), 2))
@@ -116,7 +116,7 @@ def left_out(
     return found
 
 
-def fold(sample: Sample) -> int:
+def fold(sample: Residual) -> int:
     """The fold of its configuration, the same on every machine."""
     return zlib.crc32(repr(sample.configuration).encode()) % FOLDS
 
@@ -148,7 +148,7 @@ class Fitted:
     groups: Floats
 
 
-def choose(samples: Sequence[Sample]) -> Fitted:
+def choose(samples: Sequence[Residual]) -> Fitted:
     """The coarsest constants that do no worse on configurations left out."""
     tried: list[Fineness] = []
     logs: list[tuple[Floats, Floats]] = []
@@ -165,7 +165,7 @@ def choose(samples: Sequence[Sample]) -> Fitted:
 
 
 def spreads(
-    samples: Sequence[Sample], fitted: Fitted
+    samples: Sequence[Residual], fitted: Fitted
 ) -> tuple[dict[str, Spread], dict[str, Spread]]:
     """Spreads of the groups that were seen, and of kinds for those that were not."""
     seen, unseen = _pools(samples, fitted.configurations), _pools(samples, fitted.groups)
@@ -182,7 +182,7 @@ def spreads(
     return dict(sorted(groups.items())), dict(sorted(wider.items()))
 
 
-def _pools(samples: Sequence[Sample], logs: Floats) -> dict[str, list[Floats]]:
+def _pools(samples: Sequence[Residual], logs: Floats) -> dict[str, list[Floats]]:
     pools: dict[str, list[Floats]] = {}
     for sample, row in zip(samples, logs, strict=True):
         for name in sample.kind.levels():
@@ -210,7 +210,7 @@ def spread_of(logs: Iterable[Floats]) -> Spread:
 
 
 def ends(
-    samples: Sequence[Sample], logs: Floats, part_of: Callable[[Sample], object], *, seen: bool
+    samples: Sequence[Residual], logs: Floats, part_of: Callable[[Residual], object], *, seen: bool
 ) -> Floats:
     """Ends of each sample's interval by the spreads of the other parts, as logarithms.
 
@@ -236,7 +236,7 @@ def ends(
     return found
 
 
-def coverage(samples: Sequence[Sample], fitted: Fitted) -> dict[str, tuple[float, float, int]]:
+def coverage(samples: Sequence[Residual], fitted: Fitted) -> dict[str, tuple[float, float, int]]:
     """Shares of left-out points (TTFT, TPOT, how many) inside spreads made without their part."""
     found = {}
     for name, logs, sides in (
@@ -250,11 +250,11 @@ def coverage(samples: Sequence[Sample], fitted: Fitted) -> dict[str, tuple[float
     return found
 
 
-def fold_ends(samples: Sequence[Sample], fitted: Fitted) -> Floats:
+def fold_ends(samples: Sequence[Residual], fitted: Fitted) -> Floats:
     """Ends of intervals for configurations left out."""
     return ends(samples, fitted.configurations, fold, seen=True)
 
 
-def pair_ends(samples: Sequence[Sample], fitted: Fitted) -> Floats:
+def pair_ends(samples: Sequence[Residual], fitted: Fitted) -> Floats:
     """Ends of intervals for pairs of model and GPU left out."""
     return ends(samples, fitted.groups, lambda s: s.group, seen=False)

@@ -9,11 +9,11 @@ from simkv.core.errors import InputError
 from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import Hardware, make_hardware
-from simkv.costs.operators.spreads import Kind, kind_of
+from simkv.costs.operators.spreads import Configuration, kind_of
 from simkv.proof.validation.silicon.recipe import Recipe, cold_s, recipe_of
-from simkv.proof.validation.silicon.replay import Load
+from simkv.proof.validation.silicon.replay import ClosedLoop
 from simkv.proof.validation.silicon.rooms import kv_tokens
-from simkv.proof.validation.silicon.rows import Row
+from simkv.proof.validation.silicon.rows import MeasuredRow
 from simkv.schedulers.registry import ENGINES
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
@@ -28,7 +28,7 @@ SPARE_LENGTH = 200
 
 
 @dataclass(frozen=True)
-class Point:
+class ServingPoint:
     """What stands for a row.
 
     ``releases`` is how many releases lie between the rules that run and those of the row; ``notes``
@@ -38,12 +38,12 @@ class Point:
     hardware: Hardware
     setting: EngineSetting
     engine: Any
-    load: Load
+    load: ClosedLoop
     releases: int = 0
     notes: tuple[str, ...] = ()
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Configuration:
         """What kind of configuration it is; constants and intervals go by it."""
         return kind_of(self.hardware, self.setting)
 
@@ -58,7 +58,7 @@ class Point:
         return repr((self.hardware, self.setting))
 
 
-def point_of(row: Row) -> Point:
+def point_of(row: MeasuredRow) -> ServingPoint:
     """What is simulated for ``row``. Raises InputError if that is not known."""
     recipe = recipe_of(row)
     architecture, gpu = find_architecture(row.model), find_gpu(row.system)
@@ -95,7 +95,7 @@ def point_of(row: Row) -> Point:
     else:
         engine = _sglang(recipe, variant, setting, tokens)
     # A warm-up leaves nothing behind where no prefix is cached: ``warm_up_of`` says what there was.
-    load = Load(
+    load = ClosedLoop(
         row.isl,
         row.osl,
         row.concurrency,
@@ -105,7 +105,7 @@ def point_of(row: Row) -> Point:
         warm_up=0 if recipe.fresh == 1 else 1,
         cold_s=cold,
     )
-    return Point(hardware, setting, engine, load, releases, tuple(notes))
+    return ServingPoint(hardware, setting, engine, load, releases, tuple(notes))
 
 
 def nearest_variant(backend: str, version: str) -> tuple[str, int]:
@@ -129,7 +129,7 @@ def _number(version: str) -> int:
     return numbers[1] if numbers[0] or numbers[1] > 5 else 100 * numbers[1] + sum(numbers[2:3])
 
 
-def _setting(row: Row, recipe: Recipe) -> EngineSetting:
+def _setting(row: MeasuredRow, recipe: Recipe) -> EngineSetting:
     vllm = row.backend == "vllm"
     seqs = recipe.max_num_seqs or (VLLM_SEQS if vllm else SGLANG_SEQS)
     # Which limit a point had is not recorded where the script's is below its concurrency.
@@ -148,7 +148,7 @@ def _setting(row: Row, recipe: Recipe) -> EngineSetting:
     )
 
 
-def _async(row: Row) -> bool:
+def _async(row: MeasuredRow) -> bool:
     """SGLang overlaps since 0.4, vLLM by default since 0.14."""
     return row.backend == "sglang" or _number(row.version) >= 14
 

@@ -11,11 +11,11 @@ from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators.choice import composed, estimated, profile_for
 from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.spreads import Kind, Spreads
+from simkv.costs.operators.spreads import Configuration, Spreads
 from simkv.costs.profile import Profile
-from simkv.proof.validation.silicon.point import Point, point_of
-from simkv.proof.validation.silicon.replay import Replayed, replay
-from simkv.proof.validation.silicon.rows import Latency, Row
+from simkv.proof.validation.silicon.point import ServingPoint, point_of
+from simkv.proof.validation.silicon.replay import PointReplay, replay
+from simkv.proof.validation.silicon.rows import Latency, MeasuredRow
 from simkv.search.pool import opened
 
 #: Milliseconds that every TTFT has on top of the engine's: tokenising the prompt, HTTP and
@@ -32,7 +32,7 @@ FARTHEST = 10
 class Prediction:
     """What is said of a row; ``latency`` and ``low`` to ``high`` in ms, or None and ``why``."""
 
-    row: Row
+    row: MeasuredRow
     latency: Latency | None
     low: Latency | None = None
     high: Latency | None = None
@@ -40,10 +40,10 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Job:
+class PointJob:
     """A point to replay; ``constants`` None are those that come with simkv."""
 
-    point: Point
+    point: ServingPoint
     constants: Constants | None = None
 
     @property
@@ -52,9 +52,9 @@ class Job:
         return f"{self.point.key} {self.constants}"
 
 
-def points_of(rows: Sequence[Row]) -> list[Point | str]:
+def points_of(rows: Sequence[MeasuredRow]) -> list[ServingPoint | str]:
     """What stands for each row, or why nothing does."""
-    found: list[Point | str] = []
+    found: list[ServingPoint | str] = []
     for row in rows:
         try:
             found.append(point_of(row))
@@ -64,16 +64,16 @@ def points_of(rows: Sequence[Row]) -> list[Point | str]:
 
 
 def predict(
-    rows: Sequence[Row],
+    rows: Sequence[MeasuredRow],
     spreads: Spreads,
-    constants: Callable[[Kind], Constants | None] = lambda _: None,
+    constants: Callable[[Configuration], Constants | None] = lambda _: None,
     *,
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> list[Prediction]:
     """One for each row, in their order; ``constants`` in place of those that come with simkv."""
     points = points_of(rows)
-    wanted = [None if isinstance(p, str) else Job(p, constants(p.kind)) for p in points]
+    wanted = [None if isinstance(p, str) else PointJob(p, constants(p.kind)) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
     return [
         Prediction(row, None, why=str(point))
@@ -84,15 +84,18 @@ def predict(
 
 
 def run_all(
-    wanted: Sequence[Job], *, jobs: int | None = None, advance: Callable[[], object] = lambda: None
-) -> dict[str, Replayed]:
+    wanted: Sequence[PointJob],
+    *,
+    jobs: int | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> dict[str, PointReplay]:
     """What came of each job, by its key; equal ones run once."""
     # Those with the same costs go to one worker, the longest first.
-    parts: dict[str, list[Job]] = {}
+    parts: dict[str, list[PointJob]] = {}
     for job in {job.key: job for job in wanted}.values():
         parts.setdefault(job.point.costs_key, []).append(job)
     order = sorted(parts.values(), key=lambda part: -sum(map(_work, part)))
-    found: dict[str, Replayed] = {}
+    found: dict[str, PointReplay] = {}
     with opened(jobs=jobs) as run:
         for results in run(_run_part, order):
             for key, replayed in results:
@@ -101,13 +104,13 @@ def run_all(
     return found
 
 
-def _work(job: Job) -> float:
+def _work(job: PointJob) -> float:
     """Roughly how long a job takes."""
     load = job.point.load
     return load.prompts * (200 + load.osl / 8)
 
 
-def _run_part(part: Sequence[Job]) -> list[tuple[str, Replayed]]:
+def _run_part(part: Sequence[PointJob]) -> list[tuple[str, PointReplay]]:
     made: dict[str, Profile | str] = {}
     found = []
     for job in part:
@@ -131,9 +134,9 @@ def _costs(
         return str(error)
 
 
-def _run(point: Point, costs: Profile | str) -> Replayed:
+def _run(point: ServingPoint, costs: Profile | str) -> PointReplay:
     if isinstance(costs, str):
-        return Replayed(None, why=costs)
+        return PointReplay(None, why=costs)
     replayed = replay(point.engine, costs, point.load, point.hardware.dp)
     if replayed.latency is None:
         return replayed
@@ -142,7 +145,9 @@ def _run(point: Point, costs: Profile | str) -> Replayed:
     return replace(replayed, latency=Latency(ttft + front, tpot), why=costs.basis)
 
 
-def _prediction(row: Row, point: Point, replayed: Replayed, spreads: Spreads) -> Prediction:
+def _prediction(
+    row: MeasuredRow, point: ServingPoint, replayed: PointReplay, spreads: Spreads
+) -> Prediction:
     if replayed.latency is None:
         return Prediction(row, None, why=replayed.why)
     spread = spreads.of(point.kind)

@@ -17,7 +17,7 @@ from datetime import date
 from simkv.core.errors import InputError
 from simkv.core.setting import GraphMode
 from simkv.costs.hardware.formats import FormatName, KvFormatName
-from simkv.proof.validation.silicon.rows import Row
+from simkv.proof.validation.silicon.rows import MeasuredRow
 
 #: From this day on the client warms up with twice its concurrency; before, with one request.
 WARMS_UP = date(2026, 1, 21)
@@ -65,12 +65,12 @@ class Recipe:
     assumed: tuple[str, ...] = ()
 
 
-def blackwell(row: Row) -> bool:
+def blackwell(row: MeasuredRow) -> bool:
     """Whether the GPU is of that family; the others here are of Hopper."""
     return row.system.lower().startswith(("b200", "b300", "gb200", "gb300"))
 
 
-def recipe_of(row: Row) -> Recipe:
+def recipe_of(row: MeasuredRow) -> Recipe:
     """How ``row`` was run. Raises InputError for a model or precision without a recipe."""
     name = row.model.lower().rsplit("/", 1)[-1]
     for key, find in _RECIPES.items():
@@ -85,7 +85,7 @@ def recipe_of(row: Row) -> Recipe:
     return replace(found, around=True, assumed=(*found.assumed, f"how it was run: {how}"))
 
 
-def warm_up_of(row: Row) -> int:
+def warm_up_of(row: MeasuredRow) -> int:
     """Requests before the counted ones."""
     if row.protocol != PROTOCOL:
         return 0
@@ -94,7 +94,7 @@ def warm_up_of(row: Row) -> int:
     return 2 * row.concurrency
 
 
-def cold_s(row: Row, recipe: Recipe) -> float:
+def cold_s(row: MeasuredRow, recipe: Recipe) -> float:
     """Seconds that the engine stands still when the first requests come, as points showed."""
     chunk = recipe.chunked_prefill_size
     if row.backend != "sglang" or not row.warmup.startswith("1 ") or not blackwell(row):
@@ -105,7 +105,7 @@ def cold_s(row: Row, recipe: Recipe) -> float:
     return COLD_FP4_S if long else COLD_S
 
 
-def _fp(row: Row, **known: FormatName) -> FormatName:
+def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
     """The format that a precision stands for in the recipes of a model."""
     if row.precision not in known:
         raise InputError(
@@ -115,7 +115,7 @@ def _fp(row: Row, **known: FormatName) -> FormatName:
     return known[row.precision]
 
 
-def _dense(row: Row) -> Recipe:
+def _dense(row: MeasuredRow) -> Recipe:
     """Llama and Qwen3: vLLM 0.10.2 in InferenceMAX, engines' defaults in NVIDIA's runs."""
     if not row.precision and "fp8" not in row.model.lower():
         return Recipe("bf16", assumed=("weights and KV in 16 bits: the source does not say",))
@@ -138,7 +138,7 @@ def _dense(row: Row) -> Recipe:
     )
 
 
-def _gpt_oss(row: Row) -> Recipe:
+def _gpt_oss(row: MeasuredRow) -> Recipe:
     found = Recipe(
         "bf16",
         experts="mxfp4",
@@ -151,7 +151,7 @@ def _gpt_oss(row: Row) -> Recipe:
     return found
 
 
-def _minimax(row: Row) -> Recipe:
+def _minimax(row: MeasuredRow) -> Recipe:
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(weights, memory_share=0.95)
     if weights == "nvfp4":
@@ -171,7 +171,7 @@ def _minimax(row: Row) -> Recipe:
     return found
 
 
-def _kimi(row: Row) -> Recipe:
+def _kimi(row: MeasuredRow) -> Recipe:
     weights = _fp(row, int4="int4_g32", fp4="nvfp4")
     return Recipe(
         "bf16",
@@ -182,7 +182,7 @@ def _kimi(row: Row) -> Recipe:
     )
 
 
-def _deepseek(row: Row) -> Recipe:
+def _deepseek(row: MeasuredRow) -> Recipe:
     """SGLang; fp4 is nvidia/DeepSeek-R1-0528-FP4-V2, whose attention is not in 4 bits."""
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(
@@ -218,7 +218,7 @@ def _deepseek(row: Row) -> Recipe:
     return replace(found, max_num_seqs=128)
 
 
-def _qwen35(row: Row) -> Recipe:
+def _qwen35(row: MeasuredRow) -> Recipe:
     weights = _fp(row, bf16="bf16", fp8="fp8_block", fp4="nvfp4")
     found = Recipe(
         weights,
@@ -242,7 +242,7 @@ def _qwen35(row: Row) -> Recipe:
     )
 
 
-def _glm5(row: Row) -> Recipe:
+def _glm5(row: MeasuredRow) -> Recipe:
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(weights, memory_share=0.85)
     if not blackwell(row):
@@ -258,7 +258,7 @@ def _glm5(row: Row) -> Recipe:
     )
 
 
-def _recv_interval(row: Row) -> int:
+def _recv_interval(row: MeasuredRow) -> int:
     """Decode steps between two looks at what came in."""
     return 30 if row.concurrency >= 16 else 10
 

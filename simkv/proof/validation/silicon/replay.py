@@ -31,7 +31,7 @@ from simkv.workload.clients import Clients
 
 
 @dataclass(frozen=True)
-class Load:
+class ClosedLoop:
     """What the clients of a point do: ``prompts`` requests, so many at a time.
 
     Lengths are drawn as InferenceMAX draws them, or ``around`` the stated ones. Of every ``fresh``
@@ -76,7 +76,7 @@ def _request(number: int, prompt: int, output: int, stream: str) -> Request:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class PointReplay:
     """Mean latencies of the requests of a run; or ``why`` there are none.
 
     ``moved`` are the slopes of both, in ms for a unit of each constant (``slopes.MOVED``).
@@ -89,8 +89,8 @@ class Replayed:
 
 
 def replay(
-    engine: Any, profile: Profile, load: Load, ranks: int = 1, *, leaping: bool = True
-) -> Replayed:
+    engine: Any, profile: Profile, load: ClosedLoop, ranks: int = 1, *, leaping: bool = True
+) -> PointReplay:
     """Serve ``load`` with the engine of that config, whose steps cost what ``profile`` says.
 
     ``ranks`` such engines step together, each with the requests that come to it (data parallel).
@@ -114,11 +114,11 @@ def replay(
     unserved = len(counted) - sum(life.outcome is Outcome.FINISHED for life in lives)
     if unserved:
         why = next((life.reason for life in lives if life.reason), "the engine stands still")
-        return Replayed(None, why=f"{unserved} of {len(counted)} requests are not served: {why}")
+        return PointReplay(None, why=f"{unserved} of {len(counted)} requests are not served: {why}")
     preempted = sum(len(life.preempted_at) for life in lives)
     first = math.fsum(ttft(life) or 0.0 for life in lives) / len(lives)
     found = [value for life in lives if (value := tpot(life)) is not None]
     per_token = math.fsum(found) / len(found) if found else 0.0
     parts = list(server.parts.values()) if isinstance(server, Fleet) else [record]
     moved = slopes([part.steps for part in parts], lives, profile)
-    return Replayed(Latency(1e3 * first, 1e3 * per_token), preempted, moved=moved)
+    return PointReplay(Latency(1e3 * first, 1e3 * per_token), preempted, moved=moved)

@@ -39,7 +39,7 @@ class Latency(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRow:
     """A point. ``line`` is where it stands; lengths are in tokens.
 
     ``version`` is that of the engine as digits and dots, as far as the row tells it.
@@ -85,7 +85,7 @@ class Row:
         )
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[MeasuredRow]:
     """The points of a CSV file. Raises InputError, by line and field, if it cannot be used."""
     with disk_errors(path, "read"):
         try:
@@ -132,7 +132,7 @@ class _Fields:
             raise InputError(f"{self._where}: has another number of fields than line 1")
         self._record = {str(k): (v or "").strip() for k, v in record.items()}
 
-    def row(self) -> Row:
+    def row(self) -> MeasuredRow:
         backend = self._text("backend").lower()
         if backend not in BACKENDS:
             raise InputError(
@@ -143,7 +143,7 @@ class _Fields:
         whole = {n: self._whole(n) for n in ("isl", "osl", "concurrency", "tp", "dp", "ep")}
         notes = ("image", "source", "protocol", "warmup", "suspect")
         texts = {n: self._text(n, "") for n in (*notes, "parallel_note", "precision_note")}
-        return Row(
+        return MeasuredRow(
             line=self._line,
             id=name,
             measurement=self._text("measurement", "") or name,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.spreads import Kind
-from simkv.proof.validation.silicon.point import Point
-from simkv.proof.validation.silicon.replay import Replayed
-from simkv.proof.validation.silicon.rows import Row
+from simkv.costs.operators.spreads import Configuration
+from simkv.proof.validation.silicon.point import ServingPoint
+from simkv.proof.validation.silicon.replay import PointReplay
+from simkv.proof.validation.silicon.rows import MeasuredRow
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 #: Values of ``MOVED`` that change nothing.
@@ -24,14 +24,14 @@ def constants_of(values: Floats) -> Constants:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Residual:
     """A measurement and its replay: ``at`` and ``real`` are TTFT and TPOT in ms.
 
     ``slopes`` have a row for each of the two and a column for each constant; the replay was made
     with the constants ``start``.
     """
 
-    kind: Kind
+    kind: Configuration
     measurement: str
     configuration: tuple[str | int, ...]
     real: Floats
@@ -51,19 +51,19 @@ class Sample:
 
 
 def samples_of(
-    rows: Sequence[Row],
-    points: Sequence[Point | str],
-    replayed: Sequence[Replayed | None],
-    start: Mapping[Kind, Floats] | None = None,
-) -> list[Sample]:
+    rows: Sequence[MeasuredRow],
+    points: Sequence[ServingPoint | str],
+    replayed: Sequence[PointReplay | None],
+    start: Mapping[Configuration, Floats] | None = None,
+) -> list[Residual]:
     """A sample for each measurement of trusted rows that was replayed."""
-    found: dict[str, Sample] = {}
+    found: dict[str, Residual] = {}
     for row, point, run in zip(rows, points, replayed, strict=True):
         if isinstance(point, str) or run is None or run.latency is None or run.moved is None:
             continue
         if not row.measured or row.suspect or row.measurement in found:
             continue
-        found[row.measurement] = Sample(
+        found[row.measurement] = Residual(
             point.kind,
             row.measurement,
             row.configuration,

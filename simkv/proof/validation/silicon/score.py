@@ -15,7 +15,7 @@ import numpy as np
 from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import find_architecture
 from simkv.proof.validation.silicon.predict import Prediction
-from simkv.proof.validation.silicon.rows import ANCHORS, Latency, Row
+from simkv.proof.validation.silicon.rows import ANCHORS, Latency, MeasuredRow
 
 NAMES = ("ttft", "tpot")
 
@@ -39,7 +39,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Score:
+class GroupScore:
     """A group's figures: ``rows`` of ``measurements`` measurements, a share ``answered``."""
 
     name: str
@@ -54,7 +54,7 @@ def clean(prediction: Prediction) -> bool:
     return not prediction.row.suspect
 
 
-def scores(predictions: Sequence[Prediction]) -> dict[str, list[Score]]:
+def scores(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore]]:
     """Scores by kind of grouping; rows with labels that are suspect stand apart."""
     measured = [p for p in predictions if p.row.measured]
     trusted = [p for p in measured if clean(p)]
@@ -73,7 +73,7 @@ def scores(predictions: Sequence[Prediction]) -> dict[str, list[Score]]:
     return found
 
 
-def class_of(row: Row) -> str:
+def class_of(row: MeasuredRow) -> str:
     """The class of a row that targets are set for."""
     if row.backend == "sglang":
         return "SGLang"
@@ -83,18 +83,20 @@ def class_of(row: Row) -> str:
         return "unknown model on vLLM"
 
 
-def _grouped(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[Score]:
+def _grouped(
+    predictions: Sequence[Prediction], key: Callable[[Prediction], str]
+) -> list[GroupScore]:
     groups: dict[str, list[Prediction]] = {}
     for prediction in predictions:
         groups.setdefault(key(prediction), []).append(prediction)
     return [score(name, groups[name]) for name in sorted(groups)]
 
 
-def score(name: str, predictions: Sequence[Prediction]) -> Score:
+def score(name: str, predictions: Sequence[Prediction]) -> GroupScore:
     """The figures of some predictions, all of rows that were measured."""
     weights = weigh([p.row for p in predictions])
     answered = np.array([p.latency is not None for p in predictions])
-    return Score(
+    return GroupScore(
         name,
         len(predictions),
         len({p.row.measurement for p in predictions}),
@@ -103,7 +105,7 @@ def score(name: str, predictions: Sequence[Prediction]) -> Score:
     )
 
 
-def weigh(rows: Sequence[Row]) -> np.ndarray:
+def weigh(rows: Sequence[MeasuredRow]) -> np.ndarray:
     """Weights with which every measurement counts once."""
     times: dict[str, int] = {}
     for row in rows:
@@ -170,10 +172,10 @@ class Noise:
     tpot: float
 
 
-def noise(rows: Iterable[Row]) -> list[Noise]:
+def noise(rows: Iterable[MeasuredRow]) -> list[Noise]:
     """By backend, of the same release and of different ones."""
     once = {row.measurement: row for row in rows if row.measured and not row.suspect}
-    groups: dict[tuple[str | int, ...], list[Row]] = {}
+    groups: dict[tuple[str | int, ...], list[MeasuredRow]] = {}
     for row in once.values():
         groups.setdefault(row.configuration, []).append(row)
     found: dict[str, list[tuple[float, float]]] = {}

@@ -8,11 +8,11 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from simkv.costs.operators.spreads import Kind
+from simkv.costs.operators.spreads import Configuration
 from simkv.proof.validation.silicon.fit import Fitted
 from simkv.proof.validation.silicon.rows import ANCHORS
-from simkv.proof.validation.silicon.samples import Sample
-from simkv.proof.validation.silicon.score import NAMES, Errors, Noise, Score
+from simkv.proof.validation.silicon.samples import Residual
+from simkv.proof.validation.silicon.score import NAMES, Errors, GroupScore, Noise
 from simkv.proof.validation.silicon.slopes import Floats
 
 HEAD = (
@@ -22,7 +22,7 @@ HEAD = (
 )
 
 
-def score_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
+def score_rows(scores: Sequence[GroupScore]) -> Iterator[list[str]]:
     """Two rows for each group: TTFT and TPOT; all but the counts in per cent."""
     for s in scores:
         for name in NAMES:
@@ -46,7 +46,7 @@ def _signed(value: float) -> str:
     return "-" if value != value else f"{100 * value:+.1f}"
 
 
-def score_table(title: str, scores: Sequence[Score]) -> Table:
+def score_table(title: str, scores: Sequence[GroupScore]) -> Table:
     """A group of scores for the console."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for name in HEAD:
@@ -86,7 +86,7 @@ def fit_table(fitted: Fitted) -> Table:
     return table
 
 
-def left_out_table(title: str, samples: Sequence[Sample], logs: Floats) -> Table:
+def left_out_table(title: str, samples: Sequence[Residual], logs: Floats) -> Table:
     """Errors on left-out measurements, by class and by group."""
     table = Table(title=f"{title}, per cent", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("group", "meas.", "TTFT", "median", "TPOT", "median"):
@@ -104,7 +104,7 @@ def left_out_table(title: str, samples: Sequence[Sample], logs: Floats) -> Table
     return table
 
 
-def _class_of(kind: Kind) -> str:
+def _class_of(kind: Configuration) -> str:
     if kind.backend == "sglang":
         return "SGLang"
     return "dense on vLLM" if kind.mlp == "dense" else "MoE on vLLM"
