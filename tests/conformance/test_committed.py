@@ -132,7 +132,7 @@ VLLM = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswi
     [
         (path.name, rule)
         for path in VLLM
-        for rule in vllm_rules.MistralrsRules.__dataclass_fields__
+        for rule in vllm_rules.VllmRules.__dataclass_fields__
         if rule not in NOT_IN_TRACES and can_show(path.name, rule)
     ],
 )
