@@ -29,12 +29,13 @@ FARTHEST = 512
 
 class InFlight(NamedTuple):
     """A batch on the GPU: its row in the step log, when it is done, and whose last token it has
-    among the requests that it lists."""
+    among the requests that it lists; ``group`` decodes in it, where somebody asks who."""
 
     batch: Batch
     row: int
     end: float
     last_of: frozenset[int]
+    group: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -197,7 +198,8 @@ class Engine(Replica):
             self._left[i] -= 1
             if self._left[i] == 0:
                 last_of.append(i)
-        self.in_flight.append(InFlight(batch, row, end, frozenset(last_of)))
+        group = self.record.decoding() if self.delivered and batch.decodes else ()
+        self.in_flight.append(InFlight(batch, row, end, frozenset(last_of), group))
         return end
 
     def _note_departures(self, batch: Batch) -> None:
@@ -227,6 +229,8 @@ class Engine(Replica):
         for i in completion.delivered:
             if lives[i].outcome is Outcome.REJECTED:  # some engines take up what they gave up
                 lives[i].outcome, lives[i].ended_at, lives[i].reason = None, None, ""
+        if self.delivered:
+            self.delivered([*completion.delivered, *flight.group])
         for i in completion.finished:
             self.resolve(lives[i], Outcome.FINISHED)
         return bool(completion.delivered or batch.decodes)

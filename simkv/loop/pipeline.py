@@ -188,6 +188,8 @@ class Pipeline(Replica):
         heard = self.processor.receive(message)
         for i in heard.delivered:
             self._deliver(i)
+        if self.delivered:
+            self.delivered(heard.delivered)
         for i in heard.finished:
             self.resolve(self.record.lives[i], Outcome.FINISHED)
         return heard

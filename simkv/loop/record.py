@@ -292,6 +292,10 @@ class Record:
             self._computed[i] += steps
         return steps
 
+    def decoding(self) -> tuple[int, ...]:
+        """Who decodes in a group."""
+        return tuple(self._decoding_since)
+
     def decoding_since(self, i: int) -> int | None:
         """Row in which ``i`` joined the decode group, or None if it is in none."""
         return self._decoding_since.get(i)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import simpy
 
@@ -51,6 +51,8 @@ class Replica(ABC):
         self.died: Callable[[], None] | None = None
         #: Told what KV a schedule call wants to have from elsewhere.
         self.loads: Callable[[list[tuple[int, int]]], None] | None = None
+        #: Told whose clients are given a token now, if anybody asks.
+        self.delivered: Callable[[Sequence[int]], None] | None = None
         self.inbox: list[Request | int | Callable[[], None]] = []
         self.wake: simpy.Event | None = None
         self.resolved = resolved

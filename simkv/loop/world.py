@@ -17,7 +17,7 @@ from simkv.costs.load import Executor
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
-from simkv.loop.fleet.fleet import Fleet, Maker, Stint
+from simkv.loop.fleet.fleet import Fleet, Stint
 from simkv.loop.fleet.routers import SessionOf
 from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.fleet.split import SplitFleet
@@ -26,7 +26,7 @@ from simkv.loop.record import Record
 from simkv.loop.replica import Replica
 from simkv.loop.serve import serve
 from simkv.scenario.costs import all_costs
-from simkv.scenario.fleet import FleetSection, ReplicaGroup
+from simkv.scenario.fleet import ReplicaGroup
 from simkv.scenario.scenario import Scenario, StepScale
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 from simkv.schedulers.registry import spec_of
@@ -100,22 +100,54 @@ def serve_scenario(
     """
 
     def make(spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
-        chosen = scheduler or _build(spec)
-        executor = executor_of(scenario, spec, changed)
-        ready, pacing = scenario.engine_ready, scenario.pipeline
-        if pacing and isinstance(chosen, FastDeploy):
-            return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
-        return Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
+        return replica_of(scenario, spec, env, rank, leaping, scheduler, changed)
 
     sent = sent or clients(scenario.workload, scenario.timeout)
+    server = server_of(scenario, replicas, make, sessions(sent))
+    server.resolved = resolved
+    record = serve(server, sent, scenario.horizon)
+    if isinstance(server, Fleet):
+        return ScenarioRun(record, server.stints, server)
+    return ScenarioRun(record, [Stint(0, server, 0)])
+
+
+def server_of(
+    scenario: Scenario,
+    replicas: Sequence[ReplicaSpec],
+    make: Callable[[ReplicaSpec, simpy.Environment, int], Replica],
+    session_of: SessionOf,
+) -> Replica | Fleet:
+    """What serves the scenario, in a world of its own: the engine, or all behind their router.
+
+    ``make`` makes a replica, given the rank of its moments.
+    """
+    env, rules = simpy.Environment(), scenario.fleet
     makers = [partial(make, spec) for spec in replicas]
-    env = simpy.Environment()
-    if scenario.fleet is None:
-        engine = makers[0](env, 0)
-        engine.resolved = resolved
-        return ScenarioRun(serve(engine, sent, scenario.horizon), [Stint(0, engine, 0)])
-    fleet = _fleet(env, makers, [spec.role for spec in replicas], scenario.fleet, sent, resolved)
-    return ScenarioRun(serve(fleet, sent, scenario.horizon), fleet.stints, fleet)
+    if rules is None:
+        return makers[0](env, 0)
+    router = build_router(rules.router, session_of)
+    if not rules.disaggregated:
+        return Fleet(env, makers, router, rules, initial=rules.size)
+    to_decode = build_router(rules.decode_router, session_of)
+    return SplitFleet(env, makers, router, to_decode, [spec.role for spec in replicas], rules)
+
+
+def replica_of(
+    scenario: Scenario,
+    spec: ReplicaSpec,
+    env: simpy.Environment,
+    rank: int,
+    leaping: bool = True,
+    scheduler: Scheduler | None = None,
+    changed: Change | None = None,
+) -> Replica:
+    """A replica of the scenario; see serve_scenario."""
+    chosen = scheduler or _build(spec)
+    executor = executor_of(scenario, spec, changed)
+    ready, pacing = scenario.engine_ready, scenario.pipeline
+    if pacing and isinstance(chosen, FastDeploy):
+        return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
+    return Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
 
 
 def executor_of(scenario: Scenario, spec: ReplicaSpec, changed: Change | None) -> Executor:
@@ -136,21 +168,6 @@ def _build(replica: ReplicaSpec) -> Scheduler:
     spec = spec_of(replica.engine)
     transfer = spec.transfer if replica.role != "both" else None
     return (transfer or spec).build(replica.engine)
-
-
-def _fleet(
-    env: simpy.Environment,
-    makers: Sequence[Maker],
-    roles: Sequence[str],
-    rules: FleetSection,
-    sent: Clients,
-    resolved: Callable[[], None] | None,
-) -> Fleet:
-    router = build_router(rules.router, sessions(sent))
-    if not rules.disaggregated:
-        return Fleet(env, makers, router, rules, resolved, rules.size)
-    to_decode = build_router(rules.decode_router, sessions(sent))
-    return SplitFleet(env, makers, router, to_decode, roles, rules, resolved)
 
 
 def sessions(sent: Clients) -> SessionOf:

@@ -86,7 +86,7 @@ class Fleet:
         self.retries = 0
         self._makers = makers
         self._initial = self.size if initial is None else initial
-        self._resolved = resolved
+        self.resolved = resolved
         self._serving: list[Stint] = []
         self._draining: list[Stint] = []
         self._coming: set[int] = set()
@@ -301,8 +301,8 @@ class Fleet:
         if life.request.id in self._in_system:
             self._count()
             self._in_system.discard(life.request.id)
-            if self._resolved:
-                self._resolved()
+            if self.resolved:
+                self.resolved()
         if self.ended:
             self.ended(life)
 
