@@ -34,6 +34,8 @@ def _random(version: str, seed: int) -> Case:
         "scheduler_reserve_full_isl": draw.random() < 0.8,
         "long_prefill_token_threshold": draw.choice([0, 0, 0, draw.randint(1, most)]),
     }
+    caching = draw.random() < 0.6
+    knobs["async_scheduling"] = draw.random() < 0.5
     config = VllmConfig(
         variant=version,
         block_size=block_size,
@@ -41,8 +43,7 @@ def _random(version: str, seed: int) -> Case:
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,
         max_model_len=most,
-        enable_prefix_caching=draw.random() < 0.6,
-        async_scheduling=draw.random() < 0.5,
+        enable_prefix_caching=caching,
         **{k: v for k, v in knobs.items() if k not in fixed},
     )
     requests, step = [], 0
@@ -100,6 +101,20 @@ def _victim_sat_out(version: str) -> Case:
     return Case(config, _asks((0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)))
 
 
+def _victim_stays(version: str) -> Case:
+    """A request needs the blocks of one that this step had scheduled before it."""
+    config = VllmConfig(
+        variant=version,
+        block_size=4,
+        num_gpu_blocks=9,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=32,
+        policy="priority",
+    )
+    return Case(config, _asks((0, 13, 6, 9), (1, 8, 6, 0), (1, 6, 6, 0)))
+
+
 def _outgrows_the_cache(version: str) -> Case:
     """One request and a cache that start-up accepted, but for the null block (#47272)."""
     config = VllmConfig(
@@ -115,6 +130,7 @@ def _outgrows_the_cache(version: str) -> Case:
 
 HAND_MADE: dict[str, Callable[[str], Case]] = {
     "victim-sat-out": _victim_sat_out,
+    "victim-stays": _victim_stays,
     "outgrows-the-cache": _outgrows_the_cache,
 }
 
@@ -125,6 +141,7 @@ def by_hand(version: str) -> list[str]:
     starts = {
         "outgrows-the-cache": not rules.spares_null_block,
         "victim-sat-out": "policy" not in rules.fixed,
+        "victim-stays": "policy" not in rules.fixed and not rules.drops_victims,
     }
     return [name for name in HAND_MADE if starts[name]]
 
@@ -160,10 +177,16 @@ def _aborts(case: Case, draw: random.Random) -> Case:
 
 
 def case_of(version: str, name: str) -> Case:
-    """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, or one by hand."""
+    """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, or one by hand.
+
+    Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
+    """
     if name in HAND_MADE:
         return HAND_MADE[name](version)
     kind, seed = name.split("-")
     draw = random.Random(f"{version} {name}")
     case = _newer_knobs(_random(version, int(seed)), draw)
+    if kind != "tied" and not rules_of(version).breaks_ties:
+        for request in case.requests:
+            request["timestamp"] += request["id"] / 1000
     return _aborts(case, draw) if kind == "gone" else case

@@ -6,10 +6,11 @@
 
 Without cases it records random ones (``SEEDS``), says how many of them simkv decides in
 the same way and, if all, writes the smallest that tell the release's rules from others to FOLDER. A
-case is one of ``HAND_MADE``, ``rand-`` and a number, or ``gone-`` and a number: with aborts.
+case is one of ``HAND_MADE``, ``rand-`` and a number, ``gone-`` and a number: with aborts, or
+``tied-`` and a number: with equal arrivals, where a release dies of them.
 
 What stands in for the rest of vLLM is in ``hollow.py``. The model is a fake: a request whose last
-known token is computed emits one. Wheels from 0.10.2 to 0.33.0 can be driven. Nothing of vLLM is
+known token is computed emits one. Wheels from 0.9.2 to 0.33.0 can be driven. Nothing of vLLM is
 kept but what it decided.
 """
 
@@ -41,7 +42,11 @@ SEEDS = range(200, 300)
 KEPT = 28
 
 #: So many of the smallest are asked which rules they show.
-SEARCHED = 160
+SEARCHED = 300
+
+
+#: What requests are made of that have none, where releases ask.
+NO_IMAGES = dict.fromkeys(("multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders"))
 
 
 class Recorder:
@@ -128,7 +133,7 @@ class Recorder:
         emits = [
             i
             for i, n in rows.items()
-            if start[i] + n >= lengths[i] + max(live[i].num_output_placeholders - 1, 0)
+            if start[i] + n >= lengths[i] + max(_placeholders(live[i]) - 1, 0)
         ]
         # One token, and it is the newest that was emitted.
         decodes = [
@@ -228,8 +233,7 @@ class Recorder:
             pooling_params=None,
             arrival_time=line["timestamp"],
             priority=line["priority"],
-            block_hasher=self._hashes,
-            **taken(kind, eos_token_id=-1),
+            **taken(kind, eos_token_id=-1, block_hasher=self._hashes, **NO_IMAGES),
         )
 
     def _scheduler(self) -> Any:
@@ -279,12 +283,19 @@ class Recorder:
             ),
             kv_cache_config=cache,
             structured_output_manager=Off(
-                should_advance=lambda *_, **__: False, accept_tokens=lambda *_, **__: True
+                should_advance=lambda *_, **__: False,
+                accept_tokens=lambda *_, **__: True,
+                grammar_bitmask=lambda *_, **__: None,
             ),
             log_stats=False,
             **taken(kind, block_size=config.block_size, hash_block_size=config.block_size),
             mm_registry=SimpleNamespace(supports_multimodal_inputs=lambda _: False),
         )
+
+
+def _placeholders(request: Any) -> int:
+    """Tokens under way; releases without asynchronous scheduling do not count them."""
+    return getattr(request, "num_output_placeholders", 0)
 
 
 def lines_of(version: str, name: str) -> Iterator[dict[str, Any]]:
@@ -304,7 +315,13 @@ def lines_of(version: str, name: str) -> Iterator[dict[str, Any]]:
         "requests": case.requests,
     }
     yield header | ({"aborts": case.aborts} if case.aborts else {})
-    yield from Recorder(replace(case.config, **recorded), case.requests, case.aborts).lines()
+    recorder = Recorder(replace(case.config, **recorded), case.requests, case.aborts)
+    try:
+        yield from recorder.lines()
+    except TypeError as error:
+        if rules_of(version).breaks_ties or "'<' not supported" not in str(error):
+            raise
+        yield {"truncated": True, "why": f"raised {error!r}"}
 
 
 def record(version: str, name: str) -> bytes:
@@ -328,15 +345,23 @@ SEEN = (
     "two_budgets",
     "goes_on",
     "finds_next",
+    "drops_victims",
+    "breaks_ties",
     "sees_the_end",
     "skip_blocked",
 )
 
+#: The knob without which a release cannot show a rule.
+SHOWN_BY = {
+    "two_budgets": "max_num_scheduled_tokens",
+    "sees_the_end": "async_scheduling",
+    **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
+}
+
 
 def can_show(version: str, rule: str) -> bool:
     """Whether a release can show a rule at all: some need a knob that it does not have."""
-    needs = {"two_budgets": "max_num_scheduled_tokens", "goes_on": "policy", "finds_next": "policy"}
-    return needs.get(rule) not in rules_of(version).fixed
+    return SHOWN_BY.get(rule) not in rules_of(version).fixed
 
 
 def told_apart(version: str, traces: Mapping[str, bytes]) -> dict[str, list[str]]:
@@ -378,15 +403,18 @@ def main(source: str, version: str, folder: str, *cases: str) -> None:
     if cases:
         traces = {name: record(version, name) for name in cases}
     else:
-        names = [f"{kind}-{seed:03}" for seed in SEEDS for kind in ("rand", "gone")]
+        rules = rules_of(version)
+        dies_of_ties = not rules.breaks_ties and can_show(version, "breaks_ties")
+        kinds = ("rand", "gone", *(("tied",) if dies_of_ties else ()))
+        names = [f"{kind}-{seed:03}" for seed in SEEDS for kind in kinds]
         found = {name: record(version, name) for name in names}
         different = [name for name, trace in found.items() if not is_equal(trace)]
         print(f"{version}: {len(names) - len(different)} of {len(names)} random cases equal")
         if different:
             raise SystemExit(f"different: {' '.join(different)}")
-        by_size = dict(sorted(found.items(), key=lambda item: len(item[1])))
-        traces = {name: found[name] for name in choose(version, by_size)}
-        traces |= {name: record(version, name) for name in by_hand(version)}
+        made = {name: record(version, name) for name in by_hand(version)}
+        by_size = dict(sorted((found | made).items(), key=lambda item: len(item[1])))
+        traces = made | {name: by_size[name] for name in choose(version, by_size)}
     for name, trace in traces.items():
         (target / f"{name}.jsonl.gz").write_bytes(trace)
 

@@ -51,6 +51,7 @@ def test_covers_every_variant_and_ending() -> None:
         ("mistralrs", "self-deadlock"),
         ("mistralrs", "livelock"),
         ("mistralrs", "lost"),
+        ("vllm", "raised"),
         ("vllm", "stall"),
         ("sglang", "raised"),
         ("fastdeploy", "stall"),

@@ -17,6 +17,7 @@ from simkv.schedulers.registry import ENGINES, variants
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import (
+    MINORS,
     RELEASES,
     RULES,
     assumed,
@@ -31,7 +32,7 @@ VERSIONS = ("0.33.0", "0.19.0", "0.11.0")
 
 def test_every_variant_has_rules_and_a_source() -> None:
     assert set(RULES) == set(variants("vllm"))
-    for version in (f"0.{minor}.0" for minor in RELEASES if minor < 33):
+    for version in (version for minor, version in MINORS.items() if minor != "0.33"):
         assert f"({version}, wheel)" in variants("vllm")[version].source
 
 
@@ -49,7 +50,8 @@ def test_asynchronous_by_default(version: Any, depth: int) -> None:
     ("before", "since", "knob", "value"),
     [
         ("0.11.0", "0.12", "enable_chunked_prefill", False),
-        ("0.11.0", "0.12", "policy", "priority"),
+        ("0.9.2", "0.10", "policy", "priority"),
+        ("0.9.2", "0.10", "async_scheduling", True),
         ("0.18.0", "0.19", "scheduler_reserve_full_isl", True),
         ("0.23.0", "0.24", "watermark", 0.1),
         ("0.25.0", "0.26", "max_num_scheduled_tokens", 16),
@@ -63,10 +65,10 @@ def test_a_knob_is_refused_before_the_release_that_brought_it(
 ) -> None:
     engine(variant=since, **{knob: value})
     engine(**{knob: value})
-    for version in ("0.11.0", before):
+    for version in ("0.9", before):
         with pytest.raises(ValueError, match=rf"^{knob}: .*{version}") as refusal:
             engine(variant=version, **{knob: value})
-    if knob not in ("enable_chunked_prefill", "policy"):
+    if knob not in ("enable_chunked_prefill", "policy", "async_scheduling"):
         assert f"since vLLM {since}" in str(refusal.value) or f"with vLLM {since}," in str(
             refusal.value
         )
@@ -79,6 +81,7 @@ def test_a_release_goes_by_several_names() -> None:
         assert rules_of(name) == RULES["0.27.0"]
     assert variant_of("0.33") == "0.33.0"
     assert variant_of("0.33.0-swap") == "0.33.0-swap"
+    assert assumed("0.10.0") == "vLLM 0.10.0 was not recorded: it goes by the rules of 0.10.2"
     assert assumed("0.27.2") == "vLLM 0.27.2 was not recorded: it goes by the rules of 0.27.0"
 
 
@@ -91,7 +94,7 @@ def test_a_release_that_is_not_known_is_refused_with_those_that_are(name: str) -
 def test_of_releases_with_the_same_rules_one_stands_for_all() -> None:
     different = ENGINES["vllm"].different
     assert {like(name) for name in RULES} == {*different}
-    assert {"0.33.0", "0.19.0", "0.11.0", "0.33.0-swap"} <= {*different}
+    assert {"0.33.0", "0.19.0", "0.12.0", "0.33.0-swap"} <= {*different}
     rules = [RULES[name] for name in different]
     assert all(a != b for i, a in enumerate(rules) for b in rules[:i])
     assert like("0.32.1") == "0.31.0"
@@ -219,6 +222,38 @@ def test_who_is_behind_one_that_preempts_itself(version: str, scheduled: list[An
     assert (batch.preempted, batch.scheduled) == ([0], scheduled)
     assert batch.aside == {i: "rule" for i in (1,) if not scheduled}
     assert step(scheduler).scheduled == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("version", "scheduled"), [("0.12", [(1, 1), (2, 1)]), ("0.11", [(0, 1), (1, 1)])]
+)
+def test_a_victim_that_was_scheduled_already(version: str, scheduled: list[Any]) -> None:
+    """In 0.11 it stays in the batch, and whoever is behind the one that took its blocks waits."""
+    scheduler = engine(variant=version, policy="priority")
+    scheduler.add(ask(0, 13, priority=9))  # 4 blocks
+    step(scheduler)
+    for prompt in (ask(1, 8, at=1), ask(2, 6, 3, at=2)):  # 2 blocks each
+        scheduler.add(prompt)
+    step(scheduler)
+    batch = step(scheduler)  # 1 needs its third
+    assert (batch.preempted, batch.scheduled) == ([0], scheduled)
+    scheduler.abort(1)
+    scheduler.abort(2)
+    # 15 tokens are known and no block is held; one counts as computed in 0.11.
+    assert step(scheduler).rows() == [(0, 15, 0) if version == "0.12" else (0, 14, 1)]
+
+
+@pytest.mark.parametrize(("version", "dies"), [("0.11", True), ("0.12", False)])
+def test_requests_of_equal_priority_and_arrival(version: str, dies: bool) -> None:
+    assert (
+        not engine([ask(0, 4), ask(1, 4, at=1)], variant=version, policy="priority")
+        .schedule()
+        .fatal
+    )
+    fatal = engine([ask(0, 4), ask(1, 4)], variant=version, policy="priority").schedule().fatal
+    assert fatal == (
+        "TypeError: two waiting requests of equal priority and arrival" if dies else None
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
@@ -97,6 +98,46 @@ class PriorityQueue:
     @staticmethod
     def _urgency(r: RequestState) -> tuple[int, float, int]:
         return (-r.prompt.priority, -r.prompt.arrival, -r.id)
+
+
+class HeapQueue(PriorityQueue):
+    """Waiting requests by (priority, arrival) in a heap, as vLLM has them up to 0.11.
+
+    Two with the same priority and arrival cannot be compared: as soon as the heap does, the engine
+    dies of a TypeError, and ``tied`` says so.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap: list[tuple[int, float, RequestState]] = []
+        self.tied = False
+
+    def add(self, r: RequestState) -> None:
+        super().add(r)
+        try:
+            heappush(self._heap, (r.prompt.priority, r.prompt.arrival, r))
+        except TypeError:
+            self.tied = True
+
+    put_back = add
+
+    def remove(self, r: RequestState) -> None:
+        super().remove(r)
+        try:
+            if self._heap[0][-1] is r:
+                heappop(self._heap)
+            else:
+                self._heap = [entry for entry in self._heap if entry[-1] is not r]
+                heapify(self._heap)
+        except TypeError:
+            self.tied = True
+
+
+def queue(policy: str, *, breaks_ties: bool) -> FcfsQueue | PriorityQueue:
+    """The waiting queue of a policy; ``breaks_ties`` under priority, by id."""
+    if policy == "fcfs":
+        return FcfsQueue()
+    return PriorityQueue() if breaks_ties else HeapQueue()
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Held, Row, Why, blocks_for
 from simkv.schedulers.decodes import DecodeGroup
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue, RequestState, Step
+from simkv.schedulers.vllm.requests import HeapQueue, RequestState, Step, queue
 from simkv.schedulers.vllm.versions import rules_of
 
 
@@ -48,7 +48,7 @@ class VllmScheduler:
         self.cache = BlockPool(usable) if cached else None
         self.tables = self.cache or (BlockPool(usable) if tables else None)
         self.pool = self.tables or BlockCounter(usable)
-        self.waiting = PriorityQueue() if config.policy == "priority" else FcfsQueue()
+        self.waiting = queue(config.policy, breaks_ties=rules.breaks_ties)
         self.running: dict[int, RequestState] = {}
         self.catching_up: dict[int, RequestState] = {}
         self.decoding: DecodeGroup[RequestState] = DecodeGroup(config.block_size)
@@ -217,6 +217,8 @@ class VllmScheduler:
         since = min(self._since_prefill, self.config.prefill_schedule_interval)
         pool = self.pool.fingerprint()
         waiting = self.waiting_ids() if self.rules.skip_blocked else ()
+        if not self.rules.drops_victims:
+            waiting = [r.computed for r in self.waiting]
         return (self._tokens_delivered, running, tuple(waiting), since, self._backlog, pool)
 
     def _threshold(self) -> int:
@@ -278,7 +280,8 @@ class VllmScheduler:
             while needed > self.pool.free:
                 victim = self._victim()
                 sat_out = victim not in self.decoding and victim not in step.tokens
-                lost += sat_out and victim.order < r.order
+                counted_back = self.rules.drops_victims and not sat_out
+                lost += victim.order < r.order and not counted_back
                 self._preempt(victim, r, step)
                 if victim is r:
                     break
@@ -393,11 +396,14 @@ class VllmScheduler:
 
     def _preempt(self, r: RequestState, by: RequestState, step: Step) -> None:
         """Take all blocks of ``r`` and its place in the step; its tokens under way go stale."""
+        had = step.tokens.pop(r, 0)
         if r in self.decoding:
             self._leave(r)
-            step.budget += 1
-        else:
-            step.budget += step.tokens.pop(r, 0)
+            had = 1
+        if self.rules.drops_victims or r.order >= by.order:
+            step.budget += had
+        elif had:
+            step.tokens[r] = had
         del self.running[r.id]
         del self.catching_up[r.id]
         step.batch.aside.pop(r.id, None)
@@ -487,7 +493,7 @@ class VllmScheduler:
 
     def _hits(self, r: RequestState) -> list[int]:
         """Cached blocks that ``r`` can start from; at least its last token is left to compute."""
-        if not self.cache or r.content is None:
+        if not self.cache or r.content is None or r.computed:
             return []
         blocks = (r.length - 1) // self.config.block_size
         self._keys.extend(r.keys, r.content, blocks * self.config.block_size)
@@ -561,16 +567,21 @@ class VllmScheduler:
         if step.prefill:
             self._since_prefill = 0
 
+        if isinstance(self.waiting, HeapQueue) and self.waiting.tied:
+            batch.fatal = "TypeError: two waiting requests of equal priority and arrival"
         self._rows = rows
         batch.expand = self._all_rows
         return batch
 
     def _all_rows(self) -> list[Row]:
         """The rows of the newest batch, those of the decode group too, in the engine's order."""
-        rows, group = self._rows, self.decoding
+        rows, group, running = self._rows, self.decoding, list(self.running.values())
+        if not self.rules.drops_victims:  # some may be in the batch that run no more
+            stayed = [r for i in rows if i not in self.running and (r := self._live.get(i))]
+            running = sorted(running + stayed, key=attrgetter("order"))
         return [
             rows.get(r.id) or Row(r.id, 1, group.computed(r) - 1)
-            for r in self.running.values()
+            for r in running
             if r.id in rows or r in group
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Naming, Tabled, Transfer
+from simkv.core.errors import InputError
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.scheduler import VllmScheduler
@@ -19,6 +20,11 @@ def build(config: VllmConfig, *, tables: bool = False) -> VllmScheduler:
 
 
 def _with_tables(config: VllmConfig) -> Tabled:
+    if config.policy == "priority" and not rules_of(config.variant).drops_victims:
+        raise InputError(
+            f"policy: under priority vLLM {config.variant} computes requests whose blocks are "
+            "gone, which no device can follow; only fcfs"
+        )
     scheduler = build(config, tables=True)
     assert scheduler.tables is not None
     return Tabled(scheduler, scheduler.tables.tables)

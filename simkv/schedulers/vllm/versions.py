@@ -49,6 +49,10 @@ class VllmRules:
     Under priority: ``goes_on`` with those behind a running request that has preempted itself;
     else they sit the step out (#26765). ``finds_next`` when a victim before the current request
     had not been scheduled; else the one behind the current request is passed over (issue #49097).
+    ``drops_victims`` from the step in which they had been scheduled; else they stay in its batch,
+    keep their share of the budget, count those tokens as computed though their blocks are gone,
+    and let somebody be passed over. ``breaks_ties`` of priority and arrival by the id of the
+    request; else the engine dies when it compares two such requests.
 
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
@@ -67,6 +71,8 @@ class VllmRules:
     enable_prefix_caching: bool = True
     goes_on: bool = True
     finds_next: bool = True
+    drops_victims: bool = True
+    breaks_ties: bool = True
     sees_the_end: bool = True
 
     def refuse(self, version: str, config: object) -> None:
@@ -81,13 +87,14 @@ class Release:
     """A minor release: the ``commit`` of its wheel, and what it ``brought``, in words.
 
     ``rules`` hold from it on. ``knobs`` can be set from it on, with the value that those before it
-    have in their place.
+    have in their place. ``patch`` is the patch release that was read and recorded.
     """
 
     commit: str
     brought: str = ""
     rules: Mapping[str, Any] = field(default_factory=dict)
     knobs: Mapping[str, object] = field(default_factory=dict)
+    patch: int = 0
 
 
 #: What a release before ``RELEASES`` changed anything goes by.
@@ -101,19 +108,31 @@ OLDEST = VllmRules(
     checks_threshold=False,
     goes_on=False,
     finds_next=False,
+    drops_victims=False,
+    breaks_ties=False,
     sees_the_end=False,
 )
 
 #: By the number after ``0.``, oldest first.
 RELEASES: Mapping[int, Release] = {
-    11: Release(
-        "f71952c1c", "the first chunk of a prompt must fit at admission; synchronous; fcfs only"
+    9: Release(
+        "v0.9.2",
+        "the first chunk of a prompt must fit at admission; synchronous; always chunked; fcfs only",
+        patch=2,
     ),
+    10: Release(
+        "26b999c71",
+        "asynchronous if asked; priority",
+        knobs={"async_scheduling": False, "policy": "fcfs"},
+        patch=2,
+    ),
+    11: Release("f71952c1c"),
     12: Release(
         "4fd9d6a85",
-        "asynchronous, nothing is computed past the last token; priority; chunks can be off",
-        {"sees_the_end": True},
-        {"enable_chunked_prefill": True, "policy": "fcfs"},
+        "asynchronous, nothing is computed past the last token; priority: a victim leaves its "
+        "batch, ties are broken; chunks can be off",
+        {"sees_the_end": True, "drops_victims": True, "breaks_ties": True},
+        {"enable_chunked_prefill": True},
     ),
     13: Release("72506c983"),
     14: Release("b17039bcc", "asynchronous by default", {"async_scheduling": True}),
@@ -181,12 +200,18 @@ PATCHES = ("0.27.1",)
 CAME = "came with vLLM {since}, {{version}} does not have it; leave it out"
 WHY = {
     "enable_chunked_prefill": "vLLM {{version}} always chunks prefills on a GPU; leave it out",
-    "policy": "under priority vLLM {{version}} may compute a request in the step that preempts it, "
-    "which is not modelled; only fcfs",
+    "async_scheduling": "vLLM {{version}} schedules a step when the one before it is done; leave "
+    "it out",
+    "policy": "under priority vLLM {{version}} dies of an assertion when it preempts a request "
+    "that it has scheduled in the same step, which is not modelled; only fcfs",
     "prefill_schedule_interval": "one engine goes by it since vLLM {since}; in {{version}} it is "
     "unknown or for data-parallel ranks only; leave it out",
 }
 _NO_SWAP = {"num_cpu_blocks": Fixed(0, "vLLM {version} does not swap; leave it out")}
+
+
+def _minor(name: str) -> int:
+    return int(name.split(".")[1])
 
 
 def _rules(minor: int) -> VllmRules:
@@ -201,6 +226,10 @@ def _rules(minor: int) -> VllmRules:
     return replace(rules, fixed=fixed)
 
 
+#: The variant of each minor release, newest first.
+MINORS = {
+    f"0.{minor}": f"0.{minor}.{RELEASES[minor].patch}" for minor in sorted(RELEASES, reverse=True)
+}
 _NEWEST = max(RELEASES)
 _LATEST = _rules(_NEWEST)
 
@@ -218,15 +247,13 @@ RULES: Mapping[str, VllmRules] = {
             )
         },
     ),
-    **{
-        f"0.{minor}.0": _rules(minor) for minor in sorted(RELEASES, reverse=True) if minor < _NEWEST
-    },
+    **{name: _rules(_minor(name)) for name in MINORS.values() if _minor(name) < _NEWEST},
 }
 
 
-def _release(minor: int) -> Variant:
+def _release(name: str) -> Variant:
+    minor = _minor(name)
     brought = max(number for number in RELEASES if number <= minor and RELEASES[number].brought)
-    name = f"0.{minor}.0"
     return Variant(
         f"vllm-project/vllm@{RELEASES[minor].commit} ({name}, wheel), vllm/v1/core",
         f"since 0.{brought}: {RELEASES[brought].brought}",
@@ -246,11 +273,7 @@ VARIANTS: Mapping[str, Variant] = {
         "0.33.0 with the swapping of vLLM V0 (up to 0.9, vllm/core/scheduler.py); ours, not vLLM's",
         "0.33.0; the KV of the preempted goes to host memory and comes back, as far as it has room",
     ),
-    **{
-        f"0.{minor}.0": _release(minor)
-        for minor in sorted(RELEASES, reverse=True)
-        if minor < _NEWEST
-    },
+    **{name: _release(name) for name in MINORS.values() if _minor(name) < _NEWEST},
 }
 
 
@@ -263,9 +286,9 @@ def variant_of(name: str) -> str:
         return name
     parts = name.split(".")
     if len(parts) in (2, 3) and parts[-1].isascii() and parts[-1].isdecimal():
-        variant = ".".join([*parts[:2], "0"])
-        if variant in RULES:
-            return variant
+        minor = ".".join(parts[:2])
+        if minor in MINORS:
+            return MINORS[minor]
     others = ", ".join(name for name in RULES if "-" in name)
     raise ValueError(
         f"{name!r} is not known; expected a release of vLLM from 0.{min(RELEASES)} to "
