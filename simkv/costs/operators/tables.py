@@ -12,7 +12,7 @@ Rows are cleaned by one rule (``cleaned``):
    several rows of it, by kernel, the fastest;
 3. where a product, or sparse attention, takes more than ``HOST_BOUND`` times the fastest of the
    same shape in any other table, the host was timed and not the GPU, and that row counts; experts
-   that do so in the median over their batches give way as a whole;
+   and all-reduces that do so in the median over their points give way as a whole;
 4. no batch costs more than a larger one: it could be padded (``never_falling``).
 """
 
@@ -77,19 +77,27 @@ class TableStore:
         if anyone:
             backends = [name for name in BACKENDS if name != self.backend]
         for root in self.roots:
-            parts = []
-            for backend in backends:
-                for path in self._files(table, backend, root):
-                    frame = _read(path)
-                    for column, wanted in where.items():
-                        if column in frame:
-                            frame = frame[_matches(frame[column], wanted)]
-                    if len(frame):
-                        self.seen.add(path)
-                        parts.append(frame.assign(rank=self._rank(path.parts[-2])))
-            if parts:
+            if parts := self._parts(root, table, backends, where):
                 return pd.concat(parts, ignore_index=True)
+            if anyone and self._parts(root, table, [self.backend], where):
+                return None  # what stands in front is judged by nothing behind it
         return None
+
+    def _parts(
+        self, root: Path, table: str, backends: Sequence[str], where: Where
+    ) -> list[pd.DataFrame]:
+        """The rows of each file of a root that has any."""
+        parts = []
+        for backend in backends:
+            for path in self._files(table, backend, root):
+                frame = _read(path)
+                for column, wanted in where.items():
+                    if column in frame:
+                        frame = frame[_matches(frame[column], wanted)]
+                if len(frame):
+                    self.seen.add(path)
+                    parts.append(frame.assign(rank=self._rank(path.parts[-2])))
+        return parts
 
     def values(self, table: str, column: str, where: Where) -> list[Any]:
         """The values that a column has, in order."""

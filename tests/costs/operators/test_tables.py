@@ -9,6 +9,7 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.costs.operators.curve import never_falling
+from simkv.costs.operators.measured.comm import all_reduce
 from simkv.costs.operators.measured.gemm import gemm
 from simkv.costs.operators.measured.plane import Plane
 from simkv.costs.operators.tables import TableStore, cleaned, installed
@@ -105,6 +106,41 @@ def test_the_known_bad_rows_of_the_published_tables() -> None:
     assert whole is not None
     falling = whole.groupby(["n", "k", "m"])["latency"].min().groupby(level=[0, 1])
     assert falling.apply(lambda s: bool((s.diff() < 0).any())).mean() > 0.9
+
+
+def test_all_reduces_of_a_host_with_slow_links_give_way() -> None:
+    """L40S: vLLM's tables have four GPUs at a fifth of the bandwidth of two, one of SGLang's not."""
+    root = installed()
+    if root is None:
+        pytest.skip("needs the tables: pip install 'simkv[hardware]'")
+    store = TableStore((root,), "l40s", "vllm", "0.24.0")
+    numbers = 1 << 24
+    raw = {}
+    for gpus in (2, 4):
+        rows = store.rows("custom_allreduce", {"num_gpus": gpus, "message_size": numbers})
+        assert rows is not None
+        raw[gpus] = rows["latency"].min()
+    assert raw[4] > 7 * raw[2]
+    two, four, eight = (all_reduce(store, gpus, graph=True) for gpus in (2, 4, 8))
+    assert two
+    assert four
+    assert eight
+    # A ring sends 2 (n - 1) / n of the message over each link: a half more for four than for two.
+    assert 1.0 < four(numbers) / two(numbers) < 1.6
+    assert 1.0 < eight(numbers) / two(numbers) < 1.9
+
+
+def test_links_of_ones_own_are_not_judged_by_those_of_others(tmp_path: Path) -> None:
+    for place, latency in (("mine/x/comm/vllm", 9.0), ("theirs/x/comm/sglang", 1.0)):
+        rows = [
+            {"num_gpus": 4, "message_size": n, "kernel_source": "y_graph", "latency": n * latency}
+            for n in (128, 256, 512)
+        ]
+        table(tmp_path, f"{place}/1.0/custom_allreduce", rows)
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    own = all_reduce(TableStore((mine, theirs), "x", "vllm", "1.0"), 4, graph=True)
+    assert own
+    assert own(256) == pytest.approx(256 * 9e-3)
 
 
 def test_nothing_is_left_of_a_table_without_rows() -> None:

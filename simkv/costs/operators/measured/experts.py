@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import astuple
 from math import log
-from statistics import median
 from typing import TYPE_CHECKING
 
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
+from simkv.costs.operators.measured.sound import first_sound
 from simkv.costs.operators.operators import MoeShape
-from simkv.costs.operators.tables import HOST_BOUND, TableStore, cleaned
+from simkv.costs.operators.tables import TableStore, cleaned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,17 +60,8 @@ def _nearest(shape: MoeShape, rows: pd.DataFrame) -> MoeShape:
 
 
 def _curve(rows: pd.DataFrame, others: pd.DataFrame | None, near: MoeShape, flops: float) -> Curve:
-    """The first version that is not host-bound or untuned as a whole: in the median over the
-    tokens it takes at most ``HOST_BOUND`` times the fastest of all tables (rules 2 and 3)."""
     own = _by_rank(rows, near, flops)
-    every = own + ([] if others is None else _by_rank(others, near, flops))
-    for curve in own:
-        ratios = [
-            y / min(other(x) for other in every) for x, y in zip(curve.xs, curve.ys, strict=True)
-        ]
-        if median(ratios) <= HOST_BOUND:
-            return curve
-    return min(every, key=lambda curve: sum(curve.ys) / len(curve.ys))
+    return first_sound(own, [] if others is None else _by_rank(others, near, flops))
 
 
 def _by_rank(rows: pd.DataFrame, near: MoeShape, flops: float) -> list[Curve]:
