@@ -97,6 +97,9 @@ class EngineSpec:
     groups ``blocks`` or ``tokens``, and ``size`` (of a block) where it is told; ``cache_example``
     shows them to the reader.
 
+    ``stream`` is the knob that says how many tokens go to a client at a time, ``ranks`` the one
+    that says how many such engines step together (None: the engine has none).
+
     ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
     by side, as the ``pipeline`` of a scenario has it.
     """
@@ -118,6 +121,8 @@ class EngineSpec:
     lacks: Mapping[str, Collection[str]] = field(default_factory=dict)
     rules: Mapping[str, Any] = field(default_factory=dict)
     rules_read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stream: str | None = None
+    ranks: str | None = None
     transfer: Transfer | None = None
     naming: Naming = Naming()
     has_threads: bool = False

@@ -55,7 +55,8 @@ class Life:
     ``preempted_at``: who caused it, and how many rows the step log had, which tells its place among
     the steps where a pipelined scheduler decides several at one time. ``chunks``
     are its prefill rows and whatever else it started from another context than it had reached.
-    ``aside`` are the times from which it sat aside, and why; an empty word ends that.
+    ``aside`` are the times from which it sat aside, and why; an empty word ends that. The client
+    gets the first token and the last at once, the others when there are ``every`` so many.
     """
 
     request: Request
@@ -75,6 +76,7 @@ class Life:
     causes: list[Cause] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     aside: list[tuple[float, str]] = field(default_factory=list)
+    every: int = 1
 
     @property
     def deadline(self) -> float | None:
@@ -149,11 +151,13 @@ class Record:
 
     ``alone_s`` is the time that each request would take by itself, where the executor knows it.
     ``heads`` are the times from which a request stood at the head of the queue, and why it was
-    held there; None where nobody waited. ``shortfalls`` are of requests that timed out.
+    held there; None where nobody waited. ``shortfalls`` are of requests that timed out. Tokens go
+    to clients by ``every`` so many.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.every = 1
         self.lives: dict[int, Life] = {}
         self.steps = StepLog()
         self.idle_passes = 0
@@ -171,7 +175,7 @@ class Record:
 
     def arrive(self, request: Request) -> Life:
         """A request reached the engine."""
-        life = self.lives[request.id] = Life(request)
+        life = self.lives[request.id] = Life(request, every=self.every)
         self._computed[request.id] = 0
         return life
 

@@ -147,7 +147,10 @@ def replica_of(
     ready, pacing = scenario.engine_ready, scenario.pipeline
     if pacing and isinstance(chosen, FastDeploy):
         return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
-    return Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
+    engine = Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
+    if knob := spec_of(spec.engine).stream:
+        engine.record.every = getattr(spec.engine, knob)
+    return engine
 
 
 def executor_of(scenario: Scenario, spec: ReplicaSpec, changed: Change | None) -> Executor:

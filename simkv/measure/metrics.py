@@ -83,17 +83,30 @@ def token_rows(life: Life) -> list[tuple[int, int]]:
     return ranges
 
 
-def gaps(record: Record, lives: Iterable[Life]) -> Samples:
-    """All gaps between two successive tokens of one request, pooled.
+def message_rows(life: Life) -> npt.NDArray[np.int64]:
+    """Rows of the step log at whose end the client got a message: the first token, then each time
+    that ``every`` so many were there, and the last."""
+    ranges = [np.arange(first, last + 1) for first, last in token_rows(life)]
+    rows = np.concatenate(ranges) if ranges else np.zeros(0, dtype=np.int64)
+    places = np.unique(np.append(np.arange(0, len(rows), life.every), max(len(rows) - 1, 0)))
+    found: npt.NDArray[np.int64] = rows[places[: len(rows)]]
+    return found
 
-    A gap within a segment is the time between two rows of the step log, however many requests
-    share it; so this costs time by segments and steps, not by tokens.
+
+def gaps(record: Record, lives: Iterable[Life]) -> Samples:
+    """All gaps between two successive messages with tokens of one request, pooled.
+
+    Where each token is one, a gap within a segment is the time between two rows of the step log,
+    however many requests share it; so this costs time by segments and steps, not by tokens.
     """
     ends = np.asarray(record.steps.end, dtype=np.float64)
     change = np.zeros(len(ends) + 1, dtype=np.int64)
     across: list[float] = []
     for life in lives:
         previous: int | None = None
+        if life.every > 1:
+            across += np.diff(ends[message_rows(life)]).tolist()
+            continue
         for first, last in token_rows(life):
             if previous is not None:
                 across.append(ends[first] - ends[previous])

@@ -43,8 +43,8 @@ class Costs:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica, as far as that is said; else 1."""
-        return self.hardware.tp * self.hardware.dp if self.hardware else 1
+        """GPUs of one replica, as far as that is said; else 1. Each of ``dp`` ranks is one."""
+        return self.hardware.tp if self.hardware else 1
 
 
 def costs_of(scenario: Scenario, group: ReplicaGroup | None = None) -> Costs:

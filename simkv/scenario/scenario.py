@@ -131,6 +131,15 @@ class Scenario(Section):
 
     @model_validator(mode="before")
     @classmethod
+    def _rank_by_rank(cls, data: Any) -> Any:
+        """Ranks of data-parallel attention without a fleet are one: replicas in lock-step."""
+        if not isinstance(data, dict) or data.get("fleet") is not None:
+            return data
+        ranks = _ranks(data.get("engine"), data.get("hardware"))
+        return {**data, "fleet": {"replicas": ranks, "lockstep": True}} if ranks > 1 else data
+
+    @model_validator(mode="before")
+    @classmethod
     def _complete_groups(cls, data: Any) -> Any:
         """Engine and hardware of replica groups are the scenario's with what the groups change."""
         fleet = data.get("fleet") if isinstance(data, dict) else None
@@ -138,6 +147,22 @@ class Scenario(Section):
             return data
         whole = [_completed(data, group) for group in fleet["replicas"]]
         return {**data, "fleet": {**fleet, "replicas": whole}}
+
+    @model_validator(mode="after")
+    def _ranks_step_together(self) -> Self:
+        knob = spec_of(self.engine).ranks
+        ranks = self.hardware.dp if self.hardware else 1
+        own = getattr(self.engine, knob) if knob else ranks
+        if self.hardware and own != ranks:
+            raise ValueError(
+                f"engine: {knob}: {own} beside hardware: dp: {ranks}; expected {ranks}"
+            )
+        if own > 1 and (self.fleet is None or not self.fleet.lockstep or self.fleet.size != own):
+            raise ValueError(
+                f"fleet: {own} ranks that attend to requests of their own are "
+                f"{{replicas: {own}, lockstep: true}}; or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _pipelines_go_on(self) -> Self:
@@ -178,6 +203,14 @@ class Scenario(Section):
         if fleet and fleet.lockstep and info.data.get("pipeline"):
             raise ValueError("lockstep: an engine with a pipeline does not step together")
         return fleet
+
+
+def _ranks(engine: Any, hardware: Any) -> int:
+    """Ranks of data-parallel attention that a file asks for, as far as it is understood."""
+    spec = ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
+    said = [engine.get(spec.ranks)] if spec and spec.ranks else []
+    said += [hardware.get("dp")] if isinstance(hardware, dict) else []
+    return max((n for n in said if isinstance(n, int) and 1 < n <= 1024), default=1)
 
 
 def _completed(scenario: dict[str, Any], group: Any) -> Any:

@@ -88,6 +88,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
 
 def _sglang(draw: Draw, variant: str) -> Knobs:
     page_size = draw(st.sampled_from([1, 2, 4]))
+    recv_interval = draw(st.sampled_from([1, 1, 2, 5, 30]))
     return {
         "page_size": page_size,
         "max_total_num_tokens": page_size * draw(_whole(10, 40)),
@@ -101,7 +102,8 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "enable_mixed_chunk": draw(st.booleans()),
         "prefill_decode_interval": draw(_whole(0, 2)),
         "prefill_decode_interval_min_bs": draw(_whole(0, 2)),
-        "scheduler_recv_interval": draw(st.sampled_from([1, 1, 2, 5, 30])),
+        "scheduler_recv_interval": recv_interval,
+        "stream_interval": draw(st.sampled_from([1, 3])),
         "schedule_conservativeness": draw(st.sampled_from([0.0, 0.3, 1.0])),
         "new_token_ratio_decay_steps": draw(st.sampled_from([1, 5, 600])),
         "retract_decode_steps": draw(_whole(0, 5)),

@@ -117,12 +117,16 @@ TIED = {
         "tables",
         "num_cpu_blocks",
         "lpm_aging_tokens_per_pass",
+        "enable_dp_attention",
+        "dp_size",
         "eq",
         "le",
         "ge",
         "within",
     ),
 }
+#: Other fields that follow where nothing is said of them: ranks are replicas in lock-step.
+TAKES_ALONG = {"dp": ("fleet",)}
 
 
 def words(node: Any) -> Iterator[str]:
@@ -229,7 +233,7 @@ def test_a_field_comes_back_and_does_what_its_role_says(field: str) -> None:
             assert (digest(changed), told) == (digest(base(name)), set()), path
         else:
             assert digest(changed) != digest(base(name)), path
-            assert told == {field}, path
+            assert told == {field, *TAKES_ALONG.get(path[-1], ())}, path
 
 
 @pytest.mark.parametrize("make", [scenarios, fleets])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simkv.core.errors import InputError
+from simkv.core.request import Prompt
 from simkv.costs.hardware.catalog import find_architecture
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.costs import all_costs
@@ -18,11 +20,13 @@ from simkv.scenario.load import load
 from simkv.scenario.saving import to_yaml
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.schema import json_schema
+from simkv.schedulers.registry import build
 from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.setting import setting_of
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.search.bench import bench_for
 from simkv.search.digest import digest_of
-from simkv.search.plan.plan import make_plan
+from simkv.search.plan.plan import gpus_of, make_plan
 from simkv.search.plan.prepare import prepare
 from simkv.search.plan.request import PlanRequest
 from simkv.search.plan.words import comparison
@@ -111,6 +115,61 @@ def test_what_is_wrong_is_said_by_its_field(
         one(tmp_path, *overrides)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+RANKS = """name: ranks
+workload: {burst: {num_prompts: 8, prompt_tokens: 1000, output_tokens: 21}}
+engine: {name: sglang, max_total_num_tokens: auto, enable_dp_attention: true, dp_size: 4}
+hardware: {gpu: H200, model: deepseek-v3, dp: 4, tp: 2, ep: 8, weights: fp8_block}
+"""
+
+
+def test_ranks_of_data_parallel_attention_are_replicas_in_lock_step(tmp_path: Path) -> None:
+    scenario = one(tmp_path, text=RANKS)
+    assert scenario.fleet
+    assert (scenario.fleet.replicas, scenario.fleet.lockstep) == (4, True)
+    assert one(tmp_path, "fleet={replicas: 4, lockstep: true}", text=RANKS) == scenario
+    assert gpus_of(scenario, None) == 8
+    run = run_scenario(scenario, tmp_path, intervals=False)
+    assert run.record.lives.keys() == set(range(8))
+    other = one(tmp_path, "engine.stream_interval=10", text=RANKS)
+    slow = run_scenario(other, tmp_path, intervals=False)
+    # Every rank has the same to do, so each 10th token comes after ten equal steps.
+    assert slow.summary["tpot_ms"] == run.summary["tpot_ms"]
+    assert slow.summary["ttft_ms"] == run.summary["ttft_ms"]
+    assert slow.summary["itl_ms"]["mean"] == pytest.approx(10 * run.summary["itl_ms"]["mean"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.dp_size=2", "engine: dp_size: 2 beside hardware: dp: 4; expected 4"),
+        ("engine.enable_dp_attention=false", "ranks of dp attention are 2 or more"),
+        ("engine.scheduler_recv_interval=10", "scheduler_recv_interval: beside enable_dp_att"),
+        ("fleet={replicas: 4}", "{replicas: 4, lockstep: true}; or leave it out"),
+        ("fleet={replicas: 2, lockstep: true}", "{replicas: 4, lockstep: true}; or leave it"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        one(tmp_path, override, text=RANKS)
+
+
+def test_a_rank_has_its_share_of_the_servers_flags() -> None:
+    """As ``_handle_data_parallelism`` of the wheel has it (arg_groups/parallel_hook.py)."""
+    config = SglangConfig(
+        max_running_requests=1000,
+        chunked_prefill_size=16384,
+        enable_dp_attention=True,
+        dp_size=8,
+    )
+    assert (config.rows, config.chunk, config.conservativeness) == (125, 2048, 0.3)
+    assert setting_of(config).max_num_batched_tokens == 2048
+    assert setting_of(config).max_num_seqs == 125
+    scheduler = build(config)
+    for i in range(3):
+        scheduler.add(Prompt(i, 1000, 10))
+    assert scheduler.schedule().scheduled == [(0, 1000), (1, 1000), (2, 48)]
 
 
 def test_hardware_and_a_profile_exclude_each_other(tmp_path: Path) -> None:

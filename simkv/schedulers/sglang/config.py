@@ -71,6 +71,15 @@ class SglangConfig:
     scheduler_recv_interval: Annotated[int, Gt(0)] = 1
     """While others decode, new requests are received every so many steps only, and after a
     prefill. [--scheduler-recv-interval]"""
+    stream_interval: Annotated[int, Gt(0)] = 1
+    """Tokens go to a client by so many, the first and the last at once; no decision depends on it.
+    [--stream-interval]"""
+    enable_dp_attention: bool = False
+    """Whether `dp_size` ranks attend to requests of their own and share the rest of the model.
+    [--enable-dp-attention]"""
+    dp_size: Annotated[int, Gt(0)] = 1
+    """How many: with `fleet` as many replicas in lock-step, each with its share of
+    `max_running_requests` and `chunked_prefill_size`. [--dp-size]"""
     schedule_conservativeness: Annotated[float, Ge(0)] = 1.0
     """Factor on the share of its remaining tokens that a running request is promised; more
     means fewer retractions. [--schedule-conservativeness]"""
@@ -102,6 +111,16 @@ class SglangConfig:
     out it is derived as SGLang does. No decision depends on it. [--mem-fraction-static]"""
 
     def __post_init__(self) -> None:
+        if self.enable_dp_attention != (self.dp_size > 1):
+            raise ValueError(
+                f"dp_size: {self.dp_size} beside enable_dp_attention: {self.enable_dp_attention}; "
+                "ranks of dp attention are 2 or more, and other replicas are a fleet's"
+            )
+        if self.dp_size > 1 and self.scheduler_recv_interval > 1:
+            raise ValueError(
+                "scheduler_recv_interval: beside enable_dp_attention the ranks agree when they "
+                "look, which is not modelled; expected 1"
+            )
         if self.lpm_aging_tokens_per_pass and self.variant != "0.5.23-lpm-aging":
             raise ValueError(
                 f"lpm_aging_tokens_per_pass: variant {self.variant!r} has no such flag; "
@@ -112,8 +131,27 @@ class SglangConfig:
                 f"max_total_num_tokens ({self.max_total_num_tokens}) must be a multiple of "
                 f"page_size ({self.page_size})"
             )
-        if self.chunked_prefill_size > 0 and self.chunked_prefill_size % self.page_size:
+        if self.chunk > 0 and self.chunk % self.page_size:
+            each = f" / dp_size ({self.dp_size})" if self.dp_size > 1 else ""
             raise ValueError(
-                f"chunked_prefill_size ({self.chunked_prefill_size}) must be a multiple of "
+                f"chunked_prefill_size ({self.chunked_prefill_size}){each} must be a multiple of "
                 f"page_size ({self.page_size})"
             )
+
+    # What one rank of dp attention takes of the server's flags: arg_groups/parallel_hook.py and
+    # model_executor/pool_configurator.py of the wheel.
+
+    @property
+    def chunk(self) -> int:
+        """Most prompt tokens in one prefill pass of a rank; -1 is no limit."""
+        return self.chunked_prefill_size // self.dp_size
+
+    @property
+    def rows(self) -> int:
+        """Most requests that hold a row of a rank at a time."""
+        return max(1, self.max_running_requests // self.dp_size)
+
+    @property
+    def conservativeness(self) -> float:
+        """Factor on promises; ranks of dp attention promise less."""
+        return self.schedule_conservativeness * (0.3 if self.enable_dp_attention else 1.0)

@@ -1,6 +1,7 @@
 """The SGLang 0.5.23 scheduler: prefill first, memory promised by ratio, retraction when it lied.
 
-Source: the PyPI wheel ``sglang==0.5.23``, ``managers/scheduler.py`` and what it calls. One rank;
+Source: the PyPI wheel ``sglang==0.5.23``, ``managers/scheduler.py`` and what it calls. One rank,
+also of dp attention (ranks step together: ``loop/fleet/lockstep.py``);
 no speculative decoding, LoRA, grammar, images, sliding window, priorities or disaggregation.
 Here are the steps; ``prefill`` has the queue order and the admission, ``memory``
 the ownership of the pool.
@@ -66,9 +67,9 @@ class SglangScheduler:
             config.in_batch_prefix_caching_deprioritize_threshold,
             config.lpm_aging_tokens_per_pass,
         )
-        self.chunk_size = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
+        self.chunk_size = config.chunk if config.chunk > 0 else None
         self.mixed = config.enable_mixed_chunk and self.chunk_size is not None
-        self.init_ratio = min(config.init_new_token_ratio * config.schedule_conservativeness, 1.0)
+        self.init_ratio = min(config.init_new_token_ratio * config.conservativeness, 1.0)
         self.min_ratio = min(self.init_ratio * config.min_new_token_ratio_factor, 1.0)
         self.decay = (self.init_ratio - self.min_ratio) / config.new_token_ratio_decay_steps
 
@@ -284,7 +285,7 @@ class SglangScheduler:
 
     def _slots(self, holding: int = 0) -> int:
         """Requests that a pass may choose; ``holding`` of those chosen have a row already."""
-        most = self.config.max_running_requests
+        most = self.config.rows
         return min(most - len(self.running.rows), most - len(self._admitted) + holding)
 
     def _mix(self, batch: ScheduleBatch) -> None:

@@ -21,13 +21,13 @@ def graph_sizes(max_running_requests: int) -> tuple[int, ...]:
 
 def setting_of(config: SglangConfig) -> EngineSetting:
     """The setting; only steps of nothing but decodes run as graphs."""
-    chunk = config.chunked_prefill_size
+    chunk = config.chunk
     return EngineSetting(
         engine=config.name,
         release=config.variant.partition("-")[0],
         max_num_batched_tokens=chunk if chunk > 0 else config.max_prefill_tokens,
-        max_num_seqs=config.max_running_requests,
-        graph_sizes=graph_sizes(config.max_running_requests),
+        max_num_seqs=config.rows,
+        graph_sizes=graph_sizes(config.rows),
         graph_mode="full decode only",
         asynchronous=not config.disable_overlap_schedule,
         block_size=config.page_size,

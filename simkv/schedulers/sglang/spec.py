@@ -34,4 +34,6 @@ SGLANG = EngineSpec(
     lacks={"0.5.23": ("lpm_aging_tokens_per_pass",)},
     seats="max_running_requests",
     block="page_size",
+    stream="stream_interval",
+    ranks="dp_size",
 )

@@ -109,7 +109,7 @@ def test_the_known_bad_rows_of_the_published_tables() -> None:
 
 
 def test_all_reduces_of_a_host_with_slow_links_give_way() -> None:
-    """L40S: vLLM's tables have four GPUs at a fifth of the bandwidth of two, one of SGLang's not."""
+    """L40S: in vLLM tables four GPUs have a fifth of the bandwidth of two, in one of SGLang not."""
     root = installed()
     if root is None:
         pytest.skip("needs the tables: pip install 'simkv[hardware]'")

@@ -10,7 +10,7 @@ from simkv.costs.operators.tables import HOST_BOUND
 
 
 def first_sound(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
-    """The first of ``own``, which are in the order in which they count, that is not slow as a whole.
+    """The first of ``own``, which are in the order in which they count, not slow as a whole.
 
     In the median over its points it takes at most ``HOST_BOUND`` times the fastest of all. Without
     one, the fastest.

@@ -185,4 +185,5 @@ def _sglang(recipe: Recipe, variant: str, setting: EngineSetting, tokens: int) -
         max_prefill_tokens=recipe.max_prefill_tokens,
         disable_radix_cache=True,
         scheduler_recv_interval=recipe.recv_interval,
+        stream_interval=recipe.stream_interval,
     )
