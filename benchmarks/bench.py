@@ -14,10 +14,9 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import simpy
+from cases import CASES, HERE, Case, poisson, vllm
 
 from simkv.core.request import Request
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
@@ -33,67 +32,7 @@ from simkv.loop.serve import serve
 from simkv.measure.metrics import summary
 from simkv.scenario.fleet import LeastLoaded
 from simkv.schedulers.registry import build
-from simkv.schedulers.vllm.config import VllmConfig
 from simkv.workload.workload import Workload, generate
-
-HERE = Path(__file__).parent
-TRACES = HERE.parent.parent / "shared" / "workloads"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A workload on one replica; ``stepping`` says whether it is run with leaping off too."""
-
-    name: str
-    workload: dict[str, object]
-    engine: VllmConfig
-    stepping: bool = True
-
-
-def poisson(count: int, rate: float) -> dict[str, object]:
-    """Log-normal lengths of mean 512 and 256 tokens, Poisson arrivals."""
-    return {
-        "arrivals": {
-            "num_prompts": count,
-            "request_rate": rate,
-            "prompt_tokens": {"distribution": "lognormal", "mean": 512},
-            "output_tokens": {"distribution": "lognormal", "mean": 256},
-        }
-    }
-
-
-def vllm(blocks: int, **knobs: object) -> VllmConfig:
-    """The vLLM rules with 256 sequences, without a prefix cache unless asked for."""
-    usual = {
-        "num_gpu_blocks": blocks,
-        "max_num_seqs": 256,
-        "max_num_batched_tokens": 8192,
-        "max_model_len": 8192,
-        "enable_prefix_caching": False,
-        "async_scheduling": False,
-    }
-    return VllmConfig(**{**usual, **knobs})  # type: ignore[arg-type]
-
-
-#: The replica serves about 42 requests/s of W1, so 34/s is a load of 80 %.
-CASES = (
-    Case("w1", poisson(10_000, 34), vllm(16_000)),
-    Case("w1-async", poisson(10_000, 34), vllm(16_000, async_scheduling=True)),
-    Case("w1-100k", poisson(100_000, 34), vllm(16_000), stepping=False),
-    Case("w2", poisson(10_000, 60), vllm(4_000)),
-    Case(
-        "w3-azure",
-        {"trace": str(TRACES / "azure-2023-conv.csv.gz")},
-        vllm(16_000, max_model_len=16_384),
-    ),
-    Case(
-        "w3-mooncake",
-        {"trace": str(TRACES / "mooncake-conversation.jsonl.gz"), "rate_scale": 0.1},
-        vllm(60_000, max_model_len=131_072, enable_prefix_caching=True),
-    ),
-    Case("w4", poisson(1_000_000, 34), vllm(16_000), stepping=False),
-)
-
 
 def floors() -> Iterator[tuple[str, float]]:
     """Operations per CPU second that no simulator on SimPy can beat."""
@@ -122,9 +61,7 @@ def floors() -> Iterator[tuple[str, float]]:
 
 def run(case: Case, requests: list[Request], *, leaping: bool) -> None:
     """Simulate one case and print its line."""
-    profile = load_profile("llama3-8b-class.json", HERE)
-    executor = SimulatedExecutor(profile)
-    engine = Engine(simpy.Environment(), build(case.engine), executor, leaping=leaping)
+    engine = case.engine(leaping=leaping)
     cpu = _cpu(lambda: serve(engine, requests, None))
     record = engine.record
     figures: dict[str, float] = {}
@@ -208,13 +145,11 @@ def main() -> None:
     for case in CASES:
         if case.name not in names:
             continue
-        trace = case.workload.get("trace")
-        if trace and not Path(str(trace)).is_file():
-            print(f"{case.name:<12}left out: there is no {trace}")
+        if case.missing:
+            print(f"{case.name:<12}left out: there is no {case.missing}")
             continue
         requests: list[Request] = []
-        workload = Workload.model_validate(case.workload)
-        making = _cpu(lambda requests=requests, w=workload: requests.extend(generate(w, None)))
+        making = _cpu(lambda requests=requests, case=case: requests.extend(case.requests()))
         print(f"{case.name:<12}workload made in {making:.2f} CPU s")
         run(case, requests, leaping=True)
         if case.stepping:
