@@ -34,6 +34,7 @@ from simkv.scenario.fleet import LeastLoaded
 from simkv.schedulers.registry import build
 from simkv.workload.workload import Workload, generate
 
+
 def floors() -> Iterator[tuple[str, float]]:
     """Operations per CPU second that no simulator on SimPy can beat."""
 

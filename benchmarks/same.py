@@ -64,7 +64,9 @@ def main() -> int:
     names = [name for name in sys.argv[1:] if name != "--take"]
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     taking, differ = "--take" in sys.argv, 0
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    commit = subprocess.check_output(
+        ["git", "log", "-1", "--format=%h", "--", "simkv"], text=True, cwd=HERE.parent
+    ).strip()
     for case in CASES:
         if names and case.name not in names:
             continue

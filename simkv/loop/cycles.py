@@ -11,15 +11,22 @@ class CycleWatch:
     Keeps one earlier state and replaces it at powers of two (R. P. Brent, BIT 20, 1980), so a
     cycle of any length is found and a long stretch without a token costs little. ``since`` is when
     it was taken (s).
+
+    ``glance`` says something of the state that is cheap to have: only where it is what it was is
+    the whole state looked at.
     """
 
     #: Steps without a token that are nothing unusual (chunks of a long prompt).
     PATIENCE = 64
 
-    def __init__(self, state: Callable[[], Hashable]) -> None:
+    def __init__(
+        self, state: Callable[[], Hashable], glance: Callable[[], Hashable] = lambda: None
+    ) -> None:
         self._state = state
+        self._glance = glance
         self._count = 0
         self._saved: Hashable = None
+        self._glimpse: Hashable = None
         self.since = 0.0
 
     def progress(self) -> None:
@@ -32,9 +39,9 @@ class CycleWatch:
         self._count += 1
         if working and self._count < self.PATIENCE:
             return False
-        state = self._state()
-        if state == self._saved:
+        glimpse = self._glance()
+        if self._saved is not None and glimpse == self._glimpse and self._state() == self._saved:
             return True
         if self._saved is None or self._count & (self._count - 1) == 0:
-            self._saved, self.since = state, now
+            self._saved, self._glimpse, self.since = self._state(), glimpse, now
         return False

@@ -82,7 +82,7 @@ class Engine(Replica):
         self.in_flight: deque[InFlight] = deque()
         self._outside = False
         self._leap: Leap | None = None
-        self._watch = CycleWatch(scheduler.fingerprint)
+        self._watch = CycleWatch(scheduler.fingerprint, lambda: scheduler.free_blocks)
         self._group_row = self._completed_row = -1
         # Tokens of each request that no step has been asked for yet, and the rows of the step log
         # in which members of the decode group will get their last one.

@@ -47,10 +47,14 @@ class RequestState:
 
 
 class FcfsQueue:
-    """Waiting requests as they came; one put back goes to the very front."""
+    """Waiting requests as they came; one put back goes to the very front.
+
+    Those set aside are out of the queue until they all come back to where they stood.
+    """
 
     def __init__(self) -> None:
         self._requests: OrderedDict[int, RequestState] = OrderedDict()
+        self._aside: list[RequestState] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -71,12 +75,23 @@ class FcfsQueue:
     def remove(self, r: RequestState) -> None:
         del self._requests[r.id]
 
+    def set_aside(self, r: RequestState) -> None:
+        self.remove(r)
+        self._aside.append(r)
+
+    def come_back(self) -> list[RequestState]:
+        aside, self._aside = self._aside, []
+        for r in reversed(aside):
+            self.put_back(r)
+        return aside
+
 
 class PriorityQueue:
     """Waiting requests by (priority, arrival, id), smallest first, wherever they come from."""
 
     def __init__(self) -> None:
         self._requests: list[RequestState] = []  # the head is last, where a list pops fast
+        self._aside: list[RequestState] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -94,6 +109,16 @@ class PriorityQueue:
 
     def remove(self, r: RequestState) -> None:
         del self._requests[bisect_left(self._requests, self._urgency(r), key=self._urgency)]
+
+    def set_aside(self, r: RequestState) -> None:
+        self.remove(r)
+        self._aside.append(r)
+
+    def come_back(self) -> list[RequestState]:
+        aside, self._aside = self._aside, []
+        for r in reversed(aside):
+            self.put_back(r)
+        return aside
 
     @staticmethod
     def _urgency(r: RequestState) -> tuple[int, float, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from itertools import accumulate, takewhile
+from math import inf
 from operator import attrgetter
 
 from simkv.core.blocks import BlockCounter, BlockPool
@@ -24,7 +25,15 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Held, Row, Why, blocks_for
 from simkv.schedulers.decodes import DecodeGroup
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.requests import HeapQueue, RequestState, Step, queue
+from simkv.schedulers.vllm.requests import (
+    FcfsQueue,
+    HeapQueue,
+    PriorityQueue,
+    RequestState,
+    Step,
+    queue,
+)
+from simkv.schedulers.vllm.shelves import Shelves
 from simkv.schedulers.vllm.versions import rules_of
 
 
@@ -48,7 +57,12 @@ class VllmScheduler:
         self.cache = BlockPool(usable) if cached else None
         self.tables = self.cache or (BlockPool(usable) if tables else None)
         self.pool = self.tables or BlockCounter(usable)
+        self.waiting: FcfsQueue | PriorityQueue | Shelves
         self.waiting = queue(config.policy, breaks_ties=rules.breaks_ties)
+        # Nothing but blocks may stop those that are passed over without a look.
+        self._holds = config.prefill_schedule_interval > 1
+        if rules.skip_blocked and config.enable_chunked_prefill and not self._holds:
+            self.waiting = Shelves(self._least, priority=config.policy == "priority")
         self.running: dict[int, RequestState] = {}
         self.catching_up: dict[int, RequestState] = {}
         self.decoding: DecodeGroup[RequestState] = DecodeGroup(config.block_size)
@@ -71,6 +85,8 @@ class VllmScheduler:
         # admission phase left requests behind, which allows prefills in the next step too.
         self._since_prefill = config.prefill_schedule_interval
         self._backlog = False
+        # Whether a prompt that has come names tokens of another request, and whether its outputs.
+        self._names_others = self._names_outputs = False
         # Whether the waiting would be passed over again if nothing but decodes happened.
         self._waiting_settled = False
 
@@ -86,6 +102,8 @@ class VllmScheduler:
         content = Content(prompt) if self.cache else None
         r = RequestState(prompt.id, prompt, prompt.prompt_tokens, stop, content)
         self._live[r.id] = r
+        if self.cache and self.rules.skip_blocked:
+            self._look_at_names(prompt)
         self.waiting.add(r)
 
     def schedule(self) -> Batch:
@@ -424,13 +442,13 @@ class VllmScheduler:
 
         With ``skip-blocked`` one without blocks only steps aside, and is tried first next time.
         """
-        aside: list[RequestState] = []
         self._waiting_settled = True
         while step.budget > 0 and self.waiting and len(self.running) < self._max_running:
-            r = self.waiting.head()
+            r = self._next_waiting(step)
+            if r is None:
+                break
             if r.stale:  # its old step is still under way: the next one gets the chance
-                self.waiting.remove(r)
-                aside.append(r)
+                self.waiting.set_aside(r)
                 step.pass_over("rule")
                 continue
             if (loads := self._load(r)) is not None:
@@ -457,8 +475,7 @@ class VllmScheduler:
                 step.pass_over("blocks")
                 if not self.rules.skip_blocked:
                     break
-                self.waiting.remove(r)
-                aside.append(r)
+                self.waiting.set_aside(r)
                 continue
             self.waiting.remove(r)
             self._admissions += 1
@@ -473,12 +490,45 @@ class VllmScheduler:
             self._grant(r, n, blocks, step)
         if not step.hold:
             self._backlog = len(self.waiting) > 0
-        for r in reversed(aside):
-            self.waiting.put_back(r)
+        aside = self.waiting.come_back()
         # Who has stepped aside for want of blocks may be kept out by the interval next time.
-        kept_out_later = aside and self.config.prefill_schedule_interval > 1
+        kept_out_later = aside and self._holds
         if kept_out_later or any(r.stale for r in aside) or self._may_be_hit_soon():
             self._waiting_settled = False
+
+    def _next_waiting(self, step: Step) -> RequestState | None:
+        """Whom to try next; None if all who are left need more blocks than are free."""
+        if not isinstance(self.waiting, Shelves):
+            return self.waiting.head()
+        room = self.pool.free - (self._watermark if self.running else 0)
+        most = min(step.budget, step.threshold or step.budget)
+        enough = blocks_for(most, self.config.block_size) <= room and not self._reserve
+        r = self.waiting.first(inf if enough or self._names_others else room)
+        if r is not self.waiting.head():
+            step.pass_over("blocks")
+        return r
+
+    def _least(self, r: RequestState) -> int:
+        """Blocks without which a waiting request is not admitted, whatever others have cached.
+
+        They are those of its own prompt, unless others name its tokens (``_names_others``). One
+        whose old step is under way is looked at in any case.
+        """
+        if r.stale:
+            return 0
+        own, shared = f"u{r.id}", 0
+        if self.cache and r.prompt.segments:
+            others = takewhile(lambda segment: segment.stream != own, r.prompt.segments)
+            shared = sum(segment.end - segment.start for segment in others)
+        size = self.config.block_size
+        return max(blocks_for(r.length, size) - shared // size, 0)
+
+    def _look_at_names(self, prompt: Prompt) -> None:
+        """Note whose tokens a prompt names beside its own and those of a common prefix."""
+        streams = {segment.stream for segment in prompt.segments}
+        self._names_outputs |= any(stream.startswith("o") for stream in streams)
+        others = streams - {f"u{prompt.id}", f"o{prompt.id}"}
+        self._names_others |= any(stream[0] in "uo" for stream in others)
 
     def _load(self, r: RequestState) -> bool | None:  # noqa: ARG002
         """Whether there are blocks for the KV of ``r`` that comes from elsewhere; None if none."""
@@ -488,8 +538,9 @@ class VllmScheduler:
         """Whether blocks that decodes are about to fill could become hits of one to be tried."""
         if not self.waiting or not self.cache:
             return False
-        tried = self.waiting if self.rules.skip_blocked else [self.waiting.head()]
-        return any(s.stream.startswith("o") for r in tried for s in r.prompt.segments)
+        if self.rules.skip_blocked:
+            return self._names_outputs
+        return any(s.stream.startswith("o") for s in self.waiting.head().prompt.segments)
 
     def _hits(self, r: RequestState) -> list[int]:
         """Cached blocks that ``r`` can start from; at least its last token is left to compute."""

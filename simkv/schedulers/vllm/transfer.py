@@ -102,6 +102,9 @@ class VllmTransferScheduler(VllmScheduler):
     def _hits(self, r: RequestState) -> list[int]:
         return [] if r.id in self._ready else super()._hits(r)
 
+    def _least(self, r: RequestState) -> int:  # noqa: ARG002
+        return 0  # one whose KV is there has blocks
+
     def _fits(self, r: RequestState, hits: list[int], end: int) -> bool:
         if r.id not in self._ready:
             return super()._fits(r, hits, end)

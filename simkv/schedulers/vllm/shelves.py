@@ -1,0 +1,77 @@
+"""A waiting queue in which nobody is looked at who cannot fit, for rules that pass such over."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+
+from simkv.schedulers.vllm.requests import RequestState
+
+#: Where a request stands in the queue, smallest first; its last item is the request's id.
+Place = tuple[float, ...]
+
+
+class Shelves:
+    """Waiting requests on a shelf for each number of blocks that they need at ``least``.
+
+    A shelf is in the queue's order: that of ``FcfsQueue``, or with ``priority`` of
+    ``PriorityQueue``. So ``first`` costs a look at each shelf, however many wait.
+    """
+
+    def __init__(self, least: Callable[[RequestState], int], *, priority: bool) -> None:
+        self._least = least
+        self._priority = priority
+        self._shelves: dict[int, list[Place]] = {}
+        self._stands: dict[int, tuple[Place, int, RequestState]] = {}
+        self._aside: list[tuple[Place, RequestState]] = []
+        self._front = self._back = 0
+
+    def __len__(self) -> int:
+        return len(self._stands)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return (r for _, _, r in sorted(self._stands.values(), key=itemgetter(0)))
+
+    def head(self) -> RequestState:
+        return self._stands[int(min(shelf[0] for shelf in self._shelves.values())[-1])][2]
+
+    def first(self, room: float) -> RequestState | None:
+        """The first that may do with ``room`` blocks."""
+        heads = [shelf[0] for least, shelf in self._shelves.items() if least <= room]
+        return self._stands[int(min(heads)[-1])][2] if heads else None
+
+    def add(self, r: RequestState) -> None:
+        self._back += 1
+        self._put(r, self._place(r, self._back))
+
+    def put_back(self, r: RequestState) -> None:
+        self._front -= 1
+        self._put(r, self._place(r, self._front))
+
+    def remove(self, r: RequestState) -> None:
+        place, least, _ = self._stands.pop(r.id)
+        shelf = self._shelves[least]
+        del shelf[bisect_left(shelf, place)]
+        if not shelf:
+            del self._shelves[least]
+
+    def set_aside(self, r: RequestState) -> None:
+        self._aside.append((self._stands[r.id][0], r))
+        self.remove(r)
+
+    def come_back(self) -> list[RequestState]:
+        aside, self._aside = self._aside, []
+        for place, r in aside:
+            self._put(r, place)
+        return [r for _, r in aside]
+
+    def _put(self, r: RequestState, place: Place) -> None:
+        least = self._least(r)
+        self._stands[r.id] = place, least, r
+        insort(self._shelves.setdefault(least, []), place)
+
+    def _place(self, r: RequestState, turn: int) -> Place:
+        if self._priority:
+            return (r.prompt.priority, r.prompt.arrival, r.id)
+        return (turn, r.id)
