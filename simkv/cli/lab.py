@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from simkv.cli.common import progress
+from simkv.cli.common import complain, progress
 from simkv.cli.words import Commands
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import check_file, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from simkv.lab.bench import Reading
     from simkv.lab.served import Served, Setup
 
 app = typer.Typer(
@@ -168,17 +171,27 @@ def bench(
     if out:
         check_file("--out", out)
     from simkv.lab.anchor import Anchor
-    from simkv.lab.bench import SIZES, SMALL_SIZES
+    from simkv.lab.bench import SIZES, SMALL_SIZES, beside
     from simkv.lab.bench import bench as measured
 
-    rows = []
+    found = []
     sizes = SMALL_SIZES if small else SIZES
-    anchor = Anchor(fa3) if fa3 else None
-    for row in measured(setup.shape, sizes, setup.device, repeats=repeats, anchor=anchor):
-        print(row, flush=True)
-        rows.append(row._asdict())
-        if out:
-            write_text(out, json.dumps(rows, indent=1) + "\n")
+    about = (setup.shape, sizes, setup.device)
+
+    def shown(rows: Iterable[Reading]) -> None:
+        for row in rows:
+            print(row, flush=True)
+            found.append(row._asdict())
+            if out:
+                write_text(out, json.dumps(found, indent=1) + "\n")
+
+    shown(measured(*about, repeats=repeats, warm_up=setup.warm_up))
+    if fa3:
+        try:
+            shown(beside(Anchor(fa3), *about, repeats=repeats))
+        except (InputError, RuntimeError, TypeError) as error:  # all else has been measured
+            complain(error)
+            raise typer.Exit(2) from error
 
 
 @app.command()

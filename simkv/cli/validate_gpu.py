@@ -24,6 +24,8 @@ from simkv.core.errors import InputError
 
 #: Share of the time for planning and serving; the rest is for comparing.
 SERVING = 0.85
+#: Cases of a plan; two of them may take four times as long, and there is a start.
+CASES = 15
 
 
 def validate_gpu(
@@ -33,9 +35,12 @@ def validate_gpu(
     model: Model = "llama-3-8b",
     budget: Annotated[str, typer.Option(help="Time for all of it, such as 9m or 90s.")] = "9m",
     small: Small = False,
-    repeats: Annotated[int, typer.Option(help="Times that each case is served at most.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Times that each case is served at most.")] = 3,
     only_plan: Annotated[
         bool, typer.Option("--only-plan", help="Write the plan and its predictions; serve nothing.")
+    ] = False,
+    other_gpu: Annotated[
+        bool, typer.Option("--other-gpu", help="Judge a profile of another device than this one.")
     ] = False,
     layout: PoolLayout = "block",
     warm_up: WarmUp = None,
@@ -46,13 +51,16 @@ def validate_gpu(
 
     L0: fed the measured times, the simulation makes the same decisions. L1: predicted against
     measured step times. L2: a free simulation against the run, beside plain cost models and the
-    noise of serving it again. The plan and its predictions are written before anything is served;
-    if OUT has a plan already, that is used. Exit 1 if a decision differs.
+    noise of serving it again. The plan and its predictions are written before anything is served,
+    its cases sized by the data sheet and not by the profile; if OUT has a plan already, that is
+    used. Exit 1 if a decision differs.
     """
     begin = perf_counter()
     from simkv.costs.profile import load_profile
     from simkv.proof.validation.served import suite
+    from simkv.proof.validation.served.drift import read_sentinels
     from simkv.proof.validation.served.judge import judge
+    from simkv.proof.validation.served.nominal import nominal
     from simkv.proof.validation.served.page import write
     from simkv.proof.validation.served.plan import read_plan, write_plan
 
@@ -64,8 +72,9 @@ def validate_gpu(
     trials = read_plan(out, judged_profile)
     if trials is None:
         scale = suite.SMALL if small else suite.FULL
-        # Of all cases, some served twice, and the start.
-        trials = suite.plan(judged_profile, scale, budget_s / 16, seed)
+        seconds = SERVING * budget_s / (CASES * repeats)
+        sized_by = nominal(judged_profile)
+        trials = suite.plan(judged_profile, scale, seconds, seed, sized_by=sized_by)
         write_plan(out, trials, judged_profile)
     for trial in trials:
         size, preemptions = trial.scenario.workload.size, trial.predicted["preemptions"]
@@ -77,8 +86,9 @@ def validate_gpu(
         print(f"Written to {out / 'plan'}")
         return
 
-    from simkv.lab.trials import serve_cases
+    from simkv.lab.trials import check_device, serve_cases
 
+    check_device(judged_profile, setup, other_gpu=other_gpu)
     with progress("requests") as advance:
         skipped = serve_cases(
             trials,
@@ -90,7 +100,7 @@ def validate_gpu(
             advance=advance,
         )
     found = judge(trials, judged_profile, out)
-    files = write(out, found, judged_profile, skipped)
+    files = write(out, found, judged_profile, skipped, read_sentinels(out))
     print((out / "validation.md").read_text(encoding="utf-8"))
     print(f"Written to {out}: {', '.join(path.name for path in files)}, runs/")
     if any(one.found.verdict.step is not None for one in found):

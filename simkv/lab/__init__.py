@@ -21,6 +21,7 @@ Read in this order; each file is about one thing.
     campaign.py   all points within a time, every measurement written at once
     fit.py        from the measurements to a cost profile and its error
     calibrate.py  both, and what the host adds
+    clocks.py     what the device says of itself meanwhile, a line a second
     machine.py    what a run was made on, how long something takes, and the device's two ceilings
     bench.py      `simkv gpu bench`: how near kernels and steps come to the ceilings
     anchor.py     attention by FlashAttention 3, to stand beside ours

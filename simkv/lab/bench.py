@@ -2,6 +2,7 @@
 
     for row in bench(MODELS["llama-3-8b"], SIZES, "cuda"):
         print(row.what, row.value, row.unit, row.ceiling)
+    rows = list(beside(Anchor(path), MODELS["llama-3-8b"], SIZES, "cuda"))
 
 Attention runs through all layers of the model, so keys and values come from the device's memory and
 not from its cache. Bytes and FLOPs are counted by hand: each byte of KV once, four FLOPs per head,
@@ -20,7 +21,7 @@ import torch
 from simkv.costs.hardware.shapes import ModelShape
 from simkv.costs.load import pairs
 from simkv.lab.anchor import Anchor
-from simkv.lab.machine import ceilings
+from simkv.lab.machine import Ceilings, ceilings
 from simkv.lab.pool import Layout
 from simkv.lab.probes import Limits, Probe
 from simkv.lab.stand import Stand, WithAttention
@@ -50,35 +51,47 @@ def bench(
     device: str,
     *,
     repeats: int = 20,
-    anchor: Anchor | None = None,
+    warm_up: float = 0.0,
 ) -> Iterator[Reading]:
-    """Ceilings, attention in both layouts of the pool, a step of one row; then the ``anchor``."""
+    """Ceilings, attention in both layouts of the pool, a step of one row.
+
+    ``warm_up`` seconds of steps bring the device to its clocks before anything is timed.
+    """
+    Stand(shape, sizes, device).runner.warm_up(warm_up)
+    _release(device)
     top = ceilings(device)
     yield Reading("copy on the device, read and written", top.bytes_per_s / 1e9, "GB/s")
     yield Reading("copy from the host", top.host_bytes_per_s / 1e9, "GB/s")
     yield Reading("matrix product", top.flops_per_s / 1e12, "TFLOP/s")
     layouts: tuple[Layout, ...] = ("layer", "block")
     for layout in layouts:
-        made = Stand(shape, sizes, device, layout)
-        itemsize = made.runner.pool.data.element_size()
-        for rows in (1, sizes.decodes):
-            point = Probe("decode", (sizes.context,) * rows)
-            moved = rows * sizes.context * shape.kv_bytes_per_token(itemsize)
-            rate = moved / median(made.time(point, repeats)) / 1e9
-            what = f"decode attention, {rows} x {sizes.context}, {layout} layout"
-            yield Reading(what, rate, "GB/s", top.bytes_per_s / 1e9)
-        point = Probe("prefill", (), ((sizes.tokens, 0),))
-        rate = _flops(shape, sizes.tokens) / median(made.time(point, repeats)) / 1e12
-        what = f"prefill attention, {sizes.tokens}, {layout} layout"
-        yield Reading(what, rate, "TFLOP/s", top.flops_per_s / 1e12)
-        if layout == "block":
-            yield from _steps(made, shape, itemsize, repeats, top.bytes_per_s)
-            if anchor:
-                yield from _anchored(made, anchor, shape, itemsize, repeats)
-        del made
-        gc.collect()
-        if torch.device(device).type == "cuda":
-            torch.cuda.empty_cache()
+        yield from _of_layout(Stand(shape, sizes, device, layout), layout, top, repeats)
+        _release(device)
+
+
+def _of_layout(made: Stand, layout: Layout, top: Ceilings, repeats: int) -> Iterator[Reading]:
+    """Attention over a pool of this layout; with blocks that are one piece, whole steps too."""
+    shape, sizes = made.model.shape, made.limits
+    itemsize = made.runner.pool.data.element_size()
+    for rows in (1, sizes.decodes):
+        point = Probe("decode", (sizes.context,) * rows)
+        moved = rows * sizes.context * shape.kv_bytes_per_token(itemsize)
+        rate = moved / median(made.time(point, repeats)) / 1e9
+        what = f"decode attention, {rows} x {sizes.context}, {layout} layout"
+        yield Reading(what, rate, "GB/s", top.bytes_per_s / 1e9)
+    point = Probe("prefill", (), ((sizes.tokens, 0),))
+    rate = _flops(shape, sizes.tokens) / median(made.time(point, repeats)) / 1e12
+    what = f"prefill attention, {sizes.tokens}, {layout} layout"
+    yield Reading(what, rate, "TFLOP/s", top.flops_per_s / 1e12)
+    if layout == "block":
+        yield from _steps(made, shape, itemsize, repeats, top.bytes_per_s)
+
+
+def _release(device: str) -> None:
+    """Let the memory go of what nobody holds any more."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _steps(
@@ -91,17 +104,19 @@ def _steps(
         yield Reading(f"a step of {rows} rows over the time of its weights", taken / floor, "x")
 
 
-def _anchored(
-    made: Stand, anchor: Anchor, shape: ModelShape, itemsize: int, repeats: int
+def beside(
+    anchor: Anchor, shape: ModelShape, sizes: Limits, device: str, *, repeats: int = 20
 ) -> Iterator[Reading]:
     """The same attention by another library: its rate, and how far its numbers are from ours."""
-    sizes = made.limits
+    made = Stand(shape, sizes, device)
+    itemsize = made.runner.pool.data.element_size()
     ours, made.model.ops = made.model.ops, WithAttention(made.model.ops, anchor.attend)
     for point in (
         Probe("decode", (sizes.context,) * sizes.decodes),
         Probe("prefill", (), ((sizes.tokens, 0),)),
     ):
         error = made.difference(point, ours, made.model.ops)
+        made.forget()
         taken = median(made.time(point, repeats))
         if point.part == "decode":
             moved = sizes.decodes * sizes.context * shape.kv_bytes_per_token(itemsize)

@@ -21,11 +21,12 @@ from simkv.core.version import __version__
 from simkv.costs.hardware.shapes import ModelShape
 from simkv.costs.profile import Profile
 from simkv.lab.campaign import Measurement, check_same, measure
+from simkv.lab.clocks import clocks_logged
 from simkv.lab.executor import Pass
 from simkv.lab.fit import Host, MedianPass, RealStep, by_part, drift, fit_profile
 from simkv.lab.machine import machine
 from simkv.lab.probes import Limits, plan
-from simkv.lab.served import Setup, pass_rows
+from simkv.lab.served import Served, Setup, pass_rows
 from simkv.lab.service import real_runs
 from simkv.lab.stand import Stand
 
@@ -43,9 +44,9 @@ def calibrate(
 
     Goes on with an earlier campaign. After the budget come only three short runs: one shows what
     serving adds, the others how wrong the profile is. Leaves in ``folder`` the raw measurements
-    (``samples.csv``), what they were made on (``campaign.json``), on a GPU its clocks, power and
-    temperature before every batch of points (``clocks.csv``), every pass of the real runs
-    (``passes.csv``), and the profile (``profile.json``). Raises InputError if the folder holds a
+    (``samples.csv``), what they were made on (``campaign.json``), what the device said of itself
+    all the while (``clocks.csv``), every pass of the real runs (``passes.csv``), and the profile
+    (``profile.json``). Raises InputError if the folder holds a
     campaign of something else, or too little was measured for a fit.
     """
     begin = perf_counter()
@@ -61,24 +62,22 @@ def calibrate(
             "layout": setup.layout,
         },
     )
-    stand = Stand(setup.shape, limits, setup.device, setup.layout)
-    stand.runner.warm_up(setup.warm_up)
-    samples = measure(
-        stand,
-        plan(limits),
-        folder / "samples.csv",
-        budget_s - (perf_counter() - begin),
-        repeats=repeats,
-        progress=progress,
-    )
-    del stand
-    gc.collect()
-    if torch.device(setup.device).type == "cuda":
-        torch.cuda.empty_cache()
-    runs = real_runs(setup, limits)
-    rows = [row for name, run in runs.items() for row in pass_rows(name, run)]
-    write_text(folder / "passes.csv", pd.DataFrame(rows).to_csv(index=False))
-    fitted, *others = runs.values()
+    with clocks_logged(folder / "clocks.csv", setup.device):
+        stand = Stand(setup.shape, limits, setup.device, setup.layout)
+        stand.runner.warm_up(setup.warm_up)
+        samples = measure(
+            stand,
+            plan(limits),
+            folder / "samples.csv",
+            budget_s - (perf_counter() - begin),
+            repeats=repeats,
+            progress=progress,
+        )
+        del stand
+        gc.collect()
+        if torch.device(setup.device).type == "cuda":
+            torch.cuda.empty_cache()
+        fitted, *others = _served(setup, limits, folder / "passes.csv")
     real = real_steps(fitted.passes)
     judged = [step for run in others for step in real_steps(run.passes)]
     host = host_of(fitted.passes)
@@ -103,6 +102,16 @@ def calibrate(
     text = profile.model_dump_json(indent=1, exclude_none=True) + "\n"
     write_text(folder / "profile.json", text)
     return profile, samples
+
+
+def _served(setup: Setup, limits: Limits, path: Path) -> list[Served]:
+    """The real runs, all their passes written to ``path`` as each of them ends."""
+    runs, rows = [], []
+    for name, run in real_runs(setup, limits):
+        runs.append(run)
+        rows += pass_rows(name, run)
+        write_text(path, pd.DataFrame(rows).to_csv(index=False))
+    return runs
 
 
 def real_steps(passes: Sequence[Pass]) -> list[RealStep]:

@@ -1,8 +1,9 @@
 """The measurement campaign: what the parts of a step cost on this device, point by point.
 
 Points come in order of use, each twice, in an independently shuffled order within small batches;
-a sentinel before every batch shows drift. Every measurement is appended to a CSV file at once, and
-a campaign that is started again goes on where it stopped.
+a sentinel before each of these shows drift. A graph serves both of a point's turns. Every
+measurement is appended to a CSV file at once, and a campaign that is started again goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 
 from simkv.core.errors import InputError
 from simkv.costs.load import Load
-from simkv.lab.machine import SMI_FIELDS, nvidia_smi
 from simkv.lab.probes import Probe, sentinel
 from simkv.lab.stand import Stand
 
@@ -73,6 +73,7 @@ def measure(
     watch = sentinel(stand.limits)
     for start in range(0, len(points), BATCH):
         batch = points[start : start + BATCH]
+        stand.forget()
         for passed in range(passes):
             order = [watch, *(batch[i] for i in random.permutation(len(batch)))]
             for index, point in enumerate(order):
@@ -82,8 +83,6 @@ def measure(
                     continue
                 if perf_counter() - begin > budget_s:
                     return read_samples(path)
-                if not index and stand.on_gpu:
-                    _note_clocks(path.with_name("clocks.csv"), earlier + perf_counter() - begin)
                 seconds = stand.time(point, repeats)
                 at = earlier + perf_counter() - begin
                 _append(path, _sample(stand, point, key, turn, seconds, at))
@@ -109,15 +108,6 @@ def _append(path: Path, sample: Measurement) -> None:
         if new:
             writer.writerow(Measurement._fields)
         writer.writerow(sample)
-
-
-def _note_clocks(path: Path, at_s: float) -> None:
-    """Append what the device says of itself: it can throttle in the middle of a campaign."""
-    new = not path.exists()
-    with path.open("a", encoding="utf-8") as file:
-        if new:
-            file.write(f"at_s,{SMI_FIELDS}\n")
-        file.write(f"{at_s:.3f},{nvidia_smi().replace(', ', ',')}\n")
 
 
 def _mend(path: Path) -> None:

@@ -4,13 +4,28 @@ All sizes that a kernel loops over are read on the device and all grids are fixe
 the step, so that each launch can stand in a CUDA graph. One program works for the whole group of
 query heads that share a key-value head; ``PADDED`` is that group rounded up to what a tile needs.
 
+A kernel is built once for each size of a model: ``VARYING`` are the arguments whose alignment or
+value depends on the step, and that must not make another build of it in the middle of a run.
+
 Softmax runs in base 2: ``scale`` already contains the factor log2(e).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+
+#: Views into the packed inputs of a step, at offsets that its size decides.
+VARYING = ("row_seat", "length", "start", "position", "slot")
+
+
+def _jit(kernel: Any) -> Any:
+    names = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
+    varying = [name for name in names if name in VARYING]
+    numbers = [name for name in names if name == "rows"]
+    return triton.jit(kernel, do_not_specialize=numbers, do_not_specialize_on_alignment=varying)
 
 
 @triton.jit
@@ -43,7 +58,7 @@ def _tile(keys, values, q, table, t, there, seen, best, total, acc, scale,
     return higher, total, acc
 
 
-@triton.jit
+@_jit
 def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scale,
            block_stride, token_stride, table_stride,
            HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
@@ -91,7 +106,7 @@ def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scal
             tl.store(logsum + to, tl.full([PADDED], float("-inf"), tl.float32), mask=inside)
 
 
-@triton.jit
+@_jit
 def reduce(partial, logsum, out, length,
            HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     """Put the splits of ``decode`` together; grid (rows, H).
@@ -111,7 +126,7 @@ def reduce(partial, logsum, out, length,
     tl.store(out + (row * HEADS + head) * D + d, found)
 
 
-@triton.jit
+@_jit
 def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
             block_stride, token_stride, table_stride,
             HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
@@ -167,7 +182,7 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
     tl.store(out + at, acc / total[:, None], mask=inside[:, None])
 
 
-@triton.jit
+@_jit
 def add_norm(residual, x, weight, normed, width, eps,
              ADD: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """``residual += x`` (with ADD off ``residual`` is ``x``) and its RMSNorm; grid (T,)."""
@@ -184,7 +199,7 @@ def add_norm(residual, x, weight, normed, width, eps,
     tl.store(normed + at + column, scaled, mask=inside)
 
 
-@triton.jit
+@_jit
 def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
                      block_stride, token_stride,
                      HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
@@ -220,7 +235,7 @@ def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
     tl.store(to + D // 2, right, mask=is_value)
 
 
-@triton.jit
+@_jit
 def silu_mul(x, out, width, WIDTH: tl.constexpr):
     """SiLU of the first half of a row times the second half; grid (T, width / WIDTH)."""
     token = tl.program_id(0).to(tl.int64)
@@ -230,3 +245,9 @@ def silu_mul(x, out, width, WIDTH: tl.constexpr):
     up = tl.load(x + token * 2 * width + width + column, mask=inside, other=0.0)
     value = (gate * tl.sigmoid(gate)).to(up.dtype) * up
     tl.store(out + token * width + column, value, mask=inside)
+
+
+def builds() -> int:
+    """How many times a kernel has been built in this process, for all devices."""
+    launched = (decode, reduce, prefill, add_norm, rotate_and_store, silu_mul)
+    return sum(len(cache[0]) for kernel in launched for cache in kernel.device_caches.values())

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from statistics import median
+from statistics import median, stdev
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -45,19 +45,28 @@ def machine(device: str) -> dict[str, Any]:
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
             "triton": triton.__version__,
-            "nvidia_smi": nvidia_smi(),
+            "nvidia_smi": nvidia_smi(device),
         }
     return found
 
 
-def nvidia_smi() -> str:
-    """Driver, clocks, power and temperature in one line; empty if the tool does not answer."""
+@lru_cache(maxsize=4)
+def nvidia_smi(device: str) -> str:
+    """Driver, clocks, power and temperature when first asked, in one line; empty if the tool does
+    not answer. What they are later is in the log of ``clocks``."""
     command = ["nvidia-smi", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader"]
+    command += uuid_of(device)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+def uuid_of(device: str) -> list[str]:
+    """The option by which ``nvidia-smi`` speaks of this GPU alone, whatever number it gives it."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return [f"--id=GPU-{str(uuid).removeprefix('GPU-')}"] if uuid else []
 
 
 @lru_cache(maxsize=4)
@@ -84,14 +93,32 @@ def seconds(run: Callable[[], Any], device: str) -> float:
     return median(times(run, 10, on_gpu=torch.device(device).type == "cuda"))
 
 
-def times(run: Callable[[], Any], repeats: int, *, on_gpu: bool) -> list[float]:
-    """Seconds of each of ``repeats`` runs, by the device's own events where it has any.
+#: Repeats after which one looks whether more are needed, seconds of repeats that are enough, and
+#: the standard error of a median, as a share of it, that is.
+FEWEST, ENOUGH_S, NARROW = 5, 0.05, 0.002
 
-    One more, the first, is thrown away.
+
+def times(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[float]:
+    """Seconds of each of ``most`` runs at most, by the device's own events where it has any.
+
+    Fewer where they took long enough, or differ by so little that more would tell nothing. One
+    more, the first, is thrown away.
     """
     run()
-    if on_gpu:
-        return _device_times(run, repeats)
+    timed = _device_times if on_gpu else _host_times
+    found: list[float] = []
+    while len(found) < most and not (len(found) >= FEWEST and _settled(found)):
+        found += timed(run, min(FEWEST, most - len(found)))
+    return found
+
+
+def _settled(found: list[float]) -> bool:
+    """Whether more repeats would add nothing; 1.25 is what a median's error is to a mean's."""
+    error = 1.25 * stdev(found) / len(found) ** 0.5
+    return sum(found) >= ENOUGH_S or error <= NARROW * median(found)
+
+
+def _host_times(run: Callable[[], Any], repeats: int) -> list[float]:
     found = []
     for _ in range(repeats):
         begin = perf_counter()

@@ -192,7 +192,7 @@ class Runner:
             self._host_space.back(swap.id, swap.table)
         if delta.places:
             self._write_tables(delta.places, delta.blocks)
-        found = self._run(packed, size)
+        found = self.enqueue(packed, size)
         sampled = self._host(len(found))
         sampled.copy_(found, non_blocking=True)
         clock.stop()
@@ -209,6 +209,13 @@ class Runner:
             delta.unbacked,
             premature,
         )
+
+    def enqueue(self, packed: torch.Tensor, size: StepSize) -> torch.Tensor:
+        """Enqueue a step of packed inputs; the tokens sampled are valid until the next one."""
+        if size in self.graphs.sizes:
+            return self.graphs.run(packed, size)
+        moved = packed.to(self.device, non_blocking=True)
+        return self.model.step(fields_of(moved, size), size)
 
     def wait(self, flight: StepUnderWay) -> StepDone:
         """Block until a step has run."""
@@ -243,7 +250,7 @@ class Runner:
         end = perf_counter() + seconds
         while True:
             for size in sizes:
-                self._run(padding(size, self.config.seats), size)
+                self.enqueue(padding(size, self.config.seats), size)
             if self.on_gpu:
                 torch.cuda.synchronize()
             if perf_counter() >= end:
@@ -276,12 +283,6 @@ class Runner:
                 premature += end < self._reach[row.id]
                 self._reach[row.id] = max(end, self._reach[row.id])
         return premature
-
-    def _run(self, packed: torch.Tensor, size: StepSize) -> torch.Tensor:
-        if size in self.graphs.sizes:
-            return self.graphs.run(packed, size)
-        moved = packed.to(self.device, non_blocking=True)
-        return self.model.step(fields_of(moved, size), size)
 
     def _host(self, count: int) -> torch.Tensor:
         """Host memory for a copy; torch keeps a pinned piece until its copies have been made."""

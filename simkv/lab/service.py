@@ -8,11 +8,12 @@ in the end only decodes are left, fewer and fewer. So none depends on how fast t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from simkv.lab.probes import Limits
 from simkv.lab.runner import Runner, covering
-from simkv.lab.serve import DeviceServer, check_fits, runner_config
+from simkv.lab.serve import check_fits, runner_config, serve_steadily
 from simkv.lab.served import Served, Setup
 from simkv.scenario.scenario import Scenario
 
@@ -86,8 +87,8 @@ def judged_on(limits: Limits) -> list[ServiceLoad]:
     ]
 
 
-def real_runs(setup: Setup, limits: Limits) -> dict[str, Served]:
-    """All of them by name on one runner, that which is fitted to first.
+def real_runs(setup: Setup, limits: Limits) -> Iterator[tuple[str, Served]]:
+    """All of them by name on one runner, each as it ends, that which is fitted to first.
 
     Raises InputError if model and cache do not fit the device.
     """
@@ -97,4 +98,5 @@ def real_runs(setup: Setup, limits: Limits) -> dict[str, Served]:
     config = covering(runner_config(scenario, setup) for scenario in scenarios)
     check_fits(setup, config)
     runner = Runner(setup.shape, config, setup.device)
-    return {s.name: DeviceServer(s, setup, runner).serve() for s in scenarios}
+    for scenario in scenarios:
+        yield scenario.name, serve_steadily(scenario, setup, runner)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +21,20 @@ from simkv.lab.probes import Limits, Probe
 from simkv.lab.runner import Runner, RunnerConfig
 
 
+class Captured(NamedTuple):
+    """A point ready to be timed again: its graph, its block tables laid by ``lay``, and the
+    tensors that the graph reads and writes and does not own."""
+
+    graph: Any
+    lay: Callable[[], None]
+    held: tuple[Any, ...]
+
+
 class Stand:
-    """A model with its cache full of random numbers, and a way to time a point on it."""
+    """A model with its cache full of random numbers, and a way to time a point on it.
+
+    What has been captured is kept until ``forget``, for it takes longer than to run it.
+    """
 
     def __init__(
         self, shape: ModelShape, limits: Limits, device: str, layout: Layout = "block"
@@ -46,22 +60,37 @@ class Stand:
         self.on_gpu = self.runner.on_gpu
         self._stream = torch.cuda.Stream() if self.on_gpu else None
         self._random = np.random.default_rng(0)
+        self.forget()
+
+    def forget(self) -> None:
+        """Capture points anew from here on; the memory of those before is free."""
+        self._captured: dict[Probe, Captured] = {}
 
     def time(self, point: Probe, repeats: int) -> list[float]:
-        """Seconds of each of ``repeats`` runs; one more, the first, is thrown away."""
-        run = self._run(point)
-        if self.on_gpu and not point.swaps:
-            graph, result = capture(run, self._stream)
-            held = (run, result)  # the graph reads and writes their tensors and does not own them
-            found = times(graph.replay, repeats, on_gpu=True)
-            del held
-            return found
-        return times(run, repeats, on_gpu=self.on_gpu)
+        """Seconds of each of ``repeats`` runs at most; one more, the first, is thrown away."""
+        if not self.on_gpu or point.swaps:
+            run, lay = self._run(point)
+            lay()
+            return times(run, repeats, on_gpu=self.on_gpu)
+        if point not in self._captured:
+            self._captured[point] = self._capture(point)
+        found = self._captured[point]
+        found.lay()
+        return times(found.graph.replay, repeats, on_gpu=True)
+
+    def _capture(self, point: Probe) -> Captured:
+        """All graphs in the memory of the first, for none is replayed beside another."""
+        run, lay = self._run(point)
+        lay()
+        others = next(iter(self._captured.values()), None)
+        graph, result = capture(run, self._stream, others.graph.pool() if others else None)
+        return Captured(graph, lay, (run, result))
 
     def difference(self, point: Probe, ops: Any, others: Any) -> float:
         """Relative difference of attention by ``ops`` and by ``others`` in the first layer."""
         size = self.size(point)
-        fields = self._fields(point, size)
+        fields, lay = self._fields(point, size)
+        lay()
         q = self._queries(size)
         keys, values = self.runner.pool.layer(0)
         count = len(point.decodes) + sum(tokens for tokens, _ in point.prefills)
@@ -78,20 +107,20 @@ class Stand:
             len(point.decodes), len(point.prefills), tokens, self.runner.config.max_decodes
         )
 
-    def _run(self, point: Probe) -> Callable[[], Any]:
+    def _run(self, point: Probe) -> tuple[Callable[[], Any], Callable[[], None]]:
+        """What is timed, and what has to be done before."""
         if point.swaps:
             count = point.decodes[0]
             blocks = [1 + 2 * i for i in range(count)]  # never two in a row, as in a used pool
             move = swap_out if point.part == "swap out" else swap_in
-            return lambda: move(self.runner.pool, blocks, self.host, range(count))
+            return partial(move, self.runner.pool, blocks, self.host, range(count)), _nothing
         size = self.size(point)
-        fields = self._fields(point, size)
+        fields, lay = self._fields(point, size)
         if point.part == "step":
-            return lambda: self.model.step(fields, size)
+            return partial(self.model.step, fields, size), lay
         if point.part == "rest":
-            return lambda: self._without_attention(fields, size)
-        q = self._queries(size)
-        return lambda: self._attention_only(q, fields, size)
+            return partial(self._without_attention, fields, size), lay
+        return partial(self._attention_only, self._queries(size), fields, size), lay
 
     def _queries(self, size: StepSize) -> torch.Tensor:
         shape, pool = self.model.shape, self.runner.pool.data
@@ -99,24 +128,25 @@ class Stand:
             size.tokens, shape.heads, shape.head_dim, device=pool.device, dtype=pool.dtype
         )
 
-    def _fields(self, point: Probe, size: StepSize) -> Fields:
-        """Inputs of a point, its rows in random blocks."""
+    def _fields(self, point: Probe, size: StepSize) -> tuple[Fields, Callable[[], None]]:
+        """Inputs of a point, and what lays its block tables: its rows are in random blocks."""
         decodes = [Row(i, 1, context) for i, context in enumerate(point.decodes)]
         prefills = [
             Row(i, tokens, context)
             for i, (tokens, context) in enumerate(point.prefills, len(decodes))
         ]
+        rows = (*decodes, *prefills)
+        counts = [blocks_for(row.context + row.tokens, self.limits.block_size) for row in rows]
         free = self._random.permutation(np.arange(1, self.runner.pool.num_blocks + 1))
-        for row in (*decodes, *prefills):
-            count = blocks_for(row.context + row.tokens, self.limits.block_size)
-            taken, free = free[:count], free[count:]
-            self.model.tables[row.id, :count] = torch.from_numpy(taken.astype(np.int32)).to(
-                self.runner.device
-            )
+        tables = torch.zeros(len(rows), max(counts), dtype=torch.int32)
+        for row, begin, count in zip(rows, accumulate(counts, initial=0), counts, strict=False):
+            tables[row.id, :count] = torch.from_numpy(free[begin : begin + count].astype(np.int32))
+        laid = self.model.tables[: len(rows), : max(counts)]
         packed = np.zeros(packed_length(size), dtype=np.int32)
-        seats = {row.id: row.id for row in (*decodes, *prefills)}
+        seats = {row.id: row.id for row in rows}
         fill(fields_of(packed, size), decodes, prefills, seats, seats, self.model.seats)
-        return fields_of(torch.from_numpy(packed).to(self.runner.device), size)
+        fields = fields_of(torch.from_numpy(packed).to(self.runner.device), size)
+        return fields, lambda: _copy(tables, laid)
 
     def _without_attention(self, fields: Fields, size: StepSize) -> torch.Tensor:
         ops = self.model.ops
@@ -132,6 +162,14 @@ class Stand:
             keys, values = self.runner.pool.layer(index)
             out = self.model.ops.attend(q, fields, size, keys, values, self.model.tables)
         return out
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _nothing() -> None:
+    """Nothing has to be done before."""
 
 
 class WithAttention:

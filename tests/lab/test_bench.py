@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import chain, cycle, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.hardware.shapes import MODELS
-from simkv.lab import cpu_ops
+from simkv.lab import cpu_ops, machine
 from simkv.lab.anchor import Anchor
-from simkv.lab.bench import SMALL_SIZES, bench
+from simkv.lab.bench import SMALL_SIZES, bench, beside
 from simkv.lab.probes import Probe
+from simkv.lab.runner import Runner
 from simkv.lab.stand import Stand, WithAttention
 
 TINY = MODELS["tiny"]
@@ -37,9 +38,12 @@ def test_on_a_cpu(tmp_path):
 
 
 def test_rates_are_counted_by_hand(monkeypatch):
-    """With every point taking one second the rates are bytes and FLOPs."""
+    """With every point taking one second the rates are bytes and FLOPs; it warms up before."""
+    warmed = []
+    monkeypatch.setattr(Runner, "warm_up", lambda self, seconds: warmed.append(seconds))
     monkeypatch.setattr(Stand, "time", lambda self, point, repeats: [1.0])
-    rows = {row.what: row for row in bench(TINY, SMALL_SIZES, "cpu")}
+    rows = {row.what: row for row in bench(TINY, SMALL_SIZES, "cpu", warm_up=3.0)}
+    assert warmed == [3.0]
     moved = 8 * 128 * 2 * 2 * 2 * 16 * 4  # rows, context, K and V, layers, heads, dim, bytes
     assert rows["decode attention, 8 x 128, layer layout"].value == pytest.approx(moved / 1e9)
     flops = 4 * (128 * 129 / 2) * 2 * 4 * 16
@@ -90,12 +94,37 @@ def test_the_anchor_is_called_right(point, anchor):
 
 
 def test_the_anchor_stands_beside_ours(anchor):
-    rows = {row.what: row for row in bench(TINY, SMALL_SIZES, "cpu", repeats=1, anchor=anchor)}
+    rows = {row.what: row for row in beside(anchor, TINY, SMALL_SIZES, "cpu", repeats=1)}
     assert rows["FA3 of vLLM: difference to ours, decode"].value < 1e-6
     assert rows["FA3 of vLLM: prefill attention"].value > 0
 
 
-def test_a_library_that_is_none(tmp_path):
+def test_a_library_that_is_none_does_not_cost_the_rest(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Stand, "time", lambda self, point, repeats: [1.0])
     (tmp_path / "x.so").write_text("no library")
     with pytest.raises(InputError, match="cannot be loaded"):
         Anchor(tmp_path / "x.so")
+    arguments = ["gpu", "bench", "--device", "cpu", "--model", "tiny", "--small"]
+    out = tmp_path / "b.json"
+    arguments += ["--out", str(out), "--fa3", str(tmp_path / "x.so")]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 2
+    assert "cannot be loaded" in done.stderr
+    assert len(json.loads(out.read_text())) == 3 + 2 * 3 + 2
+
+
+def test_repeats_end_when_they_tell_nothing_more(monkeypatch):
+    def taking(*seconds):
+        """How many repeats are made if they take so long, in turn."""
+        turns = cycle(seconds)
+        clock = chain(
+            [0.0], *(([now, now + s] for now, s in ((10.0 * i, next(turns)) for i in range(100))))
+        )
+        next(clock)
+        monkeypatch.setattr(machine, "perf_counter", lambda: next(clock))
+        return len(machine.times(lambda: None, 20, on_gpu=False))
+
+    assert taking(1e-3) == 5  # all the same
+    assert taking(1e-3, 1.2e-3, 0.7e-3) == 20
+    assert taking(6e-3, 4e-3, 5e-3) == 10  # 50 ms in all
+    assert taking(0.1, 0.2, 0.3) == 5

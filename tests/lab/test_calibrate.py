@@ -49,6 +49,9 @@ class FakeStand:
         self.truth = truth
         self.timed: list[str] = []
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     def size(self, point: Probe) -> StepSize:
         return step_size(
             len(point.decodes),
@@ -207,6 +210,7 @@ def test_calibrate_and_simulate(tmp_path):
     assert "mixed" in result.output
     assert {p.name for p in out.iterdir()} == {
         "campaign.json",
+        "clocks.csv",
         "passes.csv",
         "profile.json",
         "samples.csv",

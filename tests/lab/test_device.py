@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 
-from simkv.core.scheduler import Row
 from simkv.costs.hardware.shapes import MODELS
-from simkv.lab.inputs import StepSize, fields_of, fill, packed_length
 from simkv.lab.serve import DeviceServer
 from simkv.lab.served import Setup
-from tests.lab import reference, test_attention, test_model, test_serve
-from tests.lab.driver import RandomServer, same_kv
+from tests.lab import firsts, test_attention, test_model, test_serve
+from tests.lab.driver import RandomServer
+from tests.lab.firsts import ALLOWED
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
 TINY = MODELS["tiny"]
-#: Largest relative error by dtype: what rounding the operands costs, with some room.
-ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
@@ -28,51 +22,13 @@ ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("heads", test_attention.HEADS, ids=str)
 def test_attention_against_float64(heads, block_size, layout, dtype):
-    from simkv.lab import cuda_ops
-
     for seed in range(4):
-        c = test_attention.case(seed, *heads, block_size, layout)
-        fields = type(c.fields)(*(field.cuda() for field in c.fields))
-        cache = torch.stack((c.keys, c.values)).to("cuda", dtype)
-        q, tables = c.q.to("cuda", dtype), c.tables.cuda()
-        found = cuda_ops.attend(q, fields, c.size, cache[0], cache[1], tables)
-        assert test_attention.worst(found.cpu().float(), c.expected) < ALLOWED[dtype]
+        error = firsts.attention_error(seed, heads, block_size, layout, dtype, "cuda")
+        assert error < ALLOWED[dtype]
 
 
 def test_blocks_beyond_two_to_the_31():
-    """A block-major pool of the 8B shape has 2^20 numbers per block."""
-    from simkv.lab import cuda_ops
-
-    random = np.random.default_rng(0)
-    blocks, layers = 2200, 32
-    pool = torch.zeros(blocks, layers, 2, 16, 8, 128, device="cuda", dtype=torch.bfloat16)
-    assert pool.numel() > 2**31
-    keys, values = pool[:, 31, 0], pool[:, 31, 1]
-    table = torch.tensor([[2199, 2190, 2197], [0, 0, 0]], dtype=torch.int32, device="cuda")
-    for row, size in ((Row(0, 1, 39), StepSize(1, 1, 0)), (Row(0, 33, 7), StepSize(64, 0, 16))):
-        length = row.context + row.tokens
-        k, v = random.normal(size=(2, length, 8, 128))
-        q = random.normal(size=(row.tokens, 32, 128))
-        for index, block in enumerate((2199, 2190, 2197)):
-            part = slice(16 * index, min(16 * index + 16, length))
-            keys[block, : part.stop - part.start] = torch.from_numpy(k[part]).to(pool)
-            values[block, : part.stop - part.start] = torch.from_numpy(v[part]).to(pool)
-        packed = torch.zeros(packed_length(size), dtype=torch.int32)
-        decode = row.tokens == 1
-        fill(
-            fields_of(packed.numpy(), size),
-            [row] if decode else [],
-            [] if decode else [row],
-            (),
-            {0: 0},
-            1,
-        )
-        padded = torch.zeros(size.tokens, 32, 128, device="cuda", dtype=torch.bfloat16)
-        padded[: row.tokens] = torch.from_numpy(q).to(pool)
-        fields = fields_of(packed.cuda(), size)
-        found = cuda_ops.attend(padded, fields, size, keys, values, table)
-        wanted = {0: reference.attention(q, k, v)}
-        assert test_attention.worst(found.cpu().float(), wanted) < ALLOWED[torch.bfloat16]
+    assert max(firsts.far_errors("cuda")) < ALLOWED[torch.bfloat16]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -94,20 +50,7 @@ def test_graphs_change_nothing():
 
 def test_graphs_are_equal_bit_for_bit_in_bfloat16():
     """Logits are not kept, but a cache that is equal to the last bit says as much."""
-    pools = []
-    for graph_tokens in (64, 0):
-        server = RandomServer(
-            4,
-            replace(TINY, hidden=256, head_dim=64),
-            block_size=16,
-            graph_tokens=graph_tokens,
-            device="cuda",
-            dtype=torch.bfloat16,
-            poison=False,
-        )
-        server.run()
-        pools.append(server.runner.pool)
-    assert same_kv(*pools)
+    assert firsts.graphs_change_nothing("cuda")
 
 
 @pytest.mark.parametrize(("engine", "variant"), test_serve.ENGINES, ids=lambda name: name)

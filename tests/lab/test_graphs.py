@@ -46,7 +46,7 @@ def test_what_a_graph_reads_and_writes_is_kept_while_it_is_timed(monkeypatch):
             gc.collect()
             alive.append(all(ref() is not None for ref in refs))
 
-        return SimpleNamespace(replay=replay), result
+        return SimpleNamespace(replay=replay, pool=lambda: "pool"), result
 
     monkeypatch.setattr(stand, "capture", capture)
     monkeypatch.setattr(
@@ -56,3 +56,30 @@ def test_what_a_graph_reads_and_writes_is_kept_while_it_is_timed(monkeypatch):
     for part in ("decode", "step"):
         made.time(Probe(part, (3, 4)), 2)
     assert alive == [True] * 4
+
+
+def test_a_point_is_captured_once_for_its_turns_and_finds_its_blocks_again(monkeypatch):
+    made = Stand(MODELS["tiny"], SMALL, "cpu")
+    captured, memories, laid = [], [], []
+
+    def capture(run, stream, memory=None):
+        captured.append(run)
+        memories.append(memory)
+        return SimpleNamespace(
+            replay=lambda: laid.append(made.model.tables[:2].clone()), pool=lambda: "pool"
+        ), run()
+
+    monkeypatch.setattr(stand, "capture", capture)
+    monkeypatch.setattr(stand, "times", lambda run, repeats, on_gpu: run())
+    made.on_gpu, made._stream = True, object()
+    points = [Probe("decode", (40, 50)), Probe("decode", (60, 30))]
+    for point in (*points, points[0]):
+        made.time(point, 1)
+    assert len(captured) == 2
+    assert memories == [None, "pool"]
+    first, other, again = laid
+    assert torch.equal(first[:, :4], again[:, :4])
+    assert not torch.equal(first[:, :4], other[:, :4])
+    made.forget()
+    made.time(points[0], 1)
+    assert (len(captured), memories[-1]) == (3, None)

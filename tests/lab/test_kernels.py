@@ -17,11 +17,17 @@ import numpy as np
 import pytest
 import torch
 
+from simkv.core.errors import InputError
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Row
 from simkv.costs.hardware.shapes import MODELS
+from simkv.lab import serve
+from simkv.lab.inputs import StepSize, fields_of, packed_length
 from simkv.lab.runner import Runner, RunnerConfig
+from simkv.lab.serve import runner_config
+from simkv.lab.served import Setup
 from tests.conftest import ROOT
+from tests.laws.plain import plain_scenario
 
 triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
 
@@ -29,7 +35,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from simkv.lab import cuda_ops  # noqa: E402
+from simkv.lab import cuda_ops, kernels  # noqa: E402
 
 SHAPES = [MODELS["llama-3-8b"], MODELS["qwen2.5-0.5b"]]
 
@@ -58,6 +64,9 @@ def built(tmp_path, monkeypatch):
         found.setdefault(self.__name__, []).append(kernel)
         return kernel
 
+    for kernel in vars(kernels).values():
+        if isinstance(kernel, JITFunction):
+            kernel.device_caches.clear()
     monkeypatch.setattr(JITFunction, "run", build)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "_active", NoDriver())
@@ -120,6 +129,35 @@ def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):
     first = {name: {id(kernel) for kernel in kernels} for name, kernels in built.items()}
     run_steps(MODELS["qwen2.5-0.5b"], 16)
     assert {name: {id(kernel) for kernel in kernels} for name, kernels in built.items()} == first
+
+
+def test_no_size_of_a_step_makes_another_build(built):
+    """Where a step's rows begin in its packed inputs decides how they are aligned in memory."""
+    heads, kv_heads, dim = 14, 2, 64
+    pool = torch.zeros(4, 2, 16, kv_heads, dim, dtype=torch.bfloat16)
+    tables = torch.zeros(4, 64, dtype=torch.int32)
+    for size in (StepSize(64, 16, 16), StepSize(64, 13, 16), StepSize(64, 13, 17)):
+        fields = fields_of(torch.zeros(packed_length(size), dtype=torch.int32), size)
+        q = torch.zeros(size.tokens, heads, dim, dtype=torch.bfloat16)
+        cuda_ops.attend(q, fields, size, pool[:, 0], pool[:, 1], tables)
+    assert {name: len({id(k) for k in kernels}) for name, kernels in built.items()} == {
+        "decode": 1, "reduce": 1, "prefill": 1,
+    }  # fmt: skip
+
+
+def test_builds_while_the_clock_runs_are_counted_and_the_run_is_done_again(monkeypatch, built):
+    before = kernels.builds()
+    run_steps(MODELS["qwen2.5-0.5b"], 16)
+    assert kernels.builds() - before == len({id(k) for name in built for k in built[name]})
+    scenario = plain_scenario("vllm", "0.33.0")
+    setup = Setup(MODELS["tiny"], graph_tokens=0)
+    runner = Runner(setup.shape, runner_config(scenario, setup), setup.device)
+    counts = iter([0, 2, 2, 2])
+    monkeypatch.setattr(serve, "kernel_builds", lambda: next(counts))
+    assert serve.serve_steadily(scenario, setup, runner).summary["kernel_builds"] == 0
+    counts = iter([0, 2, 2, 3])
+    with pytest.raises(InputError, match="1 kernels were built while the clock ran"):
+        serve.serve_steadily(scenario, setup, runner)
 
 
 def version(text: str) -> tuple[int, ...]:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
+import tarfile
+
+import pytest
 
 from tests.conftest import ROOT
+
+SCRIPT = ROOT / "calibrate" / "on-gpu.sh"
+
+
+def on_gpu(*arguments, **environment):
+    """The script's first and last words, as it runs on a CPU."""
+    given = {**os.environ, "REHEARSE": "1", "PYTHON": sys.executable, **environment}
+    command = ["bash", str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_wheels_are_of_the_versions_that_are_tested():
@@ -16,29 +30,92 @@ def test_wheels_are_of_the_versions_that_are_tested():
     assert wheels <= pinned
 
 
-def test_the_script_says_how_it_is_used():
-    script = ROOT / "calibrate" / "on-gpu.sh"
-    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
+def test_the_script_says_how_it_is_used(tmp_path):
+    done = on_gpu()
     assert done.returncode == 2
-    assert "on-gpu.sh validate OUT PROFILE" in done.stderr
+    assert "on-gpu.sh validate OUT PLAN" in done.stderr
+    done = on_gpu("validate", tmp_path / "out", tmp_path)
+    assert done.returncode == 2
+    assert "no such plan" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def smoke():
+    spec = importlib.util.spec_from_file_location("smoke", ROOT / "calibrate" / "smoke.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["smoke"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_stage_of_the_smoke_test_passes_here(smoke, tmp_path):
+    given = smoke.Options(tmp_path, "cpu", "tiny", None)
+    said = {name: stage.run(given) for name, stage in smoke.STAGES.items()}
+    assert "torch" in said["imports"]
+    assert "all the same" in said["l0"]
+
+
+def test_a_rehearsal_of_the_smoke_test(tmp_path):
+    done = on_gpu("smoke", tmp_path / "out", STAGES="imports")
+    assert done.returncode == 0, done.stdout
+    assert "1 of 1 stages passed" in done.stdout
+    assert (tmp_path / "out/log.txt").read_text() == done.stdout
+
+
+def test_a_stage_that_fails_or_takes_too_long_is_told_and_the_rest_goes_on(
+    smoke, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(smoke.STAGES, "far", smoke.STAGES["far"]._replace(limit_s=0.01))
+    monkeypatch.setattr(sys, "argv", ["smoke.py", str(tmp_path), "--stages", "far", "imports"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what is asked for on a GPU fails
+    assert smoke.main() == 1
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("FAIL far")
+    assert "stopped after 0.01 s" in first
+    assert second.startswith("FAIL imports")
+    assert rest[0].startswith("FAILED far: look at simkv/lab/kernels.py")
+    assert rest[-1] == "0 of 2 stages passed"
+    assert "Error" in (tmp_path / "smoke-imports.log").read_text()
+
+
+def test_a_rehearsal_of_the_first_command(tmp_path):
+    """All of it lies in a few files in the end; what has no time left is told and left out."""
+    done = on_gpu("first", tmp_path / "out", BUDGET="5")
+    assert done.returncode == 0, done.stdout
+    assert "FAILED" not in done.stdout, done.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"bench.json", "log.txt", "tiny.tar.gz"}
+    assert "test_a_real_run_replays" in done.stdout  # each test by its name
+    with tarfile.open(tmp_path / "out/tiny.tar.gz") as packed:
+        inside = {name.removeprefix("tiny/") for name in packed.getnames()}
+    assert inside >= {"samples.csv", "passes.csv", "clocks.csv", "campaign.json", "profile.json"}
+    done = on_gpu("first", tmp_path / "out", LIMIT="1")
+    assert "check: STOPPED at its limit" in done.stdout
+    assert "calibrate-tiny: LEFT OUT" in done.stdout
+    with tarfile.open(tmp_path / "out/tiny.tar.gz") as packed:
+        assert "tiny/samples.csv" in packed.getnames()  # what was there is there
 
 
 def test_a_rehearsal_of_the_second_command(tmp_path):
-    """With hardly any time it serves what it can, says what is missing, and packs what there is."""
-    from tests.lab.test_validate_gpu import PROFILE
+    """It serves the plan that it is given and no other, and packs what there is."""
+    from tests.lab.test_validate_gpu import PROFILE, invoke
 
-    profile = tmp_path / "p.json"
-    profile.write_text(PROFILE.model_dump_json(exclude_none=True))
-    script = [
-        str(ROOT / "calibrate" / "on-gpu.sh"),
-        "validate",
-        str(tmp_path / "out"),
-        str(profile),
-    ]
-    environment = {**os.environ, "REHEARSE": "1", "PYTHON": sys.executable, "BUDGET": "12"}
-    done = subprocess.run(
-        script, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
+    assert invoke(tmp_path, "--budget", "7s", "--repeats", "1", "--only-plan").exit_code == 0
+    plan = tmp_path / "out/plan/plan.json"
+    about = json.loads(plan.read_text())
+    about["cases"] = [case for case in about["cases"] if case["name"] == "prefill-heavy"]
+    plan.write_text(json.dumps(about))
+    done = on_gpu("validate", tmp_path / "v", plan.parent, BUDGET="40")
     assert done.returncode == 0, done.stdout + done.stderr
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"validate.log", "validation.md", "validation.json", "validation.tar.gz"}
+    names = {path.name for path in (tmp_path / "v").iterdir()}
+    assert names >= {"log.txt", "validation.md", "validation.json", "validation.tar.gz"}
+    found = json.loads((tmp_path / "v/validation.json").read_text())
+    assert found["cases"].keys() == {"prefill-heavy"}
+    with tarfile.open(tmp_path / "v/validation.tar.gz") as packed:
+        assert "validation/plan/plan.json" in packed.getnames()
+    plan.write_text(json.dumps(about | {"profile": "another"}))
+    done = on_gpu("validate", tmp_path / "v", plan.parent)
+    assert done.returncode == 2
+    assert "has begun with another plan" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 
@@ -14,8 +15,15 @@ from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.hardware.shapes import MODELS
 from simkv.costs.profile import Profile, StepError
+from simkv.lab.machine import machine
 from simkv.proof.validation.served.baselines import roofline
+from simkv.proof.validation.served.drift import drift_lines, note_sentinel, read_sentinels
+from simkv.proof.validation.served.plan import hash_of
 
+KEPT = (
+    "memory-pressure", "memory-pressure-swap", "prefill-heavy", "prefill-whole",
+    "mistralrs-six-bucketed",
+)  # fmt: skip
 #: About what the tiny model costs on a CPU: 2 ms a step.
 ROOFLINE = roofline(MODELS["tiny"], 4, 1e10, 1e11)
 ERROR = StepError(points=9, median=0.1, p95=0.5, bias=0.0)
@@ -23,6 +31,7 @@ PROFILE = Profile.model_validate(
     {
         **ROOFLINE.model_dump(exclude_none=True),
         "name": "assumed",
+        "gpu": machine("cpu")["device"],
         "terms": [
             *(term.model_dump(exclude_none=True) for term in ROOFLINE.terms),
             {"name": "host", "feature": "steps", "seconds": 2e-3},
@@ -34,12 +43,16 @@ PROFILE = Profile.model_validate(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A validation that had time for everything once, and for something twice."""
+    """A validation of half of the cases, each served once."""
     path = tmp_path_factory.mktemp("validation")
     (path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
-    run = invoke(path, "--budget", "6s", "--only-plan")
+    run = invoke(path, "--budget", "7s", "--repeats", "1", "--only-plan")
     assert run.exit_code == 0
     assert {p.name for p in (path / "out").iterdir()} == {"plan"}
+    plan = json.loads((path / "out/plan/plan.json").read_text())
+    assert len(plan["cases"]) == 10
+    plan["cases"] = [case for case in plan["cases"] if case["name"] in KEPT]
+    (path / "out/plan/plan.json").write_text(json.dumps(plan))
     run = invoke(path, "--budget", "30m", "--repeats", "1")
     assert run.exit_code == 0, run.output
     return path
@@ -54,21 +67,24 @@ def invoke(path, *arguments):
 def test_all_three_levels(folder):
     found = json.loads((folder / "out" / "validation.json").read_text())
     assert found["skipped"] == []
-    assert len(found["cases"]) == 10
+    assert found["cases"].keys() == set(KEPT)
     for name, case in found["cases"].items():
         assert case["verdict"]["step"] is None, name
         assert case["verdict"]["decisions"] > 5
         assert set(case["steps"]) == {"profile", "constant step", "tokens only", "roofline"}
         assert {f["name"] for f in case["figures"]} >= {"makespan_s", "ttft_ms.p99", "peak_blocks"}
         assert all(f["interval"] for f in case["figures"])
+        ends = case["step_ends"]["profile"]["all"]["median"]
+        assert ends[0] <= case["steps"]["profile"]["all"]["median"] <= ends[1]
+        assert len(case["stalls"]) == 1
     assert found["cases"]["memory-pressure"]["same_victims"].keys() == set(case["steps"])
     assert {(r["case"], r["beside"]) for r in found["rankings"]} >= {
         ("prefill-whole", "prefill-heavy"),
         ("memory-pressure-swap", "memory-pressure"),
-        ("mistralrs-forty-pr2034", "mistralrs-forty-bucketed"),
     }
     page = (folder / "out" / "validation.md").read_text()
-    assert page.count("| same |") == 10
+    assert page.count("| same |") == len(KEPT)
+    assert "share one scheduler" in page
     for name in ("steps.png", "figures.png"):
         assert (folder / "out" / name).read_bytes().startswith(b"\x89PNG")
 
@@ -84,16 +100,49 @@ def test_the_runs_are_real(folder):
     assert out == back > 0
 
 
+def test_the_device_is_watched(folder):
+    """One and the same step before, between and after the runs, and a line a second."""
+    sentinels = read_sentinels(folder / "out")
+    assert [s.before for s in sentinels] == [*(f"{name}-1" for name in KEPT), "the end"]
+    assert all(0 < s.seconds < 1 for s in sentinels)
+    assert "One and the same step took" in (folder / "out/validation.md").read_text()
+    rows = list(csv.DictReader((folder / "out/clocks.csv").open()))
+    assert rows
+    assert all(float(row["unix_s"]) > 1e9 and float(row["load"]) > 0 for row in rows)
+
+
+def test_a_device_that_changed_is_told(tmp_path):
+    for before, seconds in (("a-1", 1.0), ("b-1", 1.01), ("c-1", 1.05), ("the end", 0.99)):
+        note_sentinel(tmp_path, before, seconds)
+    first, second = drift_lines(read_sentinels(tmp_path))
+    assert "-1.0 to +5.0 %" in first
+    assert second == "By more than 2 % before: c-1."
+    (tmp_path / "sentinels.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="not sentinels"):
+        read_sentinels(tmp_path)
+
+
+def test_a_profile_of_another_device_is_refused(folder, tmp_path):
+    other = PROFILE.model_copy(update={"gpu": "NVIDIA H100 80GB HBM3"})
+    (tmp_path / "p.json").write_text(other.model_dump_json(exclude_none=True))
+    shutil.copytree(folder / "out/plan", tmp_path / "out/plan")
+    plan = tmp_path / "out/plan/plan.json"
+    about = json.loads(plan.read_text())
+    plan.write_text(json.dumps(about | {"profile_hash": hash_of(other)}))
+    with pytest.raises(InputError, match="a profile of NVIDIA H100 80GB HBM3, this is"):
+        invoke(tmp_path, "--budget", "0.01s")
+    run = invoke(tmp_path, "--budget", "0.01s", "--repeats", "1", "--other-gpu")
+    assert "Not served for want of time" in run.output
+
+
 def test_it_goes_on_where_it_stopped(folder):
-    before = (folder / "out/runs/decode-heavy-1/passes.csv").read_bytes()
-    run = invoke(folder, "--budget", "30m", "--repeats", "1")
-    assert run.exit_code == 0
-    assert "warm-up" not in run.output  # nothing was served
-    assert (folder / "out/runs/decode-heavy-1/passes.csv").read_bytes() == before
-    # With no time left, what is missing is told and not served.
+    """What is there is not served again; with no time left, what is missing is told."""
+    before = (folder / "out/runs/prefill-heavy-1/passes.csv").read_bytes()
     run = invoke(folder, "--budget", "0.01s", "--repeats", "2")
     assert run.exit_code == 0
-    assert "Not served for want of time: decode-heavy-2, memory-pressure-2" in run.output
+    assert (folder / "out/runs/prefill-heavy-1/passes.csv").read_bytes() == before
+    assert "Not served for want of time: memory-pressure-2, memory-pressure-swap-2" in run.output
+    assert not (folder / "out/runs/prefill-heavy-2").exists()
 
 
 def test_a_decision_that_differs_is_an_error(folder, tmp_path):
@@ -112,7 +161,7 @@ def test_a_decision_that_differs_is_an_error(folder, tmp_path):
 def test_a_plan_needs_no_torch(tmp_path):
     (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
     command = ["validate", "gpu", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
-    command += ["--small", "--budget", "4s", "--only-plan"]
+    command += ["--small", "--budget", "5s", "--repeats", "1", "--only-plan"]
     code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = eval(sys.argv[1]);"
     code += "from simkv.cli import main; main()"
     done = subprocess.run(

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from simkv.proof.validation.resampled import means
+
 #: The cost model that is judged; others stand beside it.
 JUDGED = "profile"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A figure of a run, what each cost model makes of it, and of the run served ``again``.
+    """A figure of a run, and what each cost model makes of it.
 
+    Of a run that was served more than once, ``real`` is the mean and ``repeats`` are all of them.
     ``name`` is that of a figure (``makespan_s``), or of a metric and a statistic (``ttft_ms.p99``).
     ``interval`` is what the profile's own error makes of the simulated one.
     """
@@ -20,7 +23,7 @@ class Compared:
     name: str
     real: float
     simulated: dict[str, float]
-    again: list[float] = field(default_factory=list)
+    repeats: list[float] = field(default_factory=list)
     interval: tuple[float, float] | None = None
 
     @property
@@ -46,14 +49,23 @@ class Compared:
 
     @property
     def noise(self) -> float | None:
-        """The largest relative difference between the run and the same served again."""
-        found = [relative(value, self.real) for value in self.again]
-        known = [abs(x) for x in found if x is not None]
-        return max(known) if known else None
+        """The largest relative difference between two of the repeats (A/A)."""
+        if len(self.repeats) < 2:
+            return None
+        difference = relative(max(self.repeats), min(self.repeats))
+        return float("inf") if difference is None else difference
 
     def error(self, model: str = JUDGED) -> float | None:
         """Relative error of a model; None where the run has 0 and the model has not."""
         return relative(self.simulated[model], self.real)
+
+    def error_ends(self, model: str = JUDGED) -> tuple[float, float] | None:
+        """Between what errors of the model 95 of 100 samples of repeats lie; None for one run."""
+        ends = means(self.repeats)
+        if ends is None or not ends[0]:
+            return None
+        found = [self.simulated[model] / end - 1.0 for end in ends]
+        return min(found), max(found)
 
     @property
     def error_pct(self) -> float:

@@ -54,7 +54,7 @@ class Ranking:
 
 
 def judge(trials: Sequence[Trial], profile: Profile, folder: Path) -> list[Judged]:
-    """Judge ``profile`` by every trial served into ``folder``, its repeats as the noise."""
+    """Judge ``profile`` by every trial served into ``folder``, by all its repeats."""
     judged = []
     for trial in trials:
         runs: list[Recorded] = []

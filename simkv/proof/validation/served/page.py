@@ -11,10 +11,13 @@ from typing import Any
 from simkv.core.files import write_text
 from simkv.costs.profile import Profile, StepError
 from simkv.proof.validation.compared import Compared, markdown, share
+from simkv.proof.validation.resampled import Ends
+from simkv.proof.validation.served.drift import Sentinel, drift_lines
 from simkv.proof.validation.served.judge import Judged, Ranking, rankings
 from simkv.proof.validation.served.levels import Validation
 from simkv.proof.validation.served.plots import draw_figures, draw_steps
 from simkv.proof.validation.served.replay import Agreement
+from simkv.proof.validation.served.stalls import TIMES
 from simkv.report.style import house_style, save
 
 #: Figures of the page; the JSON file has all.
@@ -29,12 +32,18 @@ HELD = {None: "-", True: "holds", False: "does not"}
 
 
 def write(
-    folder: Path, judged: Sequence[Judged], profile: Profile, skipped: Sequence[str]
+    folder: Path,
+    judged: Sequence[Judged],
+    profile: Profile,
+    skipped: Sequence[str],
+    sentinels: Sequence[Sentinel] = (),
 ) -> list[Path]:
     """Write ``validation.json``, ``validation.md``, ``steps.png`` and ``figures.png``."""
     ranked = rankings(judged)
-    text = json.dumps(_tables(judged, ranked, profile, skipped), indent=1, default=_plain)
-    page = "\n".join(_page(judged, ranked, profile, skipped)) + "\n"
+    tables = _tables(judged, ranked, profile, skipped)
+    tables["sentinels"] = [sentinel._asdict() for sentinel in sentinels]
+    text = json.dumps(tables, indent=1, default=_plain)
+    page = "\n".join(_page(judged, ranked, profile, skipped, sentinels)) + "\n"
     files = {"validation.json": text + "\n", "validation.md": page}
     for name, content in files.items():
         write_text(folder / name, content)
@@ -74,6 +83,7 @@ def _page(
     ranked: Sequence[Ranking],
     profile: Profile,
     skipped: Sequence[str],
+    sentinels: Sequence[Sentinel],
 ) -> Iterator[str]:
     """The page, in Markdown."""
     yield f"# {profile.name} judged by real runs"
@@ -82,9 +92,18 @@ def _page(
     if judged:
         machine = judged[0].run.about.get("machine", {})
         yield f"Served on: {', '.join(f'{k} {v}' for k, v in machine.items())}."
+        if machine.get("device") not in (None, profile.gpu):
+            yield "**Not the device that the profile is of**: its error is that of another one."
+    yield from drift_lines(sentinels)
     if skipped:
         yield f"Not served for want of time: {', '.join(skipped)}."
     yield from ("", "## L0: the simulation, fed the measured times, decides the same", "")
+    yield (
+        "The served run and the simulation share one scheduler. This tests the plumbing between "
+        "scheduler, clock, clients and device, not whether the rules are those of the engine that "
+        "they are named after; `simkv conform` tests that."
+    )
+    yield ""
     yield from markdown(
         ["case", "decisions", "requests", "preemptions", "verdict"],
         [
@@ -99,13 +118,19 @@ def _page(
         ],
     )
     yield from ("", "## L1: predicted against measured step times", "")
-    yield "Median and P95 of the absolute relative error, and the bias (mean with its sign)."
+    yield (
+        "Median and P95 of the absolute relative error, and the bias (mean with its sign), over "
+        "all repeats; below each of the profile's where it lies for 95 of 100 resampled sets of "
+        "steps. The constant step and the line over tokens are fitted to the first of these runs."
+    )
     yield ""
     yield from markdown(["case", "kind", "steps", *_models(judged)], _step_rows(judged))
+    yield from _stall_lines(judged)
     yield from ("", "## L2: a free simulation against the run", "")
     yield (
-        "Errors are simulated over real, less 1. *Noise* is the largest difference to the same "
-        "case served again; *interval*: whether the run lies where the profile's own error puts it."
+        "Errors are simulated over the mean of the repeats, less 1; *95 of 100*: where the "
+        "profile's lies over resampled repeats. *Noise* is the largest difference between two "
+        "repeats (A/A); *interval*: whether the run lies where the profile's own error puts it."
     )
     held = [f.held for one in judged for f in one.found.figures if f.held is not None]
     if held:
@@ -115,8 +140,9 @@ def _page(
         models = list(one.found.same_victims)
         rows = [_figure_row(one.figure(name), models) for name in SHOWN]
         overlaps = [f"{100 * one.found.same_victims[model]:.0f} %" for model in models]
-        rows.append(["same requests preempted", "", "", *overlaps, "", ""])
-        yield from markdown(["figure", "run", "simulated", *models, "noise", "interval"], rows)
+        rows.append(["same requests preempted", "", "", *overlaps, "", "", ""])
+        titles = ["figure", "run", "simulated", *models, "95 of 100", "noise", "interval"]
+        yield from markdown(titles, rows)
     if ranked:
         yield from ("", "## Which is better", "")
         yield "A case over the one beside it; the order counts where it is above twice the noise."
@@ -146,12 +172,44 @@ def _step_rows(judged: Sequence[Judged]) -> list[list[str]]:
                 for e in [steps[model][kind]]
             ]
             rows.append([one.trial.name, kind, str(error.points), *shares])
+            ends = one.found.step_ends["profile"][kind]
+            between = " / ".join(_between(ends[name]) for name in ("median", "p95", "bias"))
+            rows.append(["", "", "", between, *[""] * (len(shares) - 1)])
     return rows
+
+
+def _between(ends: Ends | None) -> str:
+    return "-" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f} %"
+
+
+def _stall_lines(judged: Sequence[Judged]) -> Iterator[str]:
+    """What L1 leaves out, and why."""
+    found = [
+        (one.trial.name, number, stall)
+        for one in judged
+        for number, stalls in enumerate(one.found.stalls, start=1)
+        for stall in stalls
+    ]
+    yield ""
+    if not found:
+        yield "No step is left out: none stalled."
+        return
+    yield (
+        f"Left out are {len(found)} stalls, steps that took more than {TIMES:g} times what is "
+        "usual for their size. They are in the figures of L2."
+    )
+    yield ""
+    rows = [
+        [f"{name}-{run}", str(s.number), f"{1e3 * s.seconds:.1f}", f"{1e3 * s.usual_s:.1f}", s.side]
+        for name, run, s in found
+    ]
+    yield from markdown(["run", "step", "took (ms)", "usual (ms)", "on the side of the"], rows, 1)
 
 
 def _figure_row(f: Compared, models: Sequence[str]) -> list[str]:
     errors = [share(f.error(model)) for model in models]
-    return [f.name, f"{f.real:.3f}", f"{f.predicted:.3f}", *errors, share(f.noise), HELD[f.held]]
+    about = [_between(f.error_ends()), share(f.noise), HELD[f.held]]
+    return [f.name, f"{f.real:.3f}", f"{f.predicted:.3f}", *errors, *about]
 
 
 def report(variant: str, found: Validation) -> Iterator[str]:

@@ -29,7 +29,7 @@ def write_plan(folder: Path, cases: Sequence[Trial], profile: Profile) -> None:
             (new / f"{case.name}.yaml").write_text(text, encoding="utf-8", newline="\n")
         about = {
             "profile": profile.name,
-            "profile_hash": _hash(profile),
+            "profile_hash": hash_of(profile),
             "cases": [
                 {
                     "name": case.name,
@@ -54,7 +54,7 @@ def read_plan(folder: Path, profile: Profile) -> list[Trial] | None:
         return None
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        if about["profile_hash"] != _hash(profile):
+        if about["profile_hash"] != hash_of(profile):
             raise InputError(
                 f"{path}: was made with another profile, named {about['profile']}; "
                 f"use that one ({path.parent / 'profile.json'}) or another folder"
@@ -77,5 +77,6 @@ def _text(profile: Profile) -> str:
     return profile.model_dump_json(indent=1, exclude_none=True) + "\n"
 
 
-def _hash(profile: Profile) -> str:
+def hash_of(profile: Profile) -> str:
+    """By what a plan knows its profile again."""
     return hashlib.sha256(_text(profile).encode()).hexdigest()[:16]

@@ -24,6 +24,7 @@ from simkv.loop.record import Record
 from simkv.loop.serve import serve
 from simkv.proof.conform.recorder import Recorder, decision_hashes
 from simkv.proof.conform.trace import TraceError, read_trace
+from simkv.proof.validation.served.stalls import Stall, stalls_of
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import build
@@ -93,7 +94,8 @@ class Recorded:
     """A run on disk, one variant: its steps as (load, seconds), the record that its replay gives,
     which is that of the run itself if the ``verdict`` is that all decisions are the same.
 
-    ``about`` is the folder's ``summary.json``: setup, machine and ceilings among it.
+    ``about`` is the folder's ``summary.json``: setup, machine and ceilings among it; ``stalls`` are
+    steps that took far longer than others of their size.
     """
 
     scenario: Scenario
@@ -102,6 +104,7 @@ class Recorded:
     record: Record
     verdict: Agreement
     about: dict[str, Any] = field(default_factory=dict)
+    stalls: list[Stall] = field(default_factory=list)
 
 
 def read_runs(folder: Path) -> dict[str, Recorded]:
@@ -139,6 +142,7 @@ def _recorded(
         record,
         compare(lines, again.until_all_ended()[0]),
         about,
+        stalls_of(steps),
     )
 
 

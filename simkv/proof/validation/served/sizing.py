@@ -136,13 +136,6 @@ class Sizes:
             count = max(3 * count // 4, 6)
         return count
 
-    def finished(self, case: Trial) -> Trial:
-        """The case with what the profile predicts, and a horizon that ends it if all goes wrong."""
-        predicted = self._figures(case.scenario)
-        horizon = round(PATIENCE * predicted["makespan_s"] + 10.0, 3)
-        scenario = case.scenario.model_copy(update={"horizon": horizon})
-        return replace(case, scenario=scenario, predicted=predicted)
-
     def _at_load(self, name: str, engine: Document, shape: Document, load: float) -> Scenario:
         def of(count: int, rate: float) -> Scenario:
             arrivals = {"num_prompts": count, "request_rate": rate, "seed": self.seed, **shape}
@@ -155,8 +148,20 @@ class Sizes:
         return of(self.cut(lambda count: of(count, rate), wanted), rate)
 
     def _figures(self, scenario: Scenario) -> dict[str, Any]:
-        record = simulate(scenario, self.profile)
-        return {**summary(record), "requests": scenario.workload.size}
+        return predicted_figures(scenario, self.profile)
+
+
+def predicted_figures(scenario: Scenario, profile: Profile) -> dict[str, Any]:
+    """What ``profile`` predicts, as in ``summary.json``, and how many requests there are."""
+    return {**summary(simulate(scenario, profile)), "requests": scenario.workload.size}
+
+
+def finished(case: Trial, profile: Profile) -> Trial:
+    """The case with what ``profile`` predicts, and a horizon that ends it if all goes wrong."""
+    predicted = predicted_figures(case.scenario, profile)
+    horizon = round(PATIENCE * predicted["makespan_s"] + 10.0, 3)
+    scenario = case.scenario.model_copy(update={"horizon": horizon})
+    return replace(case, scenario=scenario, predicted=predicted)
 
 
 def packaged_trace(name: str) -> Path:

@@ -1,11 +1,12 @@
 """The scenarios that a profile is judged by on a real device.
 
-    cases = plan(profile, FULL, seconds=35.0)
+    cases = plan(profile, FULL, seconds=14.0, sized_by=nominal(profile))
     [(case.name, case.scenario.workload.size, case.predicted_s) for case in cases]
 
-Rates, lengths of the runs and the pool that is under pressure are chosen with the profile itself
-(sizing.py), before anything is served: so the plan and what the simulator predicts for it can be
-written down first, and a wrong profile plans badly and is seen to. Needs no torch.
+Rates, lengths of the runs and the pool that is under pressure are chosen by a data sheet
+(sizing.py, nominal.py), before anything is served and without the profile that is judged: so the
+plan and what the profile predicts for it can be written down first, and no profile chooses its
+judges. Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from simkv.proof.validation.served.sizing import (
     Scale,
     Sizes,
     Trial,
+    finished,
     listed,
     scenario_of,
     with_engine,
@@ -51,13 +53,16 @@ class Turn:
         return f"{self.trial.name}-{self.number}"
 
 
-def plan(profile: Profile, scale: Scale, seconds: float, seed: int = 0) -> list[Trial]:
-    """All cases, the most telling first, each of about ``seconds`` as ``profile`` sees it.
+def plan(
+    profile: Profile, scale: Scale, seconds: float, seed: int = 0, *, sized_by: Profile
+) -> list[Trial]:
+    """All cases, the most telling first, each of about ``seconds`` as ``sized_by`` sees it, with
+    what ``profile`` predicts.
 
     Raises InputError where no pool is small enough for the preemptions that are wanted.
     """
     vllm = _vllm(scale)
-    sized = Sizes(profile, seconds, seed)
+    sized = Sizes(sized_by, seconds, seed)
     decodes = sized.drawn(
         "decode-heavy", vllm, _lognormal(scale.prompt), _lognormal(scale.output), scale
     )
@@ -99,7 +104,7 @@ def plan(profile: Profile, scale: Scale, seconds: float, seed: int = 0) -> list[
         *_incident(sized, scale, "mistralrs-forty", "before-fitted"),
         Trial("bursty-trace", "spikes, shared prefixes", spikes, {}),
     ]
-    return [sized.finished(case) for case in found]
+    return [finished(case, profile) for case in found]
 
 
 def turns(cases: Sequence[Trial], repeats: int) -> list[Turn]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from simkv.costs.load import Load
 from simkv.costs.profile import Profile, StepCost, StepError
 from simkv.proof.validation.served.levels import FIGURES, simulate, validation
 from simkv.proof.validation.served.replay import Agreement, Recorded
+from simkv.proof.validation.served.stalls import Stall, stalls_of
 from tests.laws.plain import plain_scenario
 
 PROFILE = Profile.model_validate(
@@ -79,9 +84,31 @@ def test_the_same_run_again_is_the_noise():
     slower = imagined(replace_constant(PROFILE, 1.1e-3))
     found = validation(run, PROFILE, [run, slower])
     makespan = next(f for f in found.figures if f.name == "makespan_s")
-    assert makespan.again[0] == makespan.real < makespan.again[1]
-    assert makespan.noise == makespan.again[1] / makespan.real - 1.0
+    assert makespan.repeats[0] == makespan.repeats[1] < makespan.repeats[2]
+    assert makespan.real == sum(makespan.repeats) / 3
+    assert makespan.noise == makespan.repeats[2] / makespan.repeats[0] - 1.0
+    low, high = makespan.error_ends()
+    assert low < makespan.error() < high
+    assert (low, high) == pytest.approx((makespan.repeats[0] / makespan.repeats[2] - 1.0, 0.0))
+    assert found.steps["profile"]["all"].points == 3 * len(run.steps)
+    ends = found.step_ends["profile"]["all"]
+    assert ends["bias"][0] <= found.steps["profile"]["all"].bias <= ends["bias"][1]
     assert all(f.noise is None for f in validation(run, PROFILE).figures)
+
+
+def test_a_stalled_step_is_left_out_of_the_errors_of_steps_and_named():
+    rows = [{"size": "4x4x0", "seconds": "0.002", "gpu_s": "0.0015"} for _ in range(9)]
+    rows[3] = {"size": "4x4x0", "seconds": "0.052", "gpu_s": "0.0015"}
+    rows[7] = {"size": "4x4x0", "seconds": "0.042", "gpu_s": "0.0415"}
+    rows.append({"size": "64x4x16", "seconds": "0.09", "gpu_s": "0.09"})  # the only one of its size
+    stalls = stalls_of(rows)
+    assert [(s.number, s.side) for s in stalls] == [(3, "host"), (7, "device")]
+    run = imagined(PROFILE)
+    run.steps[5] = (run.steps[5][0], 1.0)
+    worst = validation(run, PROFILE).steps["profile"]["all"]
+    stalled = replace(run, stalls=[Stall(5, 1.0, 1e-3, "host")])
+    assert validation(stalled, PROFILE).steps["profile"]["all"].points == worst.points - 1
+    assert validation(stalled, PROFILE).steps["profile"]["all"].bias > worst.bias
 
 
 def test_the_interval_holds_a_device_that_is_off_by_less_and_not_one_that_is_off_by_more():

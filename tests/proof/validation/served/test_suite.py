@@ -8,10 +8,12 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.costs.hardware.shapes import MODELS
-from simkv.costs.profile import Profile
+from simkv.costs.load import Load
+from simkv.costs.profile import Profile, StepCost
 from simkv.measure.metrics import summary
 from simkv.proof.validation.served.baselines import roofline
 from simkv.proof.validation.served.levels import simulate
+from simkv.proof.validation.served.nominal import nominal
 from simkv.proof.validation.served.plan import read_plan, write_plan
 from simkv.proof.validation.served.sizing import LEAST_PREEMPTIONS, Trial, packaged_trace
 from simkv.proof.validation.served.suite import FULL, SMALL, plan, turns
@@ -22,7 +24,7 @@ SECONDS = 4.0
 
 @pytest.fixture(scope="module")
 def cases() -> list[Trial]:
-    return plan(H200, FULL, SECONDS)
+    return plan(H200, FULL, SECONDS, sized_by=H200)
 
 
 def by_name(cases: list[Trial], name: str) -> Trial:
@@ -68,14 +70,16 @@ def test_pairs_serve_the_same_requests(cases):
 
 
 def test_the_same_plan_every_time(cases):
-    assert plan(H200, FULL, SECONDS) == cases
-    assert plan(H200, FULL, SECONDS, seed=1) != cases
+    assert plan(H200, FULL, SECONDS, sized_by=H200) == cases
+    assert plan(H200, FULL, SECONDS, seed=1, sized_by=H200) != cases
 
 
 def test_a_slower_device_gets_lower_rates():
     slow = H200.model_copy(update={"terms": [_slower(term) for term in H200.terms]})
     rates = [
-        by_name(plan(p, FULL, 2 * SECONDS), "decode-heavy").scenario.workload.arrivals.request_rate
+        by_name(
+            plan(p, FULL, 2 * SECONDS, sized_by=p), "decode-heavy"
+        ).scenario.workload.arrivals.request_rate
         for p in (H200, slow)
     ]
     assert rates[1] == pytest.approx(rates[0] / 2, rel=0.01)
@@ -88,9 +92,27 @@ def _slower(term):
     return term.model_copy(update={"pieces": pieces})
 
 
+def test_a_profile_does_not_choose_its_judges(cases):
+    """Another one predicts otherwise, and is judged by the same cases."""
+    slow = H200.model_copy(update={"terms": [_slower(term) for term in H200.terms]})
+    for case, same in zip(plan(slow, FULL, SECONDS, sized_by=H200), cases, strict=True):
+        assert case.scenario.workload == same.scenario.workload
+        assert case.predicted_s > same.predicted_s
+
+
+def test_cases_are_sized_by_what_a_data_sheet_says():
+    decode = Load(0, 0, 0, 1, 100)
+    on_a_gpu = nominal(H200.model_copy(update={"gpu": "NVIDIA H200"}))
+    assert 1.2 < StepCost(on_a_gpu)(decode) / StepCost(H200)(decode) < 1.6
+    on_a_core = nominal(H200)
+    assert StepCost(on_a_core)(decode) > 100 * StepCost(on_a_gpu)(decode)
+    with pytest.raises(InputError, match="model: lama is not one of the runner's"):
+        nominal(H200.model_copy(update={"model": "lama"}))
+
+
 def test_a_time_too_short_for_preemptions_is_refused():
     with pytest.raises(InputError, match="a longer --budget is needed"):
-        plan(H200, FULL, 0.01)
+        plan(H200, FULL, 0.01, sized_by=H200)
 
 
 def test_a_plan_is_read_as_it_was_written(cases, tmp_path):
@@ -138,5 +160,5 @@ def test_the_trace_is_there():
 def test_small_sizes_fit_a_profile_of_a_slow_device():
     terms = [*H200.terms, H200.terms[1].model_copy(update={"feature": "steps", "seconds": 1e-3})]
     tiny = Profile.model_validate({**H200.model_dump(), "terms": [t.model_dump() for t in terms]})
-    found = plan(tiny, SMALL, 0.5)
+    found = plan(tiny, SMALL, 0.5, sized_by=tiny)
     assert max(case.predicted_s for case in found if "memory" not in case.name) < 1.0
