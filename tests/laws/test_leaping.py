@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simkv.core.scheduler import Batch, Completion, Scheduler
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
@@ -68,11 +72,49 @@ ATTENTION = {
 CURVED = {"name": "context", "feature": "decode_context", "table": [[0, 0], [40, 0.05], [90, 0.06]]}
 
 
+def state(scheduler: Scheduler) -> tuple[Any, ...]:
+    """All of a scheduler that decides what comes, and what can be seen of it."""
+    held = dict(scheduler.blocks_held())
+    ids = scheduler.waiting_ids(), scheduler.running_ids()
+    return scheduler.fingerprint(), *ids, held, scheduler.free_blocks
+
+
+class Twinned:
+    """A scheduler that leaps; each time a twin that steps has to end where it ends."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.under_way: deque[Batch] = deque()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def schedule(self) -> Batch:
+        self.under_way.append(self.inner.schedule())
+        return self.under_way[-1]
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        self.under_way.popleft()
+        return self.inner.complete(batch, ended)
+
+    def skip(self, steps: int) -> list[int]:
+        twin, under_way = copy.deepcopy((self.inner, self.under_way))
+        free = []
+        for _ in range(steps):
+            twin.complete(under_way.popleft(), ())
+            under_way.append(twin.schedule())
+            free.append(twin.free_blocks)
+        assert self.inner.skip(steps) == free
+        assert state(self.inner) == state(twin), f"after a leap of {steps}"
+        return free
+
+
 def record(scenario: Scenario, profile: Profile, *, leaping: bool) -> tuple[Record, int]:
     """Run a scenario and return its record and the number of leaps."""
+    scheduler: Any = build(scenario.engine)
     engine = Engine(
         simpy.Environment(),
-        build(scenario.engine),
+        Twinned(scheduler) if leaping else scheduler,
         SimulatedExecutor(profile),
         scenario.engine_ready,
         leaping=leaping,

@@ -337,6 +337,24 @@ def test_a_backlog_lifts_the_prefill_interval() -> None:
     assert step(scheduler).scheduled == [(0, 1), (1, 4)]
 
 
+@pytest.mark.parametrize("leaps", [False, True])
+def test_a_backlog_that_has_gone_lifts_nothing(leaps: bool) -> None:
+    scheduler = engine([ask(0, 12), ask(1, 24)], prefill_schedule_interval=6)
+    steps(scheduler, 2)  # there are no blocks for the second
+    batch = scheduler.schedule()
+    scheduler.abort(1)
+    for _ in range(2):
+        if leaps:
+            scheduler.skip(1)
+        else:
+            scheduler.complete(batch, ())
+            batch = scheduler.schedule()
+    scheduler.complete(batch, ())
+    scheduler.add(ask(2, 6))
+    assert step(scheduler).scheduled == [(0, 1)]
+    assert step(scheduler).scheduled == [(0, 1), (2, 6)]
+
+
 # Prefix cache
 
 

@@ -182,6 +182,8 @@ class VllmScheduler:
         group, before = self.decoding, self.pool.free
         free = [before - taken for taken in accumulate(group.growth(steps))]
         self._since_prefill += steps
+        if self._backlog or self._since_prefill >= self.config.prefill_schedule_interval:
+            self._backlog = len(self.waiting) > 0  # not all of these steps held prefills back
         self._tokens_delivered += steps
         if self.tables is None:
             self.pool.take(-1, before - free[-1])
