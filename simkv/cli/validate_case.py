@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from simkv.costs.profile import Profile
     from simkv.proof.validation.cases.score import Score
     from simkv.proof.validation.cases.sensitivity import Otherwise
+    from simkv.proof.validation.cases.steps import HostTimes
 
 
 def validate_case(
@@ -33,6 +34,10 @@ def validate_case(
     ] = None,
     sensitivity: Annotated[
         bool, typer.Option(help="Also simulate with what was not recorded changed.")
+    ] = False,
+    steps: Annotated[
+        bool,
+        typer.Option(help="Also measure what steps took above their kernels, by kind of step."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the figures as CSV files.")
@@ -60,11 +65,16 @@ def validate_case(
     crossed = [] if profile else list(others_load(found.scores, found.costs))
     if len(found.scores) > 1:
         show(*all_parts(found.scores, crossed))
+    above, untold = _above_kernels(found) if steps or docs else ([], [])
+    if steps:
+        from simkv.proof.validation.cases.show import steps_parts
+
+        show(*steps_parts(above, untold))
     if out:
         from simkv.proof.validation.cases.files import write_scores
 
         make_folder(out)
-        written = write_scores(out, found.scores, found.changed)
+        written = write_scores(out, found.scores, found.changed, above)
         show(f"\nWritten to {out}: {', '.join(written)}")
     if docs:
         from simkv.proof.validation.budgets.pairs import made
@@ -72,7 +82,7 @@ def validate_case(
 
         make_folder(docs.parent)
         pairs = list(made(_tables(folders, calibration)))
-        names = write_docs(docs, found.scores, found.changed, crossed, pairs)
+        names = write_docs(docs, found.scores, found.changed, crossed, pairs, above)
         show(f"\nWritten to {docs.parent}: {', '.join(names)}")
     for reason in found.unusable:
         complain(reason)
@@ -129,6 +139,19 @@ def _judged(
                 found.unusable.append(error)
             advance()
     return found
+
+
+def _above_kernels(found: _Judged) -> tuple[list[HostTimes], list[str]]:
+    """What the steps of the cases took above their kernels, and why some do not tell."""
+    from simkv.proof.validation.cases.steps import host_times
+
+    told, untold = [], []
+    for scored in found.scores:
+        try:
+            told.append(host_times(scored.case, found.costs[scored.case.name]))
+        except InputError as error:
+            untold.append(str(error))
+    return told, untold
 
 
 def _tables(folders: list[Path], given: Path | None) -> list[Path]:

@@ -16,6 +16,7 @@ from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows
 from simkv.proof.validation.cases.score import STATISTICS, Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.cases.show import TITLES, case_rows
+from simkv.proof.validation.cases.steps import STEPS, HostTimes, step_cells, step_words
 from simkv.proof.validation.compared import Compared, markdown
 from simkv.report.style import BLUE, DARK, GREY, RED, SLATE, WIDTH, house_style, save
 
@@ -30,6 +31,7 @@ def write_docs(
     changed: dict[str, list[Otherwise]],
     crossed: Sequence[Crossed] = (),
     pairs: Sequence[Pair] = (),
+    above: Sequence[HostTimes] = (),
 ) -> list[str]:
     """Write the page to ``path`` and the picture beside it; returns the files' names."""
     picture = path.with_name("validation.png")
@@ -47,6 +49,8 @@ def write_docs(
             crossed="\n".join(markdown(CROSSED, crossed_rows(crossed), 2)),
             budgets="\n".join(table(pairs)),
             near=near(pairs),
+            steps="\n".join(markdown(STEPS, step_cells(above), 2)),
+            words="\n".join(f"- {step_words(one)}" for one in above),
             cases=cases,
         ),
     )

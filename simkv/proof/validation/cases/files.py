@@ -13,6 +13,7 @@ from simkv.costs.hardware.catalog import known_gpu
 from simkv.proof.validation.cases.case import METRICS
 from simkv.proof.validation.cases.score import Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
+from simkv.proof.validation.cases.steps import HostTimes, step_rows
 from simkv.proof.validation.compared import Compared
 
 #: Columns of error_records.csv (github.com/inference-sim/sim-to-real-accuracy-validation).
@@ -41,7 +42,10 @@ _SHOWN = {"ttft_ms": "ttft", "tpot_ms": "itl", "e2e_ms": "e2e"}
 
 
 def write_scores(
-    folder: Path, scores: Sequence[Score], sensitivity: dict[str, list[Otherwise]]
+    folder: Path,
+    scores: Sequence[Score],
+    sensitivity: dict[str, list[Otherwise]],
+    above: Sequence[HostTimes] = (),
 ) -> list[str]:
     """Write all tables to ``folder`` (which exists); returns the files' names."""
     tables = {
@@ -51,8 +55,10 @@ def write_scores(
     }
     if any(sensitivity.values()):
         tables["sensitivity.csv"] = sensitivity_rows(sensitivity)
-    else:
-        (folder / "sensitivity.csv").unlink(missing_ok=True)
+    if above:
+        tables["steps.csv"] = step_rows(above)
+    for name in {"sensitivity.csv", "steps.csv"} - set(tables):
+        (folder / name).unlink(missing_ok=True)
     for name, table in tables.items():
         with writing(folder / name) as new:
             table.to_csv(new, index=False, float_format="%.6g", lineterminator="\n")

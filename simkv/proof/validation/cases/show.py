@@ -13,6 +13,7 @@ from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, r
 from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows
 from simkv.proof.validation.cases.score import STATISTICS, Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
+from simkv.proof.validation.cases.steps import STEPS, HostTimes, step_cells, step_words
 from simkv.proof.validation.compared import Compared
 
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "queue"}
@@ -124,3 +125,17 @@ def case_rows(s: Score) -> list[list[str]]:
             mape = "" if per.origin_mape is None else f"{per.origin_mape:.2f}"
             rows.append(["", origin, "", *theirs, mape])
     return rows
+
+
+def steps_parts(above: Sequence[HostTimes], untold: Sequence[str]) -> Iterator[RenderableType]:
+    """What steps took above their kernels, by case and kind of step, as a table and in words."""
+    yield Text("\nAbove the kernels, by kind of step", "bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in STEPS:
+        table.add_column(column, justify="left" if column in STEPS[:2] else "right")
+    for row in step_cells(above):
+        table.add_row(*map(escape, row))
+    yield table
+    yield from map(step_words, above)
+    for reason in untold:
+        yield f"not told: {reason}"

@@ -74,7 +74,7 @@ def replay(
     Its executor may be ``changed``. Raises InputError if the engine would refuse its requests.
     """
     executors: list[SimulatedExecutor] = []
-    sent = [replace(r, arrival=r.arrival + profile.front_s) for r in _requests(case)]
+    sent = [replace(r, arrival=r.arrival + profile.front_s) for r in requests_of(case)]
 
     def make(env: simpy.Environment, rank: int) -> Engine:
         executors.append(SimulatedExecutor(profile))
@@ -236,7 +236,7 @@ def _blocks(case: Case) -> tuple[int, list[str]]:
     return blocks, [f"num_gpu_blocks was not recorded: {blocks}, {how}"]
 
 
-def _requests(case: Case) -> list[Request]:
+def requests_of(case: Case) -> list[Request]:
     """The requests as sent, in the order of the record."""
     found = read_trace(case.table).requests()
     lengths = case.requests["prompt_tokens"].tolist()
