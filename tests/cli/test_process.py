@@ -15,6 +15,7 @@ import simkv
 from tests.conftest import ROOT
 
 #: Sends itself an interrupt when it is about to import its n-th module, or some time later.
+#: A process that a shell started in the background would ignore it, so that is undone first.
 INTERRUPTED = """
 import os, signal, sys
 class Interrupts:
@@ -23,6 +24,7 @@ class Interrupts:
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupts())
 from simkv.__main__ import main
 main()
