@@ -51,7 +51,6 @@ def run(
     that decides instead: 0 if all of it comes true, 1 if not. 2 is bad input.
     """
     from simkv.report.files import check_run_folder
-    from simkv.report.junit import write_junit
     from simkv.scenario.load import load
     from simkv.scenario.packaged import find
 
@@ -104,6 +103,8 @@ def run(
         write_perfetto(perfetto, parts_of(results), name)
         show(f"Written {perfetto}: open it with ui.perfetto.dev")
     if junit:
+        from simkv.report.junit import write_junit
+
         write_junit(junit, {name: checks})
     if not exit_zero:
         raise typer.Exit(exit_code(results.values(), checks))

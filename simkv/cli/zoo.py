@@ -17,7 +17,6 @@ def zoo(
 ) -> None:
     """Replay public incidents of starvation; exit 1 if one does not come out as expected."""
     from simkv.proof.zoo import replay
-    from simkv.report.junit import write_junit
     from simkv.scenario.packaged import incidents
 
     if junit:
@@ -37,6 +36,8 @@ def zoo(
     if list_:
         return
     if junit:
+        from simkv.report.junit import write_junit
+
         write_junit(junit, results)
     bad = sum(not check.ok for checks in results.values() for check in checks)
     total = sum(len(checks) for checks in results.values())

@@ -10,6 +10,7 @@ from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder, replacing, write_text
+from simkv.core.table import write_rows
 from simkv.core.version import __version__
 from simkv.measure.result import Result
 from simkv.report.published import Comparison
@@ -103,13 +104,8 @@ def _write_rows(
     columns: Sequence[str] | None = None,
 ) -> None:
     """A table of all variants' rows; ``columns`` where there may be none."""
-    import pandas as pd
-
     rows = [row for name, result in results.items() for row in rows_of(name, result)]
-    frame = pd.DataFrame(rows, columns=None if columns is None else list(columns))
-    if "by" in frame:
-        frame["by"] = frame["by"].astype("Int64")
-    frame.to_csv(file, index=False, lineterminator="\n")
+    write_rows(file, rows, columns)
 
 
 def _write_all(folder: Path, results: dict[str, Result], comparisons: Sequence[Comparison]) -> None:

@@ -27,7 +27,7 @@ def stream(seed: int, *purpose: int) -> np.random.Generator:
 class Strict(BaseModel):
     """A part of a scenario file: no unknown fields, no guessing of types, never changed."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 def locate(name: str, info: ValidationInfo) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from simkv.costs.lines import between, bracket
 from simkv.costs.operators.curve import Curve, curve_of, never_falling
 from simkv.costs.operators.tables import TableStore, cleaned, first_ranked
@@ -27,6 +25,8 @@ def gemm(store: TableStore, form: str, n: int, k: int, flops: float) -> Curve | 
     rows_here, others = store.rows("gemm", where), store.rows("gemm", where, anyone=True)
     if rows_here is None:
         return None
+    import pandas as pd
+
     own = first_ranked(rows_here)
     others = rows_here if others is None else pd.concat([rows_here, others])
     found = cleaned(own, others, ("n", "k", "m"), lambda r: 2e3 / flops * r["m"] * r["n"] * r["k"])

@@ -1,0 +1,50 @@
+"""What a command may import: a run costs its simulation, and none of what it does not use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import sys
+from simkv.__main__ import main
+sys.argv[0] = "simkv"
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+finally:
+    print(*sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+#: What takes long to import, of what simkv installs.
+HEAVY = {"junitparser", "matplotlib", "numpy", "pandas", "pyarrow", "pydantic", "rich"}
+HEAVY |= {"ruamel", "scipy", "simpy", "torch"}
+SIMULATING = {"numpy", "pydantic", "ruamel", "simpy"}
+SCENARIO = """
+name: tiny
+engine: {name: vllm, num_gpu_blocks: 1000, max_model_len: 8192}
+profile: unit-step
+workload: {requests: [{arrival: 0, prompt_tokens: 100, output_tokens: 10}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        ("--help", set()),
+        ("run tiny.yaml --no-plots --steps --ledger", SIMULATING | {"rich"}),
+        ("explain tiny.yaml", SIMULATING),
+        ("blocks --help", {"pydantic"}),  # by way of typer
+        ("policies", SIMULATING),
+    ],
+)
+def test_a_command_imports_no_more_than_it_uses(
+    words: str, allowed: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(SCENARIO)
+    command = [sys.executable, "-c", CODE, *words.split()]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert HEAVY & set(run.stderr.split()) <= allowed
