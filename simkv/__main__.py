@@ -13,6 +13,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Entry point: an interrupt at any moment ends in one line and exit code 130."""
     code: object = INTERRUPTED
+    sys.unraisablehook = _once_more
     try:
         code = _command()
     except KeyboardInterrupt:
@@ -22,6 +23,17 @@ def main() -> None:
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is to say how it ended
     sys.exit(code)  # type: ignore[arg-type]
+
+
+def _once_more(lost: sys.UnraisableHookArgs) -> None:
+    """An interrupt in a callback of the import system is lost; it comes again a moment later."""
+    if lost.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(lost)
+        return
+    import signal
+
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
 
 
 def _command() -> object:

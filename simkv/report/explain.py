@@ -14,6 +14,7 @@ from simkv.loop.record import Life, Record
 from simkv.measure.result import Result
 from simkv.report.story import behind, requests, served
 from simkv.why.blame import Preemption
+from simkv.why.gave_up import told
 from simkv.why.ledger import WORDS, Kind, Tile, runs, totals
 
 WIDTH = 100
@@ -85,6 +86,8 @@ def story_of(name: str, result: Result, request: int) -> Iterator[str]:
     for verdict in found.verdicts:
         if request in verdict.requests:
             yield from _text(verdict.text, f"{verdict.name}: ")
+    if lacked := record.shortfalls.get(request):
+        yield from _text(f"Timed out, not starved: {told(lacked, asked)}.")
     yield ""
     teller = _Teller(result)
     for line in _elide(tiles):

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -36,7 +38,7 @@ from simkv.search.knobs import assignment
 COLOURS = (BLUE, RED, "#009E73", PURPLE, DARK)
 STROKES = ("-", "--", ":")
 MARKERS = "osD^vPX"
-#: More lines than this are all grey, for nobody could tell them apart.
+#: Nobody could tell more lines than this apart: they are coloured by the knob that matters most.
 MOST_LINES = len(COLOURS) * len(STROKES)
 #: From such a ratio of the greatest value to the least an axis is logarithmic.
 DECADES = 30.0
@@ -189,19 +191,17 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
         axes = figure.add_subplot()
         handles: list[Any] = []
         places = _places(axes, list(points[plot.knob]))
-        for number, line in enumerate(lines):
-            stroke, hue = divmod(number, len(COLOURS))
-            few = len(lines) <= MOST_LINES
-            colour, style = (COLOURS[hue], STROKES[stroke]) if few else ("#999999", "-")
-            look: dict[str, Any] = {
-                "color": colour,
-                "marker": MARKERS[number % len(MARKERS)],
-                "linestyle": style,
-            }
+        few = len(lines) <= MOST_LINES
+        told = others if few else [_matters_most(points, others, plot.figure)]
+        looks: dict[str, dict[str, Any]] = {}
+        labels = [", ".join(_setting(name, line[name].iloc[0]) for name in told) for line in lines]
+        for label in dict.fromkeys(labels):
+            looks[label] = _look(len(looks), len(set(labels)))
+        for label, line in zip(labels, lines, strict=True):
+            look = looks[label]
             _draw_line(axes, line, plot, places, look if not sampled else {**look, "linestyle": ""})
-            if others and few:
-                label = ", ".join(_setting(name, line[name].iloc[0]) for name in others)
-                handles.append(Line2D([], [], **look, label=label))
+        if others:
+            handles += [Line2D([], [], **look, label=label) for label, look in _ends(looks)]
         if points["unserved"].any():
             handles.append(_hollow())
         axes.set_xlabel(plot.knob)
@@ -212,6 +212,34 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
         seeds = f", mean of {repeats} seeds, 95 % confidence" if repeats > 1 else ""
         title_and_legend(figure, f"{plot.figure} by {plot.knob}{many}{seeds}", handles)
         return save(figure, folder / plot.file)
+
+
+def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> str:
+    """The knob between whose values the means of a figure lie farthest apart."""
+
+    def apart(knob: str) -> float:
+        found = points.groupby(points[knob].map(repr))[figure].mean()
+        return float(found.max() - found.min())
+
+    return max(knobs, key=apart)
+
+
+def _look(number: int, of: int) -> dict[str, Any]:
+    """A line that is unlike the others; of many it has its place on a scale from dark to light."""
+    stroke, hue = divmod(number, len(COLOURS))
+    if of > MOST_LINES:
+        colour = to_hex(colormaps["viridis"](0.9 * number / (of - 1)))
+        return {"color": colour, "marker": "o", "linestyle": "-"}
+    marker = MARKERS[number % len(MARKERS)]
+    return {"color": COLOURS[hue], "marker": marker, "linestyle": STROKES[stroke]}
+
+
+def _ends(looks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """All of them, or of a scale the ends and some in between."""
+    rows = list(looks.items())
+    if len(rows) <= MOST_LINES:
+        return rows
+    return [rows[round(part / 6 * (len(rows) - 1))] for part in range(7)]
 
 
 def _setting(knob: str, value: Any) -> str:

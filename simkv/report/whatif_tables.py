@@ -124,6 +124,9 @@ def whatif_parts(found: WhatIf, everything: bool = False) -> Iterator[Renderable
     if same := found.judged("changes nothing"):
         at_work = {effect.change.field for effect in effects}
         yield f"Changes nothing: {_fields((effect.change for effect in same), at_work)}"
+    if found.skipped:
+        at_work = {effect.change.field for effect in found.effects}
+        yield (f"Not tried, as milder ones served ever fewer: {_fields(found.skipped, at_work)}")
     if found.refused:
         allowed = {effect.change.field for effect in found.effects}
         yield f"Not allowed: {_fields((change for change, _ in found.refused), allowed)}"
@@ -234,6 +237,7 @@ def whatif_json(found: WhatIf) -> dict[str, Any]:
             }
             for effect in found.effects
         ],
+        "skipped": [{"field": c.field, "after": c.after} for c in found.skipped],
         "refused": [
             {"field": change.field, "after": change.after, "why": why}
             for change, why in found.refused

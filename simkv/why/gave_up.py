@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf, log
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from simkv.core.figures import seconds
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Scheduler
-from simkv.costs.load import Load, pairs
+from simkv.costs.load import Executor, Load, pairs
 from simkv.loop.record import Life, Record, Shortfall
 from simkv.loop.world import Change, ReplicaSpec, ScenarioRun, executor_of, serve_scenario
 from simkv.scenario.scenario import Scenario
@@ -96,9 +97,13 @@ class World:
             sent=Clients([replace(shape.request, timeout=None)]),
         ).record
 
+    @cached_property
+    def _executors(self) -> Sequence[Executor]:
+        return [executor_of(self.scenario, spec, self.changed) for spec in self.replicas]
+
     def by_profile(self, shape: AloneShape) -> float:
         """About how long the request takes alone (s): a prefill, and decodes at their mean."""
-        executor = executor_of(self.scenario, self.replicas[shape.replica], self.changed)
+        executor = self._executors[shape.replica]
         prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
         prefill = executor.run(Load(1, prompt, 0, 0, 0, pairs(prompt, 0), 1))
         decode = executor.run(Load(0, 0, 0, 1, prompt + decodes // 2, 0, 1)) if decodes else 0.0

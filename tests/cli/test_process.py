@@ -55,6 +55,16 @@ def test_an_interrupt_at_any_import_is_one_line(tmp_path: Path, moment: int) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupt_in_a_callback_is_not_lost(tmp_path: Path) -> None:
+    """Python drops what a weak reference's callback raises, and the import system has such."""
+    kill = "os.kill(os.getpid(), signal.SIGINT)"
+    lost = f"weak = weakref.ref(type('X', (), {{}})(), lambda _: {kill}); gc.collect()"
+    program = INTERRUPTED.replace(kill, lost).replace("import os,", "import gc, weakref, os,")
+    ran = python("-c", program, "20", "run", "mistralrs-six", "--no-plots", folder=tmp_path)
+    assert (ran.returncode, ran.stdout) == (130, "")
+    assert ran.stderr == "simkv: interrupted; nothing was written\n"
+
+
 def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
     for command in ("policies", "schema", "zoo --list", "trace formats", "--help"):
         ran = python(folder=tmp_path, shell=f"{command} | head -1; exit ${{PIPESTATUS[0]}}")

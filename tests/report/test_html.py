@@ -566,6 +566,23 @@ def test_the_buttons_save_files(browser: Browser, file: Path, tmp_path: Path) ->
     assert text.startswith("variant,kind,seconds_in_all,seconds_per_request\nbefore,")
 
 
+def test_an_address_that_is_a_script_is_no_link(browser: Browser, folder: Path) -> None:
+    """One that came past the check of scenario files; and a click on every link runs nothing."""
+    result = run_file(folder / "starving.yaml")["before"]
+    hostile = {
+        "report": "javascript:document.title='caught'",
+        "summary": "[x](javascript:alert(1))",
+    }
+    scenario = result.scenario.model_copy(update=hostile)
+    write_html(folder / "hostile.html", {"before": replace(result, scenario=scenario)})
+    page = opened(browser, folder / "hostile.html")
+    links = "[...document.querySelectorAll('a[href]')]"
+    page.run(f"{links}.filter(a => a.protocol === 'javascript:').forEach(a => a.click())")
+    assert page.run("document.title") != "caught"
+    assert page.run(f"{links}.map(a => a.protocol).filter(p => p === 'javascript:')") == []
+    assert "javascript:document.title" in page.run("document.body.innerText")
+
+
 def test_zooming_one_figure_zooms_all_that_share_the_time(browser: Browser, file: Path) -> None:
     page = opened(browser, file)
     page.run(

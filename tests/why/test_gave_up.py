@@ -13,6 +13,7 @@ from simkv.core.outcome import Outcome
 from simkv.measure.expect import check, exit_code
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
+from simkv.report.explain import story_of
 from simkv.scenario.scenario import Scenario
 from simkv.why import gave_up
 from simkv.why.gave_up import WAITED
@@ -68,6 +69,8 @@ def test_who_is_too_long_for_its_timeout_has_timed_out_though_it_waited() -> Non
         "one request timed out; request 1 takes 9 s alone, its timeout is 6 s; it lacked 5 s, "
         "and company had cost it 2 s"
     )
+    told = " ".join(story_of("run", result, 1)).split("Timed out, not starved: ")[1]
+    assert told.startswith("alone it takes 9 s, its timeout is 6 s; it lacked 5 s, and company")
 
 
 def test_alone_in_the_world_a_request_times_out_and_company_cost_it_nothing() -> None:

@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from simkv.costs.erring import Side
 from simkv.scenario.objectives import figures
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import Advance, Bench
-from simkv.search.jobs import Job, RunsFailed, Summary
+from simkv.search.jobs import RunsFailed, Summary
 from simkv.search.plan.case import Candidates, Condition
 from simkv.search.seeds import with_form
 from simkv.workload.workload import Workload, clients
 
-#: The rates that are tried, as multiples of the scenario's own.
-FACTORS = (0.5, 0.8, 1.0, 1.25, 1.6)
-#: Those that are tried after them, one by one, until a run misses an objective.
-FARTHER = (2.5, 4.0, 6.4)
+#: Rates as multiples of the scenario's own that are tried one by one until an objective is missed.
+UPWARDS = (1.25, 1.6, 2.5, 4.0, 6.4)
+#: Those that are tried one by one, if it is missed at once, until none is.
+DOWNWARDS = (0.8, 0.5)
 
 
 @dataclass(frozen=True)
@@ -81,22 +82,39 @@ def cliff(
     candidate: int,
     conditions: Sequence[Condition],
     bench: Bench,
-    factors: Sequence[float] = FACTORS,
     advance: Advance | None = None,
 ) -> list[AtRate]:
     """Try a candidate at other rates; nothing if its clients have none. Raises RunsFailed.
 
-    Beyond ``factors`` it goes on until the cliff: a rate at which an objective is missed.
+    Upwards until an objective is missed, or where that is so at once downwards until none is; each
+    side of the profile's error by itself, but none beyond where the profile misses it.
     """
     base = case.scenario(candidate)
     if at_rate(base, 1.0) is None:
         return []
-    points = _at(case, base, conditions, bench, factors, advance)
-    for factor in FARTHER:
-        if not all(one.holds(point.values) for point in points for one in case.objectives):
-            break
-        points += _at(case, base, conditions, bench, [factor], advance)
-    return points
+
+    def tried(factor: float, sides: Sequence[Side | None]) -> list[AtRate]:
+        wanted = [condition for condition in conditions if condition.side in sides]
+        return _at(case, base, wanted, bench, factor, advance)
+
+    def holding(points: Sequence[AtRate]) -> dict[Side | None, bool]:
+        found: dict[Side | None, bool] = {}
+        for point in points:
+            holds = all(one.holds(point.values) for one in case.objectives)
+            found[point.condition.side] = holds and found.get(point.condition.side, True)
+        return found
+
+    points = tried(1.0, [condition.side for condition in conditions])
+    at_once = holding(points)
+    for factors, until in ((UPWARDS, False), (DOWNWARDS, True)):
+        left = [side for side, holds in at_once.items() if holds is not until]
+        for factor in factors:
+            if not left or (factors is UPWARDS and None not in left):
+                break
+            here = tried(factor, left)
+            points += here
+            left = [side for side, holds in holding(here).items() if holds is not until]
+    return sorted(points, key=lambda point: (point.factor, conditions.index(point.condition)))
 
 
 def _at(
@@ -104,21 +122,18 @@ def _at(
     base: Scenario,
     conditions: Sequence[Condition],
     bench: Bench,
-    factors: Sequence[float],
+    factor: float,
     advance: Advance | None,
 ) -> list[AtRate]:
-    jobs: dict[tuple[float, Condition], Job] = {}
-    for factor in factors:
-        scenario = base if factor == 1.0 else at_rate(base, factor)
-        assert scenario is not None
-        for condition in conditions:
-            jobs[factor, condition] = case.job_of(case.tried(scenario, condition))
+    scenario = base if factor == 1.0 else at_rate(base, factor)
+    assert scenario is not None
+    jobs = {one: case.job_of(case.tried(scenario, one)) for one in conditions}
     failed = bench.run(jobs.values(), advance)
     if failed:
         raise RunsFailed(f"{len(failed)} runs at other rates failed: {next(iter(failed.values()))}")
     rate = rate_of(base)
     return [
         AtRate(factor, factor * rate, condition, summary, figures(summary))
-        for (factor, condition), job in jobs.items()
+        for condition, job in jobs.items()
         for summary in [bench.done[job.digest]]
     ]

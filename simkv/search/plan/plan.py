@@ -17,7 +17,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.search.bench import Advance, Bench
 from simkv.search.plan.board import Board, Question, settle
 from simkv.search.plan.case import Condition, Number
-from simkv.search.plan.cliff import FACTORS, AtRate, cliff
+from simkv.search.plan.cliff import AtRate, cliff
 from simkv.search.plan.prepare import Prepared
 from simkv.search.plan.price import Cost, cost_of
 from simkv.search.plan.search import edge, surprises
@@ -127,7 +127,7 @@ def make_plan(prepared: Prepared, bench: Bench, advance: Advance | None = None) 
             for side in (None, *prepared.error.factors)
             for repeat in range(prepared.repeats)
         ]
-        points = cliff(prepared.case, shown, conditions, bench, FACTORS, advance)
+        points = cliff(prepared.case, shown, conditions, bench, advance)
     held_back = None
     if elsewhere:
         there = elsewhere.known

@@ -35,6 +35,12 @@ class Change:
     before: Any
     after: Any
 
+    @property
+    def limits(self) -> bool:
+        """Whether it is one of several limits on what has none, or is off."""
+        among = type(self.after) is int and self.after in INSTEAD_OF_NOTHING
+        return among and not self.before and self.kind != "rule"
+
     def __str__(self) -> str:
         same = ", in the same memory" if self.field == "block_size" else ""
         return f"{self.field}: {_word(self.before)} -> {_word(self.after)}{same}"

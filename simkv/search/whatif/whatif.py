@@ -58,14 +58,15 @@ class Effect:
 class WhatIf:
     """All changes that were tried, the best first; ``by`` names the figure if one was asked for.
 
-    ``refused`` are changes that the engine does not allow, and why. ``best`` is the first one that
-    fixes or helps, or None.
+    ``refused`` are changes that the engine does not allow, and why; ``skipped`` are tighter limits
+    than two that served ever fewer. ``best`` is the first effect that fixes or helps, or None.
     """
 
     base: Figures
     by: str | None
     effects: tuple[Effect, ...]
     refused: tuple[tuple[Change, str], ...]
+    skipped: tuple[Change, ...]
     runs: int
 
     @property
@@ -95,13 +96,43 @@ def whatif(
         else:
             tried.append((change, job))
     tell(f"{len(tried)} changes")
-    found = evaluator.evaluate_all(job for _, job in tried)
-    effects = [
-        _effect(change, base, figures, by)
-        for (change, _), figures in zip(tried, found, strict=True)
-    ]
-    effects = _ranked(effects, by)
-    return WhatIf(base, by, tuple(effects), tuple(refused), evaluator.runs)
+    found = _by_turns(tried, base, evaluator)
+    effects = [_effect(change, base, figures, by) for change, figures in found.items()]
+    skipped = tuple(change for change, _ in tried if change not in found)
+    return WhatIf(base, by, tuple(_ranked(effects, by)), tuple(refused), skipped, evaluator.runs)
+
+
+def _by_turns(
+    tried: list[tuple[Change, Job]], base: Figures, evaluator: Evaluator
+) -> dict[Change, Figures]:
+    """What came of the changes: the values of one limit one after the other, the mildest first.
+
+    Tighter ones are left out after two that each served fewer than what came before.
+    """
+    found: dict[Change, Figures] = {}
+    limits: dict[str, list[tuple[Change, Job]]] = {}
+    turn: list[tuple[Change, Job]] = []
+    for change, job in tried:
+        (limits.setdefault(change.field, []) if change.limits else turn).append((change, job))
+    while turn or any(limits.values()):
+        turn += [row.pop() for row in limits.values() if row]  # they begin with the tightest
+        jobs = [job for _, job in turn]
+        found.update(zip((c for c, _ in turn), evaluator.evaluate_all(jobs), strict=True))
+        for field, row in limits.items():
+            served = [
+                base,
+                *(figures for change, figures in found.items() if change.field == field),
+            ]
+            if row and _ever_fewer(served[-3:]):
+                row.clear()
+        turn = []
+    return found
+
+
+def _ever_fewer(figures: list[Figures]) -> bool:
+    """Whether each of three runs served fewer than the one before."""
+    served = [run["finished"] for run in figures]
+    return len(served) == 3 and served[0] > served[1] > served[2]
 
 
 def _effect(change: Change, base: Figures, figures: Figures, by: str | None) -> Effect:

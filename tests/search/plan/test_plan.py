@@ -16,7 +16,7 @@ from simkv.core.errors import InputError
 from simkv.measure.peak import peak
 from simkv.scenario.objectives import figures, parse_objective
 from simkv.search.plan.board import Board
-from simkv.search.plan.cliff import FACTORS, FARTHER
+from simkv.search.plan.cliff import UPWARDS
 from simkv.search.plan.uncertain import Answers
 
 CACHE = "engine.num_gpu_blocks=64..288:16"
@@ -169,7 +169,7 @@ def test_the_error_of_the_profile_is_carried_through(small: Path) -> None:
     assert low < high
     assert low <= plan.answer["run"] <= high  # type: ignore[operator]
     assert set(plan.cliff["side"]) == {"", "cheaper", "dearer"}
-    by_side = plan.cliff[plan.cliff["factor"] == 1.6].set_index("side")["ttft_ms.mean"]
+    by_side = plan.cliff[plan.cliff["factor"] == 1.0].set_index("side")["ttft_ms.mean"]
     assert by_side["cheaper"] < by_side[""] < by_side["dearer"]
 
 
@@ -187,15 +187,18 @@ def test_the_cliff_is_the_same_requests_faster(small: Path) -> None:
 
 
 def test_the_cliff_is_looked_for_until_an_objective_is_missed(small: Path) -> None:
-    def factors(bound: str) -> tuple[list[float], bool]:
-        plan = simkv.plan(small, smallest=CACHE, objectives=[bound], repeats=1, jobs=1)
-        return list(plan.cliff["factor"]), bool(plan.cliff["holds"].all())
+    def factors(bound: str, cache: str = CACHE) -> dict[float, bool]:
+        plan = simkv.plan(small, smallest=cache, objectives=[bound], repeats=1, jobs=1)
+        return dict(zip(plan.cliff["factor"], plan.cliff["holds"], strict=True))
 
-    assert factors("ttft_ms.p99<=1000000") == ([*FACTORS, *FARTHER], True)
-    reached, holds = factors("ttft_ms.p99<=300")
-    assert not holds
-    assert reached[: len(FACTORS)] == list(FACTORS)
-    assert len(reached) < len(FACTORS) + len(FARTHER)
+    assert factors("ttft_ms.p99<=1000000") == dict.fromkeys([1.0, *UPWARDS], True)
+    *near, edge = factors("ttft_ms.p99<=300").items()
+    assert near
+    assert all(holds for _, holds in near)
+    assert not edge[1]
+    first, *slower = reversed(factors("ttft_ms.p99<=100", f"{CACHE.split('=')[0]}=80,81").items())
+    assert first == (1.0, False)
+    assert [factor for factor, _ in slower] in ([0.8], [0.8, 0.5])
 
 
 def test_survive_holds_with_one_replica_failing_at_the_peak(small: Path) -> None:

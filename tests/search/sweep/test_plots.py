@@ -159,3 +159,13 @@ def test_no_two_lines_look_alike_and_a_legend_is_as_wide_as_the_picture() -> Non
         figure.draw_without_rendering()
     (legend,) = figure.legends
     assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_of_many_lines_the_knob_that_matters_most_has_the_colours(frame: pd.DataFrame) -> None:
+    """Forty settings of two knobs: ``b`` moves the figure, ``c`` hardly does."""
+    rows = [{"engine.b": b, "engine.c": c, E2E: 100.0 * b + c} for b in range(4) for c in range(10)]
+    points = pd.DataFrame(rows)
+    assert sweep_pictures._matters_most(points, ["engine.c", "engine.b"], E2E) == "engine.b"
+    looks = {str(number): sweep_pictures._look(number, 40) for number in range(40)}
+    assert len({look["color"] for look in looks.values()}) == 40
+    assert [name for name, _ in sweep_pictures._ends(looks)][::6] == ["0", "39"]

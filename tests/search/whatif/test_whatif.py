@@ -118,6 +118,22 @@ def test_among_changes_of_like_latency_fewer_preemptions_come_first() -> None:
     assert shorter.figures["preemptions"] > 100
 
 
+def test_tighter_limits_are_left_out_once_milder_ones_serve_ever_fewer() -> None:
+    """Five clients with little patience: 256 tokens a step serve them all, 64 some, 16 fewer."""
+    rows = [{"prompt_tokens": 250, "output_tokens": 2} for _ in range(5)]
+    base = scenario({"name": "vllm", "max_model_len": 512}, rows, timeout=9.0)
+    found = ask(base)
+    name = "max_num_scheduled_tokens"
+    tried = {e.change.after: e.figures["finished"] for e in found.effects if e.change.field == name}
+    assert tried[256] > tried[64] > tried[16]
+    assert [change.after for change in found.skipped if change.field == name] == [1, 4]
+    assert "Not tried, as milder ones served ever fewer" in " ".join(
+        part for part in whatif_parts(found) if isinstance(part, str)
+    )
+    after = evaluate(trial(with_knobs(base, max_num_scheduled_tokens=4), HERE))
+    assert after["finished"] <= tried[16]
+
+
 def test_ranking_by_a_figure() -> None:
     found = ask(six(), "longest_stall_s")
     values = [effect.figures["longest_stall_s"] for effect in found.effects]
