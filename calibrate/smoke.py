@@ -111,6 +111,25 @@ def model(given: Options) -> str:
     )
 
 
+def tiles(given: Options) -> str:
+    import json
+
+    from simkv.costs.hardware.shapes import MODELS
+    from simkv.lab.bench import SIZES, SMALL_SIZES, fastest, tried
+    from simkv.lab.machine import machine
+
+    shape, readings = MODELS[given.model], []
+    for one in tried(shape, SIZES if given.device == "cuda" else SMALL_SIZES, given.device):
+        readings.append(one)
+        print(one[2], flush=True)
+    if not readings:
+        return "no kernels run here, so there is nothing to choose from"
+    found = {machine(given.device)["device"]: fastest(readings, shape.head_dim)}
+    text = json.dumps(found, indent=1) + "\n"
+    (given.out / "tiles.json").write_text(text, encoding="utf-8")
+    return f"the fastest are in {given.out}/tiles.json: {found}"
+
+
 class Stage(NamedTuple):
     """What is run, seconds that it may take, and what to look at if it fails."""
 
@@ -126,6 +145,7 @@ STAGES = {
     "graphs": Stage(graphs, 60, "simkv/lab/graphs.py; kernels that read what is padding"),
     "l0": Stage(l0, 60, "simkv/lab/executor.py, serve.py: what decides besides recorded times"),
     "model": Stage(model, 90, "simkv/lab/model.py, graphs.py; memory, if it is short of that"),
+    "tiles": Stage(tiles, 60, "simkv/lab/tiles.py: take out what does not build"),
 }
 
 

@@ -6,7 +6,8 @@ Read in this order; each file is about one thing.
     inputs.py     a batch and its block tables as flat arrays of a fixed size
     cpu_ops.py    norm, rotary positions, paged attention: vectorised torch
     kernels.py    the same as Triton kernels
-    cuda_ops.py   their launchers: grids, tiles, splits
+    tiles.py      how attention is built for each architecture, and what was measured to be best
+    cuda_ops.py   their launchers: grids, splits
     model.py      random weights, and one forward pass over flat inputs
     buckets.py    the sizes that steps are padded to, so that a graph can be captured for each
     graphs.py     the pass over static buffers of these sizes, captured as CUDA graphs

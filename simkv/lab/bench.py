@@ -2,6 +2,7 @@
 
     for row in bench(MODELS["llama-3-8b"], SIZES, "cuda"):
         print(row.what, row.value, row.unit, row.ceiling)
+    tiles = fastest(tried(MODELS["llama-3-8b"], SIZES, "cuda"), head_dim=128)
     rows = list(beside(Anchor(path), MODELS["llama-3-8b"], SIZES, "cuda"))
 
 Attention runs through all layers of the model, so keys and values come from the device's memory and
@@ -12,7 +13,7 @@ dimension and pair of tokens.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from simkv.lab.machine import Ceilings, ceilings
 from simkv.lab.pool import Layout
 from simkv.lab.probes import Limits, Probe
 from simkv.lab.stand import Stand, WithAttention
+from simkv.lab.tiles import AttentionKernel, Tiles, candidates, trying
 
 #: 64 rows with 4,096 tokens of context, and a prompt of 4,096 tokens.
 SIZES = Limits(decodes=64, tokens=4096, context=4096, kv_tokens=64 * 4112 + 8192)
@@ -102,6 +104,46 @@ def _steps(
     for rows in (1, made.limits.decodes):
         taken = 1e3 * median(made.time(Probe("step", (16,) * rows), repeats))
         yield Reading(f"a step of {rows} rows over the time of its weights", taken / floor, "x")
+
+
+def tried(
+    shape: ModelShape, sizes: Limits, device: str, *, repeats: int = 20
+) -> Iterator[tuple[AttentionKernel, Tiles, Reading]]:
+    """Attention with each of the tiles that are worth trying on this device; see tiles.py.
+
+    Nothing on a CPU, whose operations have no tiles.
+    """
+    made = Stand(shape, sizes, device)
+    if not made.on_gpu:
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    itemsize = made.runner.pool.data.element_size()
+    decodes = Probe("decode", (sizes.context,) * sizes.decodes)
+    moved = sizes.decodes * sizes.context * shape.kv_bytes_per_token(itemsize) / 1e9
+    prompt = Probe("prefill", (), ((sizes.tokens, 0),))
+    flops = _flops(shape, sizes.tokens) / 1e12
+    kinds: tuple[tuple[AttentionKernel, Probe, float, str], ...] = (
+        ("decode", decodes, moved, "GB/s"),
+        ("prefill", prompt, flops, "TFLOP/s"),
+    )
+    for kernel, point, work, unit in kinds:
+        for tiles in candidates(kernel, shape.head_dim, itemsize, 10 * major + minor):
+            made.forget()
+            with trying(kernel, tiles):
+                taken = median(made.time(point, repeats))
+            yield kernel, tiles, Reading(f"{kernel} with {tiles}", work / taken, unit)
+
+
+def fastest(
+    readings: Iterable[tuple[AttentionKernel, Tiles, Reading]], head_dim: int
+) -> dict[str, Tiles]:
+    """What ``tiles.json`` says of a device: by kernel and head size the tiles of the best rate."""
+    best: dict[str, tuple[float, Tiles]] = {}
+    for kernel, tiles, reading in readings:
+        name = f"{kernel} {head_dim}"
+        if name not in best or reading.value > best[name][0]:
+            best[name] = (reading.value, tiles)
+    return {name: tiles for name, (_, tiles) in best.items()}
 
 
 def beside(

@@ -1,19 +1,22 @@
 """The operations of ``cpu_ops`` as launches of our own Triton kernels.
 
 Grids and tile sizes depend on the size of the step alone, never on what is in it. There is no
-autotuning: it would make runs differ, and cannot happen inside a graph. The numbers are chosen by
-what compiles without spills for sm_90; see tests/lab/test_kernels.py.
+autotuning: it would make runs differ, and cannot happen inside a graph; see tiles.py. In a grid the
+key-value head comes first, so that programs that run together read the same blocks.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import torch
+from triton.runtime import driver
 
 from simkv.lab import kernels
 from simkv.lab.inputs import Fields, StepSize
+from simkv.lab.tiles import AttentionKernel, Tiles, chosen
 
 #: Programs of a decode launch that keep an H200 busy: four for each of its 132 multiprocessors.
 BUSY = 528
@@ -22,25 +25,23 @@ MOST_SPLITS = 64
 MIXED_ROWS = 32
 
 
-class Tiles(NamedTuple):
-    """How a kernel is built: KV tokens per tile, rows per tile (prefill), warps, stages."""
-
-    tile: int
-    rows: int
-    warps: int
-    stages: int
+def tiles_of(kernel: AttentionKernel, q: torch.Tensor) -> Tiles:
+    """How a kernel is built for these queries, on the device that they are on."""
+    device = _name(q.device) if q.is_cuda else ""
+    return chosen(kernel, q.shape[2], q.element_size(), arch=architecture(), device=device)
 
 
-def decode_tiles(head_dim: int) -> Tiles:
-    """``rows`` is the least height of a matrix operand."""
-    return Tiles(tile=64 if head_dim >= 64 else 32, rows=16, warps=4, stages=3)
+def architecture() -> int:
+    """That of the device, as 90; also where nobody is, as in Triton's interpreter."""
+    try:
+        return int(driver.active.get_current_target().arch)
+    except RuntimeError:
+        return 90
 
 
-def prefill_tiles(head_dim: int) -> Tiles:
-    """``rows`` are queries times heads of the group."""
-    if head_dim >= 64:
-        return Tiles(tile=64, rows=128, warps=8, stages=3)
-    return Tiles(tile=32, rows=64, warps=4, stages=2)
+@lru_cache(maxsize=8)
+def _name(device: torch.device) -> str:
+    return str(torch.cuda.get_device_name(device))
 
 
 def splits_for(size: StepSize, kv_heads: int) -> int:
@@ -152,8 +153,8 @@ def _decode(
     if splits > 1:
         partial = q.new_empty(size.decodes, heads, splits, dim, dtype=torch.float32)
         logsum = q.new_empty(size.decodes, heads, splits, dtype=torch.float32)
-    tiles = decode_tiles(dim)
-    kernels.decode[(size.decodes, kv_heads, splits)](
+    tiles = tiles_of("decode", q)
+    kernels.decode[(kv_heads, size.decodes, splits)](
         q,
         out,
         partial,
@@ -195,10 +196,10 @@ def _prefill(
 ) -> None:
     heads, dim = q.shape[1:]
     kv_heads = keys.shape[2]
-    tiles = prefill_tiles(dim)
+    tiles = tiles_of("prefill", q)
     padded = power_of_two(heads // kv_heads)
     queries = tiles.rows // padded
-    kernels.prefill[(size.tokens // queries + size.prefills, kv_heads)](
+    kernels.prefill[(kv_heads, size.tokens // queries + size.prefills)](
         q,
         out,
         keys,

@@ -63,12 +63,12 @@ def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scal
            block_stride, token_stride, table_stride,
            HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
            BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """One split of one row and key-value head; grid (rows, kv heads, SPLITS).
+    """One split of one row and key-value head; grid (kv heads, rows, SPLITS).
 
     With one split it writes ``out`` [T, H, D]; else ``partial`` [rows, H, SPLITS, D], normalised,
     and ``logsum`` [rows, H, SPLITS], the base-2 logarithm of the softmax's sum, for ``reduce``.
     """
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(length + row)
     if n == 0:
         return
@@ -131,11 +131,11 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
             block_stride, token_stride, table_stride,
             HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
             BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr):  # fmt: skip
-    """QUERIES tokens of one sequence for one key-value head; grid (T // QUERIES + rows, kv heads).
+    """QUERIES tokens of one sequence for one key-value head; grid (kv heads, T // QUERIES + rows).
 
     ``row_seat`` and ``length`` are those of the prefill rows, ``start`` their token slots.
     """
-    program, kv_head = tl.program_id(0), tl.program_id(1)
+    kv_head, program = tl.program_id(0), tl.program_id(1)
     origin = tl.load(start)
     row = 0
     high = rows

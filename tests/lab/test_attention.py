@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,11 +23,19 @@ LENGTHS += [(0, 17), (0, 65), (16, 16), (7, 30), (33, 64), (100, 5), (200, 1), (
 FAR = 2**30  # a block that does not exist: reading it is an error, not a wrong number
 
 
-def case(seed: int, heads: int, kv_heads: int, dim: int, block_size: int, layout: str):
+def case(
+    seed: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    layout: str,
+    lengths: Sequence[tuple[int, int]] = LENGTHS,
+):
     """A random batch: fields, queries, one layer's pool and tables, and what must come out."""
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 9))
-    picked = [LENGTHS[i] for i in random.integers(0, len(LENGTHS), count)]
+    picked = [lengths[i] for i in random.integers(0, len(lengths), count)]
     rows = [Row(i, new, context) for i, (context, new) in enumerate(picked)]
     decodes, prefills = split_rows(rows)
     tokens = sum(row.tokens for row in rows)

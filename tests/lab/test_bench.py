@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import chain, cycle, pairwise
 from types import SimpleNamespace
 
@@ -13,12 +14,14 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.hardware.shapes import MODELS
+from simkv.lab import bench as bench_module
 from simkv.lab import cpu_ops, machine
 from simkv.lab.anchor import Anchor
-from simkv.lab.bench import SMALL_SIZES, bench, beside
+from simkv.lab.bench import SMALL_SIZES, bench, beside, fastest, tried
 from simkv.lab.probes import Probe
 from simkv.lab.runner import Runner
 from simkv.lab.stand import Stand, WithAttention
+from simkv.lab.tiles import DECODES, PREFILLS_LARGE, Tiles, chosen
 
 TINY = MODELS["tiny"]
 
@@ -111,6 +114,29 @@ def test_a_library_that_is_none_does_not_cost_the_rest(tmp_path, monkeypatch, ca
     assert done.exit_code == 2
     assert "cannot be loaded" in done.stderr
     assert len(json.loads(out.read_text())) == 3 + 2 * 3 + 2
+
+
+def test_the_fastest_tiles_are_found(monkeypatch):
+    """On a device that is the faster the larger tiles are and the more stages they have."""
+    assert list(tried(TINY, SMALL_SIZES, "cpu")) == []
+    shape = replace(TINY, heads=2, kv_heads=1, head_dim=64)
+    made = Stand(shape, SMALL_SIZES, "cpu")
+    made.on_gpu = True
+    made.runner.pool.data = made.runner.pool.data.bfloat16()
+
+    def time(point, repeats):
+        given = chosen(point.part, 64, 2, arch=90)
+        return [20.0 - given.tile / 10 - given.stages]
+
+    monkeypatch.setattr(made, "time", time)
+    monkeypatch.setattr(bench_module, "Stand", lambda *_: made)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    readings = list(tried(shape, SMALL_SIZES, "cpu"))
+    assert len(readings) == len(DECODES) + len(PREFILLS_LARGE)
+    assert fastest(readings, 64) == {
+        "decode 64": Tiles(64, 16, 4, 5),
+        "prefill 64": Tiles(64, 128, 8, 5),
+    }
 
 
 def test_repeats_end_when_they_tell_nothing_more(monkeypatch):

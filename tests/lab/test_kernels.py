@@ -8,9 +8,7 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,46 +29,15 @@ from tests.laws.plain import plain_scenario
 
 triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.runtime import driver  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
-
-from simkv.lab import cuda_ops, kernels  # noqa: E402
-
-SHAPES = [MODELS["llama-3-8b"], MODELS["qwen2.5-0.5b"]]
-
-
-class NoDriver:
-    """Says that there is a Hopper GPU; that is all it can do."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+from simkv.lab import cuda_ops, kernels, tiles  # noqa: E402
+from simkv.lab.tiles import Tiles, trying  # noqa: E402
+from tests.lab import compiled  # noqa: E402
 
 
 @pytest.fixture
-def built(tmp_path, monkeypatch):
-    """Kernels by name, as they are built by launches that end before the launch itself."""
-    found: dict[str, list[Any]] = {}
-    launch = JITFunction.run
-
-    def build(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
-        found.setdefault(self.__name__, []).append(kernel)
-        return kernel
-
-    for kernel in vars(kernels).values():
-        if isinstance(kernel, JITFunction):
-            kernel.device_caches.clear()
-    monkeypatch.setattr(JITFunction, "run", build)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(driver, "_active", NoDriver())
-    return found
+def built():
+    with compiled.compiling(90) as found:
+        yield found
 
 
 def run_steps(shape: Any, block_size: int) -> None:
@@ -87,45 +54,67 @@ def run_steps(shape: Any, block_size: int) -> None:
     runner.launch([Row(0, 1, 31), Row(1, 30, 0)], {0, 1}, tables)
 
 
-def resources(kernel: Any) -> dict[str, int]:
-    """What the assembler says of a kernel: registers, bytes of stack and of local memory."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {name: int(n) for name, n in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
-
-
-@pytest.mark.parametrize("block_size", [16, 1])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_kernels_build_for_hopper_without_spills(shape, block_size, built):
-    run_steps(shape, block_size)
+def test_all_kernels_build_for_hopper_without_spills(built):
+    run_steps(MODELS["llama-3-8b"], 16)
     names = {"decode", "reduce", "prefill", "add_norm", "rotate_and_store", "silu_mul"}
     assert built.keys() == names
     for name in names:
         for kernel in {id(kernel): kernel for kernel in built[name]}.values():
-            found = resources(kernel)
-            assert (found["STACK"], found["LOCAL"]) == (0, 0), (name, found)
-            # Of decode programs, of four warps, four fit a multiprocessor's registers.
-            assert found["REG"] <= 128 or name != "decode", found
-    assert all("wgmma" in kernel.asm["ptx"] for kernel in built["prefill"])
+            assert compiled.wrong_with(name, kernel, 90) == []
     assert all("mma" in kernel.asm["ptx"] for kernel in built["decode"])
     assert all("cp.async" in kernel.asm["ptx"] for kernel in built["decode"])
 
 
-def test_spills_are_seen(built, monkeypatch):
-    """With half its warps the prefill kernel has too few registers; the test above would see it."""
-    tiles = cuda_ops.prefill_tiles(128)._replace(warps=4)
-    monkeypatch.setattr(cuda_ops, "prefill_tiles", lambda head_dim: tiles)
-    run_steps(MODELS["llama-3-8b"], 16)
-    assert any(resources(kernel)["STACK"] > 0 for kernel in built["prefill"])
+#: Architecture, shape, block size and dtype; `python -m tests.lab.compiled` has all.
+BUILDS = [
+    (80, 0, 16, torch.bfloat16),
+    (86, 0, 16, torch.bfloat16),
+    (89, 1, 1, torch.bfloat16),
+    (90, 1, 1, torch.bfloat16),
+    (100, 0, 16, torch.bfloat16),
+    (120, 0, 16, torch.bfloat16),
+    (120, 0, 16, torch.float32),
+]
+
+
+@pytest.mark.parametrize(("arch", "shape", "block_size", "dtype"), BUILDS, ids=str)
+def test_attention_builds_for_every_architecture(arch, shape, block_size, dtype):
+    """No spill, not more shared memory than there is, ``wgmma`` where there is one."""
+    with compiled.compiling(arch) as built:
+        compiled.attend(compiled.SHAPES[shape], block_size, dtype, compiled.MIXED)
+    assert built.keys() == {"decode", "reduce", "prefill"}
+    for name, found in built.items():
+        wide = dtype == torch.float32
+        assert compiled.wrong_with(name, found[0], arch, wide=wide) == []
+
+
+def test_spills_and_too_much_shared_memory_are_seen():
+    """Half the warps have too few registers, and five stages are too large for a small GPU."""
+    with compiled.compiling(90) as built, trying("prefill", Tiles(64, 128, 4, 5)):
+        compiled.attend(MODELS["llama-3-8b"], 16, torch.bfloat16, StepSize(512, 0, 16))
+    (kernel,) = built["prefill"]
+    spills, shared = compiled.wrong_with("prefill", kernel, 86)
+    assert spills.startswith("spills")
+    assert shared.endswith("bytes of shared memory, sm_86 has 101376")
+
+
+def test_the_fastest_measured_is_taken_on_that_device(tmp_path, monkeypatch):
+    given = {"NVIDIA X": {"decode 128": [64, 16, 4, 5]}}
+    monkeypatch.setattr(tiles, "measured", lambda: given)
+    assert tiles.chosen("decode", 128, 2, arch=90, device="NVIDIA X") == Tiles(64, 16, 4, 5)
+    for device, dim, size in (("NVIDIA Y", 128, 2), ("NVIDIA X", 64, 2), ("NVIDIA X", 128, 4)):
+        usual = tiles.candidates("decode", dim, size, 90)[0]
+        assert tiles.chosen("decode", dim, size, arch=90, device=device) == usual
+    with trying("decode", Tiles(1, 2, 3, 4)):
+        assert tiles.chosen("decode", 128, 2, arch=90, device="NVIDIA X") == Tiles(1, 2, 3, 4)
+    assert tiles.shared_memory(103) == tiles.SHARED[100]
 
 
 def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):
     """Else a step in the middle of a run would wait for the compiler."""
+    before = kernels.builds()
     run_steps(MODELS["qwen2.5-0.5b"], 16)
+    assert kernels.builds() - before == len({id(k) for name in built for k in built[name]})
     first = {name: {id(kernel) for kernel in kernels} for name, kernels in built.items()}
     run_steps(MODELS["qwen2.5-0.5b"], 16)
     assert {name: {id(kernel) for kernel in kernels} for name, kernels in built.items()} == first
@@ -145,10 +134,7 @@ def test_no_size_of_a_step_makes_another_build(built):
     }  # fmt: skip
 
 
-def test_builds_while_the_clock_runs_are_counted_and_the_run_is_done_again(monkeypatch, built):
-    before = kernels.builds()
-    run_steps(MODELS["qwen2.5-0.5b"], 16)
-    assert kernels.builds() - before == len({id(k) for name in built for k in built[name]})
+def test_a_run_in_which_a_kernel_was_built_is_done_again(monkeypatch):
     scenario = plain_scenario("vllm", "0.33.0")
     setup = Setup(MODELS["tiny"], graph_tokens=0)
     runner = Runner(setup.shape, runner_config(scenario, setup), setup.device)
