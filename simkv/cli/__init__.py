@@ -12,6 +12,7 @@ from simkv.cli import (
     blocks,
     conform,
     counterfactual,
+    diagnose,
     explain,
     lab,
     plan,
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(report.report)
 app.command()(explain.explain)
+app.command()(diagnose.diagnose)
 app.command()(sweep.sweep)
 app.command()(plan.plan)
 app.add_typer(counterfactual.app)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simkv.cli.common import Junit, Perfetto, progress, show, tell_overruled
 from simkv.core.errors import InputError
 from simkv.core.files import check_file
+
+if TYPE_CHECKING:
+    from simkv.measure.result import Result
 
 
 def run(
@@ -40,6 +43,10 @@ def run(
     ] = False,
     junit: Junit = None,
     perfetto: Perfetto = None,
+    emit: Annotated[
+        str | None,
+        typer.Option(metavar="KINDS", help="Also write what the real server would: vllm-log,otel."),
+    ] = None,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit 0 whoever starved; for those who only look.")
     ] = False,
@@ -63,6 +70,7 @@ def run(
         check_file("--junit", junit)
     if perfetto:
         check_file("--perfetto", perfetto)
+    kinds = _kinds(emit)
     tell_overruled(scenario, set_ or [])
 
     from simkv.measure.expect import check, exit_code
@@ -102,9 +110,28 @@ def run(
 
         write_perfetto(perfetto, parts_of(results), name)
         show(f"Written {perfetto}: open it with ui.perfetto.dev")
+    _emit(folder, results, kinds)
     if junit:
         from simkv.report.junit import write_junit
 
         write_junit(junit, {name: checks})
     if not exit_zero:
         raise typer.Exit(exit_code(results.values(), checks))
+
+
+def _kinds(text: str | None) -> tuple[str, ...]:
+    """What ``--emit`` asks for."""
+    if text is None:
+        return ()
+    from simkv.ingest.emit.files import parse_kinds
+
+    return parse_kinds(text)
+
+
+def _emit(folder: Path, results: dict[str, Result], kinds: tuple[str, ...]) -> None:
+    """Write these kinds of files, and say so."""
+    if kinds:
+        from simkv.ingest.emit.files import emit
+
+        files = emit(folder / "emitted", results, kinds)
+        show(f"Written as the server would: {', '.join(map(str, files))}")

@@ -14,9 +14,13 @@ from simkv.scenario.fields import DECISIVE
 from simkv.scenario.scenario import Scenario
 
 
-def with_knobs(scenario: Scenario, **knobs: Any) -> Scenario:
-    """The scenario with some fields of its engine changed. Raises InputError if it refuses them."""
-    return _with(scenario, "engine", {**asdict(scenario.engine), **knobs}, Path())
+def with_knobs(scenario: Scenario, folder: Path | None = None, /, **knobs: Any) -> Scenario:
+    """The scenario with some fields of its engine changed. Raises InputError if it refuses them.
+
+    Profiles and traces that are files are looked for beside ``folder``.
+    """
+    engine = {**asdict(scenario.engine), **knobs}
+    return _with(scenario, "engine", engine, folder or Path())
 
 
 class NoSuchField(InputError):

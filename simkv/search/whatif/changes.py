@@ -56,7 +56,7 @@ def changes(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Job | In
         yield change, trial(scenario, folder, rules)
     for change, values in _knob_changes(scenario.engine):
         try:
-            yield change, trial(with_knobs(scenario, **values), folder)
+            yield change, trial(with_knobs(scenario, folder, **values), folder)
         except InputError as error:
             yield change, error
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from simkv.workload.rows import Rows
 from simkv.workload.source import Source
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Format:
     """A kind of trace: how it is known by its beginning, and how its rows are read.
 
     ``measured`` reads what a request took from its record, where the format says that; it raises
-    ValueError as ``column: what would be right; found …``.
+    ValueError as ``column: what would be right; found …``. A format whose records are not lines has
+    a ``table`` of all of them in its place (see ``read_measured``).
     """
 
     name: str
@@ -48,3 +52,4 @@ class Format:
     known: Callable[[Head], bool]
     rows: Callable[[Source], Iterator[Rows]]
     measured: Callable[[dict[str, Any]], Measured] | None = None
+    table: Callable[[Source], pd.DataFrame] | None = None

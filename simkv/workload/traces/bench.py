@@ -2,14 +2,14 @@
 
 ``input_lens`` and ``output_lens`` in tokens, ``start_times`` in s, the moment at which a request
 was sent (with ``--max-concurrency`` after it had its turn), ``errors``. The first one sent is time
-0. Requests that failed are left out and counted.
+0. Requests that failed are left out and counted. ``ttfts`` and ``itls`` are in s.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +17,18 @@ from simkv.workload.rows import Flags, Rows
 from simkv.workload.source import SHOWN, Source, json_time, json_whole, served
 from simkv.workload.traces.base import Format, Head
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _LISTS = ("input_lens", "output_lens", "start_times")
 
 
 def _rows(source: Source) -> Iterator[Rows]:
+    yield _of_result(source, _result(source))
+
+
+def _result(source: Source) -> Any:
+    """The result of a file, the last one of several."""
     with source.text() as lines:
         text = lines.read()
     try:
@@ -29,7 +37,38 @@ def _rows(source: Source) -> Iterator[Rows]:
         results = _appended(source, text)
     if len(results) > 1:
         source.tally.notes.append(f"the last of {len(results)} appended results is taken")
-    yield _of_result(source, results[-1])
+    return results[-1]
+
+
+def table(source: Source) -> pd.DataFrame:
+    """A row per request in the order of arrival, as ``read_measured`` tells it; without an answer
+    those that failed."""
+    import pandas as pd
+
+    result = _result(source)
+    rows = _columns(source, result)
+    assert rows.number is not None
+    good = rows.number.tolist()
+    times = [result.get(name) for name in ("ttfts", "itls")]
+    if any(not isinstance(some, list) or len(some) <= max(good, default=-1) for some in times):
+        raise source.error("needs the lists ttfts, itls; they are kept with --save-detailed only")
+    ttfts, itls = times
+    first = np.array([float(ttfts[index] or 0) for index in good])
+    later = np.array([float(sum(itls[index] or ())) for index in good])
+    answered = (rows.output_tokens > 0) & ~_with_error(result, good)
+    steps = np.where(rows.output_tokens > 1, rows.output_tokens - 1, np.nan)
+    read = pd.DataFrame(
+        {
+            "arrival_s": rows.arrival,
+            "prompt_tokens": rows.prompt_tokens,
+            "output_tokens": np.where(answered, rows.output_tokens, 0),
+            "ttft_ms": np.where(answered, 1e3 * first, np.nan),
+            "tpot_ms": np.where(answered, 1e3 * later / steps, np.nan),
+            "e2e_ms": np.where(answered, 1e3 * (first + later), np.nan),
+            "queue_ms": np.nan,
+        }
+    )
+    return read.sort_values("arrival_s", kind="stable", ignore_index=True)
 
 
 def _appended(source: Source, text: str) -> list[Any]:
@@ -41,6 +80,18 @@ def _appended(source: Source, text: str) -> list[Any]:
 
 
 def _of_result(source: Source, result: Any) -> Rows:
+    """The requests that had an answer."""
+    rows = _columns(source, result)
+    assert rows.number is not None
+    good = rows.number.tolist()
+    failed = _with_error(result, good)
+    source.failed("with an error", failed, good)
+    left = [index for index, bad in zip(good, failed, strict=True) if not bad]
+    return served(source, rows.where(~failed), left)
+
+
+def _columns(source: Source, result: Any) -> Rows:
+    """All requests whose values make sense; ``number`` is their place in the lists."""
     if not isinstance(result, dict):
         raise source.error("should be the JSON object of a result")
     missing = [name for name in _LISTS if not isinstance(result.get(name), list)]
@@ -59,16 +110,12 @@ def _of_result(source: Source, result: Any) -> Rows:
     good = [index for index in range(lengths.pop()) if _is_good(source, result, index)]
     columns = ([result[name][index] for index in good] for name in _LISTS)
     prompts, outputs, starts = (np.array(column, np.float64) for column in columns)
-    rows = Rows(
+    return Rows(
         arrival=starts - starts.min() if len(good) else starts,
         prompt_tokens=prompts.astype(np.int64),
         output_tokens=outputs.astype(np.int64),
         number=np.array(good, np.int64),
     )
-    failed = _with_error(result, good)
-    source.failed("with an error", failed, good)
-    left = [index for index, bad in zip(good, failed, strict=True) if not bad]
-    return served(source, rows.where(~failed), left)
 
 
 def _is_good(source: Source, result: dict[str, Any], index: int) -> bool:
@@ -98,4 +145,10 @@ def _known(head: Head) -> bool:
     )
 
 
-BENCH = Format("vllm-bench", "results of vllm bench serve --save-detailed (JSON)", _known, _rows)
+BENCH = Format(
+    "vllm-bench",
+    "results of vllm bench serve --save-detailed (JSON)",
+    _known,
+    _rows,
+    table=table,
+)

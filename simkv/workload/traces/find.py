@@ -16,12 +16,15 @@ from simkv.workload.traces.bench import BENCH
 from simkv.workload.traces.blis import BLIS, data_file
 from simkv.workload.traces.burstgpt import BURSTGPT
 from simkv.workload.traces.case import CASE
+from simkv.workload.traces.genai_perf import GENAI_PERF
+from simkv.workload.traces.guidellm import GUIDELLM
 from simkv.workload.traces.llmservingsim import CAPTURE, LLMSERVINGSIM
 from simkv.workload.traces.mapped import mapped
 from simkv.workload.traces.mooncake import MOONCAKE
 from simkv.workload.traces.own import SIMKV, lacks
 from simkv.workload.traces.parquet import PARQUET
 from simkv.workload.traces.servegen import SERVEGEN, is_client_file
+from simkv.workload.traces.spans import SPANS
 from simkv.workload.traces.splitwise import SPLITWISE
 from simkv.workload.traces.vidur import VIDUR, VIDUR_OLD
 
@@ -38,6 +41,9 @@ FORMATS = (
     LLMSERVINGSIM,
     CAPTURE,
     AIPERF,
+    SPANS,
+    GENAI_PERF,
+    GUIDELLM,
     BLIS,
     SPLITWISE,
     BENCH,

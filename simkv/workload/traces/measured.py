@@ -12,17 +12,22 @@ from simkv.workload.source import Source
 from simkv.workload.traces.find import find_format
 
 
-def read_measured(path: Path) -> pd.DataFrame:
+def read_measured(path: Path, source: Source | None = None) -> pd.DataFrame:
     """A row per served request, in the file's order: arrival_s, prompt_tokens, output_tokens, and
     ttft_ms, tpot_ms, e2e_ms, queue_ms as measured (NaN where they are not); queued_s, from when
     TTFT and E2E count, where the format has it.
 
-    Raises InputError if the file cannot be used or its format has no measured times.
+    Formats with a ``table`` may have more: start_s (since 1970), request (its id), max_tokens,
+    prefill_ms, gave_up_s, and requests without an answer (output_tokens 0). ``source`` is read in
+    place of a new one of the file. Raises InputError if the file cannot be used or its format has
+    no measured times.
     """
     form, path = find_format(path)
+    source = source or Source(path)
+    if form.table is not None:
+        return form.table(source)
     if form.measured is None:
         raise InputError(f"{path}: {form.name} has no measured times of requests")
-    source = Source(path)
     rows = list(form.rows(source))
     records = _records(source, path)
     found = []

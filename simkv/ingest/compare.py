@@ -1,0 +1,162 @@
+"""Observed beside simulated, and whether the one is the other's likeness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simkv.ingest.replay import at_times
+from simkv.loop.record import Record
+
+Floats = npt.NDArray[np.float64]
+#: Moments at which a record without a log is looked at.
+MOMENTS = 200
+#: A mean that is off by more is another incident; so is a queue time that is off by more than
+#: ``QUEUE`` of itself and ``OF_E2E`` of the E2E.
+MEAN, TAIL, QUEUE, OF_E2E = 0.15, 0.25, 0.3, 0.1
+#: Requests in the system, on the mean: off by more than this share, and by more than one.
+PRESENT = 0.3
+FIGURES = (("e2e_ms", "E2E"), ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("queue_ms", "queued"))
+
+
+@dataclass(frozen=True)
+class Matched:
+    """A figure observed and simulated, in s (or requests), and whether they agree."""
+
+    name: str
+    observed: float
+    simulated: float
+    agrees: bool
+
+    @property
+    def off(self) -> float:
+        """Relative error of the simulated one."""
+        return self.simulated / self.observed - 1 if self.observed else 0.0
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """What agrees and what does not; ``moments`` is the table over time (t_s, and observed_ and
+    simulated_ running, waiting and usage)."""
+
+    lines: tuple[Matched, ...]
+    moments: pd.DataFrame
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether all that decides agrees."""
+        return all(line.agrees for line in self.lines)
+
+    @property
+    def missed(self) -> list[Matched]:
+        """What does not agree."""
+        return [line for line in self.lines if not line.agrees]
+
+
+def compare(
+    record: Record,
+    simulated: pd.DataFrame,
+    observed: pd.DataFrame,
+    series: pd.DataFrame | None,
+    origin: float,
+) -> Likeness:
+    """``simulated`` and ``observed`` are of the same requests in the same order, in ms; ``origin``
+    is time 0 of the record on the clock of the ``series``."""
+    moments = _moments(record, observed, series, origin)
+    lines = [*_latencies(simulated, observed), *_answers(simulated, observed)]
+    return Likeness((*lines, *_presence(moments)), moments)
+
+
+def _latencies(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[Matched]:
+    found = []
+    whole = observed["e2e_ms"].mean() / 1e3
+    for column, name in FIGURES:
+        both = (
+            pd.DataFrame(
+                {"seen": observed[column].to_numpy(), "made": simulated[column].to_numpy()}
+            ).dropna()
+            / 1e3
+        )
+        if not len(both):
+            continue
+        seen, made = float(both["seen"].mean()), float(both["made"].mean())
+        apart = abs(made - seen)
+        if column == "e2e_ms":
+            agrees = apart <= MEAN * seen
+        elif column == "tpot_ms":
+            agrees = apart <= TAIL * seen
+        else:
+            agrees = apart <= QUEUE * seen or apart <= OF_E2E * whole
+        found.append(Matched(f"{name} mean (s)", seen, made, bool(agrees)))
+        if column == "e2e_ms":
+            seen, made = float(both["seen"].quantile(0.9)), float(both["made"].quantile(0.9))
+            found.append(Matched("E2E p90 (s)", seen, made, abs(made - seen) <= TAIL * seen))
+    return found
+
+
+def _answers(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[Matched]:
+    """Requests without an answer, where there are any."""
+    seen = int((observed["output_tokens"] == 0).sum())
+    made = int(simulated["e2e_ms"].isna().sum())
+    if not seen and not made:
+        return []
+    agrees = abs(seen - made) <= max(0.25 * seen, 1) and (seen > 0) == (made > 0)
+    return [Matched("without an answer (requests)", seen, made, agrees)]
+
+
+def _presence(moments: pd.DataFrame) -> list[Matched]:
+    if not len(moments):
+        return []
+    found = []
+    for name in ("running", "waiting"):
+        both = moments[[f"observed_{name}", f"simulated_{name}"]].dropna()
+        seen, made = both.mean().tolist() if len(both) else (0.0, 0.0)
+        whole = moments[["observed_running", "observed_waiting"]].sum(axis="columns").mean()
+        agrees = abs(made - seen) <= max(PRESENT * whole, 1.0)
+        found.append(Matched(f"{name}, on the mean (requests)", seen, made, bool(agrees)))
+    return found
+
+
+def _moments(
+    record: Record, observed: pd.DataFrame, series: pd.DataFrame | None, origin: float
+) -> pd.DataFrame:
+    """Running, waiting and cache over time by both; by the requests where there is no log."""
+    if series is not None and len(series):
+        summed = series.groupby("t_s")[["running", "waiting"]].sum()
+        usage = series.groupby("t_s")["usage"].mean()
+        at = np.asarray(summed.index.to_numpy(np.float64) - origin)
+        seen = summed.assign(usage=usage).reset_index(drop=True)
+    else:
+        begin, scheduled, end = _known(observed, origin)
+        last = float(end[np.isfinite(end)].max()) if np.isfinite(end).any() else 1.0
+        at = np.linspace(0.0, last, MOMENTS)
+        running = _count(scheduled, end, at)
+        waiting = _count(begin, np.where(np.isfinite(scheduled), scheduled, end), at)
+        seen = pd.DataFrame({"running": running, "waiting": waiting, "usage": np.nan})
+        if observed["queue_ms"].isna().all():
+            seen[["running", "waiting"]] = np.nan
+    made = at_times(record, at)
+    return pd.concat(
+        [
+            pd.Series(at, name="t_s"),
+            seen.add_prefix("observed_"),
+            made.add_prefix("simulated_"),
+        ],
+        axis="columns",
+    )
+
+
+def _known(observed: pd.DataFrame, origin: float) -> tuple[Floats, Floats, Floats]:
+    begin = (observed["t_s"] - origin).to_numpy(np.float64)
+    queue = (observed["queue_ms"] / 1e3).to_numpy(np.float64)
+    return begin, begin + queue, begin + (observed["e2e_ms"] / 1e3).to_numpy(np.float64)
+
+
+def _count(start: Floats, end: Floats, at: Floats) -> Floats:
+    """How many of some intervals are open at some times."""
+    good = np.isfinite(start) & np.isfinite(end)
+    begun = np.searchsorted(np.sort(start[good]), at, "right")
+    return np.asarray(begun - np.searchsorted(np.sort(end[good]), at, "right"), np.float64)

@@ -1,0 +1,1 @@
+"""A run written down as the real server would have: what the readers read, and nothing more."""

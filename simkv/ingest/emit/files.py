@@ -1,0 +1,76 @@
+"""``simkv run --emit``: a run's log, spans, metrics and client's results as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from simkv.core.errors import InputError, nearest
+from simkv.core.files import make_folder, write_text
+from simkv.ingest.emit.bench import bench
+from simkv.ingest.emit.otel import spans
+from simkv.ingest.emit.vllm_log import Wanted, vllm_log
+from simkv.measure.result import Result
+from simkv.schedulers.vllm.config import VllmConfig
+
+#: What can be written, and the files.
+KINDS = {
+    "vllm-log": "vllm.log",
+    "vllm-log-requests": "vllm.log",
+    "vllm-log-iterations": "vllm.log",
+    "otel": "spans.jsonl",
+    "bench": "bench.json",
+}
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """The kinds in ``vllm-log,otel``. Raises InputError for one that is not known."""
+    kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InputError(
+                f"--emit {kind}: is not known{nearest(kind, KINDS)}; expected {', '.join(KINDS)}"
+            )
+    return kinds
+
+
+def emit(folder: Path, results: Mapping[str, Result], kinds: Sequence[str]) -> list[Path]:
+    """Write each variant's files into a folder of its own in ``folder``; returns them.
+
+    Raises InputError for a variant that is not of the engine whose log is asked for, or a fleet.
+    """
+    _check(results, kinds)
+    written = []
+    for variant, result in results.items():
+        target = folder / variant
+        make_folder(target)
+        for kind in _once(kinds):
+            text = "".join(f"{line}\n" for line in _lines(result, kind, kinds))
+            write_text(target / KINDS[kind], text)
+            written.append(target / KINDS[kind])
+    return written
+
+
+def _check(results: Mapping[str, Result], kinds: Sequence[str]) -> None:
+    for variant, result in results.items():
+        engine = result.scenario.engine
+        if result.fleet is not None:
+            raise InputError(f"--emit: {variant} is a fleet; only single engines are written")
+        if engine.name != "vllm" and any(kind != "bench" for kind in kinds):
+            raise InputError(f"--emit: {variant} is {engine.name}; vLLM's files are its own")
+
+
+def _once(kinds: Sequence[str]) -> list[str]:
+    """The kinds, one for each file."""
+    return list({KINDS[kind]: kind for kind in kinds}.values())
+
+
+def _lines(result: Result, kind: str, kinds: Sequence[str]) -> Iterator[str]:
+    if kind == "otel":
+        return spans(result.record)
+    if kind == "bench":
+        return iter([bench(result.record)])
+    config = result.scenario.engine
+    assert isinstance(config, VllmConfig)
+    wanted = Wanted("vllm-log-requests" in kinds, "vllm-log-iterations" in kinds)
+    return vllm_log(result.record, config, wanted)

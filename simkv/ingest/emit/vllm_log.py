@@ -1,0 +1,184 @@
+"""A run as vLLM's log of that release: its start, the stats line every 10 s, and what can be
+switched on besides, lines of requests (``--enable-log-requests``) and of iterations
+(``--enable-logging-iteration-details``, from 0.14 on).
+
+The forms are those of the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``, ``v1/engine/core.py``,
+``entrypoints``); ``tests/ingest/test_forms.py`` has the wheels write lines of their own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from simkv.core.outcome import Outcome
+from simkv.core.told import told
+from simkv.ingest.emit.clock import stamp
+from simkv.ingest.emit.otel import request_name
+from simkv.loop.record import Record
+from simkv.schedulers.vllm.config import VllmConfig
+
+#: Seconds between two stats lines (``VLLM_LOG_STATS_INTERVAL``), and before the engine is ready.
+EVERY, START = 10.0, 60.0
+#: Requests over which the hit rate of the prefix cache is told.
+RECENT = 1000
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Lines beside those that every server writes."""
+
+    requests: bool = False
+    iterations: bool = False
+
+
+def vllm_log(record: Record, config: VllmConfig, wanted: Wanted | None = None) -> Iterator[str]:
+    """The lines of a log, in the order of time."""
+    wanted = wanted or Wanted()
+    minor = int(config.variant.split("-")[0].split(".")[1])
+    lines = [*_start(config, minor, wanted), *_stats(record, minor)]
+    if wanted.requests:
+        lines += _requests(record, minor)
+    if wanted.iterations and minor >= 14:
+        lines += _iterations(record, minor)
+    for at, text in sorted(lines, key=lambda line: line[0]):
+        yield _prefix(at, minor) + text
+
+
+def _prefix(at: float, minor: int) -> str:
+    process = "(APIServer pid=1) " if minor >= 11 else ""
+    return f"{process}INFO {stamp(at, '%m-%d %H:%M:%S')} "
+
+
+def _start(config: VllmConfig, minor: int, wanted: Wanted) -> Iterator[tuple[float, str]]:
+    version = config.variant.partition("-")[0]
+    if minor >= 19:
+        yield -START, f"[utils.py:302] vLLM server version {version}, serving model simulated"
+    else:
+        yield -START, f"[api_server.py:1839] vLLM API server version {version}"
+    yield -START, f"[utils.py:233] non-default args: {_args(config, wanted)!r}"
+    budget = config.max_num_batched_tokens
+    yield (
+        -START + 1,
+        f"[scheduler.py:239] Chunked prefill is enabled with max_num_batched_tokens={budget}.",
+    )
+    size = f"GPU KV cache size: {config.num_gpu_blocks * config.block_size:,} tokens"
+    longest = config.max_model_len
+    times = config.num_gpu_blocks * config.block_size / longest
+    many = f"Maximum concurrency for {longest:,} tokens per request: {times:.2f}x"
+    if minor >= 33:
+        yield -1.0, f"[kv_cache_utils.py:1146] {size}, {many}"
+    else:
+        yield -1.0, f"[kv_cache_utils.py:1087] {size}"
+        yield -1.0, f"[kv_cache_utils.py:1091] {many}"
+
+
+def _args(config: VllmConfig, wanted: Wanted) -> dict[str, Any]:
+    """What the server was started with beyond its defaults, under the names of its flags."""
+    found: dict[str, Any] = {"model": "simulated"}
+    about = told(VllmConfig)
+    for one in fields(config):
+        source = about[one.name].source.split(",")[0] if one.name in about else ""
+        value = getattr(config, one.name)
+        always = one.name in ("max_num_seqs", "max_model_len", "num_gpu_blocks")
+        if source.startswith("--") and (always or value != one.default):
+            found[source.removeprefix("--").replace("-", "_")] = value
+    if wanted.requests:
+        found["enable_log_requests"] = True
+    if wanted.iterations:
+        found["enable_logging_iteration_details"] = True
+    return found
+
+
+def _stats(record: Record, minor: int) -> Iterator[tuple[float, str]]:
+    """A line every ``EVERY`` seconds, unless this interval and the one before were idle."""
+    log = record.steps
+    prompts, outputs = _prompts(record), _outputs(record)
+    recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
+    preempted = sorted(at for life in record.lives.values() for at in life.preempted_at)
+    busy_before, end = False, record.end + EVERY
+    # A stalled engine goes on telling that requests wait, if anything was computed before.
+    for tick in range(1, int(end // EVERY) + 2):
+        low, high = (tick - 1) * EVERY, tick * EVERY
+        prompt = sum(new for at, new, _, _ in prompts if low < at <= high)
+        recent.extend((hit, asked) for at, _, hit, asked in prompts if low < at <= high)
+        output = bisect_right(outputs, high) - bisect_right(outputs, low)
+        busy = prompt + output > 0
+        if busy or busy_before:
+            row = bisect_right(log.decided, high) - 1
+            over = row < 0 or (high > log.end[-1] and record.standstill is None)
+            running = 0 if over else log.running[row]
+            waiting = 0 if over else log.waiting[row]
+            usage = 0.0 if over else 1 - log.free_blocks[row] / record.num_blocks
+            asked = sum(tokens for _, tokens in recent)
+            hits = sum(hit for hit, _ in recent) / asked if asked else 0.0
+            taken = bisect_right(preempted, high) - bisect_left(preempted, low)
+            more = f", Preemptions: {taken}" if minor >= 14 and taken else ""
+            yield (
+                high,
+                f"[loggers.py:259] Engine 000: Avg prompt throughput: {prompt / EVERY:.1f} "
+                f"tokens/s, Avg generation throughput: {output / EVERY:.1f} tokens/s, Running: "
+                f"{running} reqs, Waiting: {waiting} reqs{more}, GPU KV cache usage: "
+                f"{100 * usage:.1f}%, Prefix cache hit rate: {100 * hits:.1f}%",
+            )
+        busy_before = busy
+
+
+def _prompts(record: Record) -> list[tuple[float, int, int, int]]:
+    """When each prompt was through, its tokens computed and found in the cache, and all of it."""
+    found = []
+    for life in record.lives.values():
+        if life.first_token is not None:
+            hit = life.chunks[0].context if life.chunks else 0
+            prompt = life.request.prompt_tokens
+            found.append((life.first_token, prompt - hit, hit, prompt))
+    return sorted(found)
+
+
+def _outputs(record: Record) -> list[float]:
+    """When each token was emitted, in order."""
+    ends = record.steps.end
+    found: list[float] = []
+    for life in record.lives.values():
+        for kind, first, last, emits in life.segments:
+            if emits:
+                found += ends[last : last + 1] if kind == "prefill" else ends[first : last + 1]
+    return sorted(found)
+
+
+def _requests(record: Record, minor: int) -> Iterator[tuple[float, str]]:
+    """``Received request``, and ``Aborted request`` for those whose clients gave up."""
+    for life in record.lives.values():
+        request, name = life.request, request_name(life.request.id)
+        params = f"SamplingParams(n=1, temperature=1.0, max_tokens={request.max_tokens})"
+        if minor < 12:
+            ids = f"prompt_token_ids: {[1] * request.prompt_tokens}, prompt_embeds shape: None"
+            text = f"prompt: '', params: {params}, {ids}, lora_request: None."
+        else:
+            text = f"params: {params}, lora_request: None."
+        yield request.arrival, f"[logger.py:44] Received request {name}: {text}"
+        if life.outcome in (Outcome.STARVED, Outcome.TIMED_OUT) and life.ended_at is not None:
+            yield life.ended_at, f"[async_llm.py:500] Aborted request(s) {name}."
+
+
+def _iterations(record: Record, minor: int) -> Iterator[tuple[float, str]]:
+    log = record.steps
+    for row in range(len(log)):
+        decodes, chunks = log.decode_seqs[row], log.prefill_seqs[row]
+        elapsed = 1e3 * (log.end[row] - log.start[row])
+        text = (
+            f"Iteration({row}): {chunks} context requests, {log.prefill_tokens[row]} context "
+            f"tokens, {decodes} generation requests, {decodes} generation tokens, iteration "
+            f"elapsed time: {elapsed:.2f} ms"
+        )
+        if minor >= 27:
+            usage = 100 * (1 - log.free_blocks[row] / record.num_blocks)
+            yield (
+                log.end[row],
+                f"[loggers.py:199] Engine 000: {text}, GPU KV cache usage: {usage:.1f}%",
+            )
+        else:
+            yield log.end[row], f"[core.py:360] {text}"

@@ -1,0 +1,280 @@
+"""The engine's section of the scenario: what the sources tell, what the user says, what is assumed.
+
+A setting has the engine's own name, or that of its flag; ``told`` under each field of the engine's
+config says which flag that is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simkv.core.engine import EngineSpec
+from simkv.core.errors import InputError
+from simkv.core.told import told
+from simkv.costs.hardware.blocks import kv_room
+from simkv.costs.hardware.catalog import find_architecture, find_gpu, known_gpu
+from simkv.costs.hardware.hardware import make_hardware
+from simkv.costs.hardware.setting import setting_of
+from simkv.ingest.evidence import Evidence
+from simkv.schedulers.registry import ENGINES
+
+Floats = npt.NDArray[np.float64]
+#: On a GPU with so much memory (GiB) that is no A100, vllm serve starts with other limits than on
+#: others (vllm/engine/arg_utils.py of 0.9 to 0.33).
+LARGE, OF_LARGE = 70, {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+#: Requests that waited longer than this (s) waited for something.
+WAITED = 0.5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user says of the server: it goes before what its sources tell.
+
+    ``overrides`` are fields of the engine by their names.
+    """
+
+    engine: str | None = None
+    version: str | None = None
+    gpu: str | None = None
+    model: str | None = None
+    tp: int | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """The engine's section, the ``hardware`` as far as it is known, and where each value is from.
+
+    ``assumed`` says of each setting that nobody told what is taken in its place.
+    """
+
+    engine: dict[str, Any]
+    gpu: str | None
+    model: str | None
+    tp: int
+    sources: dict[str, str]
+    assumed: tuple[str, ...]
+
+
+def set_up(evidence: Evidence, asked: Asked) -> ServerSetup:
+    """The server as it was. Raises InputError if its engine is not known or cannot be so."""
+    name = asked.engine or evidence.engine
+    if name is None:
+        raise InputError(
+            "--engine: the sources do not tell which engine it is; expected one of "
+            f"{', '.join(ENGINES)}"
+        )
+    if name not in ENGINES:
+        raise InputError(f"--engine {name}: is not known; expected one of {', '.join(ENGINES)}")
+    if asked.engine and evidence.engine and asked.engine != evidence.engine:
+        raise InputError(f"--engine {name}: {evidence.source} is of {evidence.engine}")
+    return _Maker(ENGINES[name], evidence, asked).made()
+
+
+class _Maker:
+    """Puts the section together, field by field."""
+
+    def __init__(self, spec: EngineSpec, evidence: Evidence, asked: Asked) -> None:
+        self.spec, self.evidence, self.asked = spec, evidence, asked
+        self.names = {one.name for one in fields(spec.config)}
+        self.by_flag = dict(_flags(spec))
+        self.sources: dict[str, str] = {}
+        self.assumed: list[str] = []
+        self.tp = asked.tp or int(self._told("tensor_parallel_size", "tp_size") or 1)
+        self.gpu = asked.gpu
+        self.model = asked.model or _text(self._told("model", "model_path", "model_tag"))
+
+    def made(self) -> ServerSetup:
+        engine: dict[str, Any] = {"name": self.spec.name, "variant": self._variant()}
+        for name, known in self.evidence.settings.items():
+            field_name = name if name in self.names else self.by_flag.get(name)
+            if field_name and known.value is not None and field_name not in ("name", "variant"):
+                engine[field_name] = known.value
+                self.sources[field_name] = known.where
+        if gpu := known_gpu(self.gpu or ""):
+            self._by_gpu(engine, gpu.memory_bytes, gpu.name)
+        for name, value in self.asked.overrides.items():
+            if name not in self.names:
+                raise InputError(f"--set engine.{name}: {self.spec.name} has no such setting")
+            engine[name], self.sources[name] = value, "as given"
+        self._fit_version(engine)
+        self._longest(engine)
+        self._memory(engine)
+        self._tell_defaults(engine)
+        return ServerSetup(
+            self._valid(engine), self.gpu, self.model, self.tp, self.sources, tuple(self.assumed)
+        )
+
+    def _told(self, *names: str) -> Any:
+        known = self.evidence.settings
+        return next((known[name].value for name in names if name in known), None)
+
+    def _variant(self) -> str:
+        """The version's name among the variants; the nearest where it is not modelled."""
+        version = self.asked.version or _text(self._told("version"))
+        newest = [name for name in self.spec.variants if re.fullmatch(r"[\d.]+", name)]
+        if version is None:
+            self.assumed.append(
+                f"the version of {self.spec.name} is not told: {newest[-1]} is assumed (--version)"
+            )
+            return newest[-1]
+        self.sources["variant"] = "as given" if self.asked.version else self._where("version")
+        plain = re.match(r"\d+(\.\d+)*", version.lstrip("v"))
+        for name in (version, plain[0] if plain else version):
+            try:
+                self.spec.naming.variant_of(name)
+                if name in self.spec.variants or self.spec.naming.variant_of(name) != name:
+                    return name
+            except ValueError:
+                continue
+        nearest_one = min(newest, key=lambda name: _distance(name, plain[0] if plain else "0"))
+        self.assumed.append(
+            f"{self.spec.name} {version} is not modelled: {nearest_one} is taken, the nearest"
+        )
+        return nearest_one
+
+    def _where(self, name: str) -> str:
+        return self.evidence.settings[name].where
+
+    def _by_gpu(self, engine: dict[str, Any], memory: int, gpu: str) -> None:
+        if self.spec.name != "vllm" or memory / 2**30 < LARGE or "A100" in gpu:
+            return
+        for name, value in OF_LARGE.items():
+            if name not in engine:
+                engine[name] = value
+                self.sources[name] = f"vLLM's default on {gpu}"
+
+    def _fit_version(self, engine: dict[str, Any]) -> None:
+        """Without the knobs that the version does not have."""
+        lacking = self.spec.lacks.get(self.spec.naming.variant_of(engine["variant"]), ())
+        for name in lacking:
+            if name in engine and self.sources.get(name) != "as given":
+                del engine[name]
+                self.sources.pop(name, None)
+
+    def _longest(self, engine: dict[str, Any]) -> None:
+        """Lengths that were served are allowed."""
+        requests, longest = self.evidence.requests, self.spec.longest
+        if longest is None or requests is None or longest in engine:
+            return
+        most = int((requests["prompt_tokens"] + requests["output_tokens"]).max()) + 1
+        engine[longest] = max(most, int(self._default(longest)))
+        self.assumed.append(
+            f"{longest} is not told: {engine[longest]} is assumed, which lets all of them in"
+        )
+
+    def _memory(self, engine: dict[str, Any]) -> None:
+        """The size of the KV cache: as told, from hardware, or from what requests held."""
+        memory, tokens = self.spec.memory, self._told("kv_tokens")
+        block = int(engine.get(self.spec.block) or self._default(self.spec.block))
+        if engine.get(memory) not in (None, "auto"):
+            return
+        if tokens:
+            engine[memory] = int(tokens) if self.spec.memory_in_tokens else int(tokens) // block
+            self.sources[memory] = self._where("kv_tokens")
+        elif blocks := self._room(engine):
+            engine[memory] = blocks * block if self.spec.memory_in_tokens else blocks
+            self.sources[memory] = f"what {self.gpu} has room for beside {self.model}"
+        else:
+            blocks, why = _held(self.evidence.requests, block)
+            engine[memory] = blocks * block if self.spec.memory_in_tokens else blocks
+            self.assumed.append(
+                f"{memory} is not told: {engine[memory]} is assumed, {why} (the log's "
+                f"beginning tells it, or --gpu and --model, or --set engine.{memory}=N)"
+            )
+        longest = engine.get(self.spec.longest or "")
+        if longest and not self.spec.memory_in_tokens and memory not in self.sources:
+            engine[memory] = max(engine[memory], longest // block + 2)
+
+    def _room(self, engine: dict[str, Any]) -> int:
+        """Blocks that the GPU has room for; 0 if it or the model is not known."""
+        if not (self.gpu and self.model):
+            return 0
+        try:
+            hardware = make_hardware(find_gpu(self.gpu), find_architecture(self.model), tp=self.tp)
+            roomy = {**engine, self.spec.memory: 1 << 24}
+            return kv_room(hardware, setting_of(self.spec.config(**roomy))).num_gpu_blocks
+        except (InputError, ValueError, TypeError):
+            if self.asked.gpu and self.asked.model:
+                raise
+            return 0
+
+    def _default(self, name: str) -> Any:
+        return next(one.default for one in fields(self.spec.config) if one.name == name)
+
+    def _tell_defaults(self, engine: dict[str, Any]) -> None:
+        """Settings that decide much and that nobody told."""
+        decisive = (
+            self.spec.seats,
+            self.spec.block,
+            "max_num_batched_tokens",
+            "chunked_prefill_size",
+        )
+        for name in decisive:
+            if name in self.names and name not in engine:
+                self.assumed.append(f"{name} is not told: {self._default(name)}, the default")
+
+    def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
+        """The section, checked; a start-up check that the server did not make is left out."""
+        try:
+            self.spec.config(**engine)
+        except ValueError as error:
+            if "startup_check" not in self.names:
+                raise InputError(f"the settings that the sources tell: {error}") from error
+            loose = {**engine, "startup_check": False}
+            try:
+                self.spec.config(**loose)
+            except ValueError as other:
+                raise InputError(f"the settings that the sources tell: {other}") from other
+            self.assumed.append(f"the server started although {error}: it did not check that")
+            return loose
+        except TypeError as error:
+            raise InputError(f"the settings that the sources tell: {error}") from error
+        return engine
+
+
+def _flags(spec: EngineSpec) -> Iterator[tuple[str, str]]:
+    """What a flag is called in a log of arguments, and its field."""
+    for name, about in told(spec.config).items():
+        if about.source.startswith("--"):
+            yield about.source.split(",")[0].strip("- ").replace("-", "_"), name
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _distance(name: str, version: str) -> list[int]:
+    """How far apart two versions are, the first number first."""
+    numbers = [[int(part) for part in one.split(".")][:3] for one in (name, version)]
+    return [abs(a - b) for a, b in zip(*numbers, strict=False)]
+
+
+def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
+    """Blocks that requests held at most, by when they ran and how long they were; and in words.
+
+    While somebody waited that is about what there was; if nobody ever did, twice as many are taken
+    to be there.
+    """
+    if requests is None or requests["queue_ms"].isna().all():
+        return 1 << 16, "more than any request asks for"
+    served = requests.dropna(subset=["queue_ms", "e2e_ms"])
+    begin = (served["t_s"] + served["queue_ms"] / 1e3).to_numpy(np.float64)
+    end = (served["t_s"] + served["e2e_ms"] / 1e3).to_numpy(np.float64)
+    prompt = served["prompt_tokens"].to_numpy(np.float64)
+    output = served["output_tokens"].to_numpy(np.float64)
+    peak = 0.0
+    for at in end - 1e-6:
+        runs = (begin <= at) & (at < end)
+        share = (at - begin[runs]) / np.maximum(end[runs] - begin[runs], 1e-9)
+        peak = max(peak, float(np.ceil((prompt[runs] + share * output[runs]) / block).sum()))
+    if (served["queue_ms"] > 1e3 * WAITED).any():
+        return int(peak) + 1, "what requests held while others waited"
+    return 2 * int(peak) + 1, "twice what requests held, for nobody waited"

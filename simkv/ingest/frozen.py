@@ -1,0 +1,104 @@
+"""The steps of one simulation, and what they would have cost at other prices.
+
+Who ran with whom is kept as it was. So the seconds of a request's prefill and decode are sums over
+rows of the step log, and a fit need not simulate again for each price that it tries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.costs.sources.sync import BESIDE
+from simkv.ingest.prices import StepPrices, products
+from simkv.loop.record import Record
+from simkv.why.ledger import Kind, runs
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Per step what it computed, and per request which steps it lived through.
+
+    ``first`` to ``token`` are the rows from when a request was first scheduled to its first token,
+    the row after it to ``last`` those of its decode (-1 where it did not get there); ``came`` is
+    the row in which it arrived, of which the share ``left`` was still to come.
+    """
+
+    prefill_tokens: Floats
+    decode_seqs: Floats
+    context: Floats
+    pairs: Floats
+    prefills: npt.NDArray[np.bool_]
+    first: Ints
+    token: Ints
+    last: Ints
+    came: Ints
+    left: Floats
+
+    @staticmethod
+    def of(record: Record, count: int) -> Frozen:
+        """From the record of a run of ``count`` requests, by their ids."""
+        log = record.steps
+        steps = len(log)
+        context, pairs = np.zeros(steps), np.zeros(steps)
+        starts, ends = np.asarray(log.start), np.asarray(log.end)
+        rows = np.full((4, count), -1, np.int64)
+        left = np.ones(count)
+        for i, life in record.lives.items():
+            emitted = -1
+            for run in runs(life):
+                many = run.last - run.first + 1
+                here = slice(run.first, run.last + 1)
+                if run.kind is Kind.DECODE:
+                    context[here] += run.context + np.arange(many)
+                else:
+                    pairs[run.first] += run.tokens * (run.context + (run.tokens + 1) / 2)
+            for segment in life.segments:
+                if segment.emits and emitted < 0:
+                    emitted = segment.last if segment.kind == "prefill" else segment.first
+            if life.segments:
+                rows[0, i] = life.segments[0].first
+                rows[1, i] = emitted
+                rows[2, i] = life.segments[-1].last
+            came = int(np.searchsorted(ends, life.request.arrival, "right"))
+            rows[3, i] = min(came, steps - 1)
+            if came < steps and starts[came] < life.request.arrival:
+                left[i] = (ends[came] - life.request.arrival) / (ends[came] - starts[came])
+        return Frozen(
+            np.asarray(log.prefill_tokens, np.float64),
+            np.asarray(log.decode_seqs, np.float64),
+            context,
+            pairs,
+            np.asarray(log.prefill_seqs) > 0,
+            rows[0],
+            rows[1],
+            rows[2],
+            rows[3],
+            left,
+        )
+
+    def steps(self, prices: StepPrices) -> Floats:
+        """Seconds of each step at these prices."""
+        decodes = prices.decode_step + prices.decode_seq * self.decode_seqs
+        mixed = products(self.prefill_tokens + self.decode_seqs, prices)
+        mixed = mixed + prices.pair * self.pairs
+        beside = np.where(self.prefills, BESIDE, 1.0) * prices.context * self.context
+        return np.where(self.prefills, mixed, decodes) + beside
+
+    def spans(self, prices: StepPrices) -> tuple[Floats, Floats, Floats]:
+        """Seconds of each request's prefill, decode and time until its first token, waiting
+        included; NaN where it did not get there."""
+        cost = self.steps(prices)
+        total = np.concatenate([[0.0], np.cumsum(cost)])
+        begun, answered = self.first >= 0, (self.first >= 0) & (self.token >= 0)
+        prefill = np.where(answered, total[self.token + 1] - total[self.first], np.nan)
+        decode = np.where(answered, total[self.last + 1] - total[self.token + 1], np.nan)
+        waited = total[self.first] - total[self.came + 1] + self.left * cost[self.came]
+        same = self.came >= self.first  # it came to an idle engine
+        until = np.where(begun, np.where(same, 0.0, waited), np.nan) + prefill
+        return prefill, decode, until

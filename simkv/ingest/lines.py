@@ -1,0 +1,75 @@
+"""Lines of a server's log, of any length of file: without colours, with their time.
+
+A time is the first of ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang) and what a
+container runtime or systemd puts before a line (ISO 8601). The first kind has no year: it is that
+of the other kind in the same line, else ``YEAR``. Times are local ones of whoever wrote them;
+they are counted as if that were UTC, and ``join`` moves them.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simkv.workload.source import Source
+
+#: Where no line tells the year; a leap year, so that every day of the calendar is in it.
+YEAR = 2024
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_TIME = re.compile(
+    r"(?<!\d)(?:(?P<year>20\d\d)[-/])?(?P<month>[01]\d)[-/](?P<day>[0-3]\d)[ T]"
+    r"(?P<clock>[0-2]\d:[0-5]\d:[0-6]\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
+#: A line longer than this is cut: prompts are logged whole.
+LONGEST = 1 << 20
+HALF_A_YEAR = 183 * 86400.0
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """Line ``number`` of a log; ``at`` is its time (s), that of the line before where it has none,
+    None before the first."""
+
+    number: int
+    text: str
+    at: float | None
+
+
+def lines_of(source: Source) -> Iterator[LogLine]:
+    """All lines that are not blank, in order."""
+    at: float | None = None
+    year = YEAR
+    with source.text() as stream:
+        for start, batch in source.batches(stream):
+            for number, raw in enumerate(batch, start):
+                text = raw[:LONGEST].strip()
+                if not text:
+                    continue
+                if "\x1b" in text:
+                    text = _COLOURS.sub("", text)
+                found = list(_TIME.finditer(text[:160]))
+                if found:
+                    told = [int(match["year"]) for match in found if match["year"]]
+                    match = found[-1]
+                    year = told[-1] if told else year
+                    time = _seconds(year, match)
+                    if at is not None and at - time > HALF_A_YEAR and not told:
+                        year += 1  # it went on past New Year
+                        time = _seconds(year, match)
+                    at = time
+                yield LogLine(number, text, at)
+
+
+def _seconds(year: int, match: re.Match[str]) -> float:
+    part = match["part"]
+    fraction = float(f"0.{part[1:]}") if part else 0.0
+    return _second(year, match["month"], match["day"], match["clock"]) + fraction
+
+
+@lru_cache(maxsize=4096)
+def _second(year: int, month: str, day: str, clock: str) -> float:
+    hour, minute, second = map(int, clock.split(":"))
+    return float(timegm((year, int(month), int(day), hour, minute, second)))

@@ -1,0 +1,114 @@
+"""Which flag of the engine would have mended it: what-if over what its operator can really turn.
+
+Single rules of a scheduler cannot be turned, and a setting that is no flag neither. Of changes that
+do about as well the one comes first that takes back what somebody had set: then a switch, then a
+number, then another version; a larger cache, which costs hardware, comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from simkv.core.told import told
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import spec_of
+from simkv.search.whatif.evaluate import Evaluator, Figures
+from simkv.search.whatif.whatif import Effect, whatif
+
+#: Those that come so near to the best in E2E do about as well.
+NEAR = 1.1
+Means = Literal["flag", "version", "memory"]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that helps: the ``flag`` as it is typed, or the version to take."""
+
+    effect: Effect
+    means: Means
+    typed: str
+    to_default: bool
+
+
+@dataclass(frozen=True)
+class Mending:
+    """The run as it was, what would have helped, the best first, and how many were tried."""
+
+    base: Figures
+    remedies: tuple[Remedy, ...]
+    tried: int
+
+    def of(self, means: Means) -> list[Remedy]:
+        """The remedies of one kind."""
+        return [remedy for remedy in self.remedies if remedy.means == means]
+
+
+def mend(
+    scenario: Scenario, evaluator: Evaluator, tell: Callable[[str], None] = lambda _: None
+) -> Mending:
+    """Try every flag, and rank those that fix or help."""
+    found = whatif(scenario, evaluator, tell=tell)
+    possible = [r for effect in found.effects if (r := _remedy(scenario, effect)) is not None]
+    helpful = [r for r in possible if r.effect.judgement in ("fixes", "helps")]
+    return Mending(found.base, tuple(_ranked(helpful)), len(possible))
+
+
+def _remedy(scenario: Scenario, effect: Effect) -> Remedy | None:
+    """The change as an operator would make it; None if he cannot."""
+    change, spec = effect.change, spec_of(scenario.engine)
+    if change.kind == "rule":
+        return None
+    if change.kind == "variant":
+        return Remedy(effect, "version", f"{spec.name} {change.after}", False)
+    source = told(spec.config)[change.field].source
+    flag = source.split(",")[0].strip()
+    if not (flag.startswith("--") or flag.isupper()):
+        return None
+    default = next(one.default for one in fields(spec.config) if one.name == change.field)
+    means: Means = "memory" if change.kind == "memory" else "flag"
+    return Remedy(effect, means, _typed(flag, change.after), change.after == default)
+
+
+def _typed(flag: str, value: Any) -> str:
+    if flag.isupper():
+        return f"{flag}={value}"
+    if value is True:
+        return flag
+    if value is False:
+        return f"--no-{flag.removeprefix('--')}"
+    return f"{flag} {'(left out)' if value is None else value}"
+
+
+def _ranked(remedies: list[Remedy]) -> list[Remedy]:
+    """By requests finished and judgement; of those near the best E2E the plainest first."""
+    groups: dict[tuple[float, bool, bool], list[Remedy]] = {}
+    for remedy in remedies:
+        effect = remedy.effect
+        group = (
+            -effect.figures["finished"],
+            effect.judgement != "fixes",
+            remedy.means == "memory",
+        )
+        groups.setdefault(group, []).append(remedy)
+    return [remedy for group in sorted(groups) for remedy in _by_e2e(groups[group])]
+
+
+def _by_e2e(remedies: list[Remedy]) -> list[Remedy]:
+    """What comes near to the shortest E2E by plainness, then all others by E2E."""
+    shortest = min(remedy.effect.figures["e2e_ms.mean"] for remedy in remedies)
+
+    def rank(remedy: Remedy) -> tuple[Any, ...]:
+        effect = remedy.effect
+        took = effect.figures["e2e_ms.mean"]
+        plain = (
+            not remedy.to_default,
+            ("flag", "version", "memory").index(remedy.means),
+            not isinstance(effect.change.after, bool | str),
+            len(effect.slower) + len(effect.newly_failed),
+            took,
+        )
+        return (0, *plain) if took <= NEAR * shortest else (1, took, *plain)
+
+    return sorted(remedies, key=rank)

@@ -1,0 +1,90 @@
+"""Reading a source of whatever kind: known by its content, never by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.ingest import vllm_log
+from simkv.ingest.evidence import Evidence
+from simkv.workload.source import Selection, Source
+from simkv.workload.traces.find import HEAD_BYTES, find_format, look
+from simkv.workload.traces.measured import read_measured
+
+
+class LogReader(Protocol):
+    """A module that knows a kind of log."""
+
+    def known(self, text: str) -> bool:
+        """Whether lines of this text are its own."""
+
+    def read(self, source: Source) -> Evidence:
+        """All that a log tells."""
+
+
+#: Kinds of text that no trace is; each says whether a piece of text is its own, and reads a file.
+LOGS: tuple[LogReader, ...] = (vllm_log,)
+
+
+def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
+    """What a log, an export or a client's results tell.
+
+    ``advance`` is told how many bytes have been read. Rows that make no sense are left out and
+    counted. Raises InputError, in one line, if the file cannot be read or is nothing that is known.
+    """
+    source = Source(path, Selection(skip_bad=True), advance)
+    head = look(path)
+    if head.kind in ("text", "csv", "yaml"):
+        for reader in LOGS:
+            if reader.known(_beginning(source)):
+                return reader.read(source)
+    try:
+        form, found = find_format(path)
+    except InputError:
+        if head.kind in ("text", "csv", "yaml", "binary"):
+            return _anywhere(path, advance)
+        raise
+    source = Source(found, Selection(skip_bad=True), advance)
+    table = read_measured(found, source)
+    return _of_requests(path, form.name, table, source)
+
+
+def _beginning(source: Source) -> str:
+    with source.text() as lines:
+        return lines.read(HEAD_BYTES)
+
+
+def _anywhere(path: Path, advance: Callable[[int], None] | None) -> Evidence:
+    """A log of which the first part is another program's."""
+    for reader in LOGS:
+        source = Source(path, Selection(skip_bad=True), advance)
+        found = reader.read(source)
+        if found.settings or found.series is not None or found.arrivals is not None:
+            return found
+    raise InputError(
+        f"{path}: nothing that is known: no line of vLLM's log, no spans, no metrics and no "
+        "requests of a client; `simkv diagnose --help` lists what is read"
+    )
+
+
+def _of_requests(path: Path, name: str, table: pd.DataFrame, source: Source) -> Evidence:
+    """Requests with what they took."""
+    wall = "start_s" in table
+    requests = table.assign(t_s=table["start_s"] if wall else table["arrival_s"])
+    notes = [f"{path.name}: {line}" for line in source.tally.lines()]
+    lacks = []
+    if requests["queue_ms"].isna().all():
+        lacks.append(f"{path.name} ({name}) does not tell how long a request was queued")
+    if not requests["output_tokens"].gt(0).any():
+        raise InputError(f"{path}: none of its {len(requests)} requests had an answer")
+    return Evidence(
+        path.name,
+        wall=wall,
+        requests=requests.sort_values("t_s", kind="stable", ignore_index=True),
+        notes=tuple(notes),
+        lacks=tuple(lacks),
+    )

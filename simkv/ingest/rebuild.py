@@ -1,0 +1,132 @@
+"""The workload as it was: arrivals and lengths of each request, where a source has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.ingest.evidence import Evidence
+from simkv.workload.rows import NAME, Pieces, Rows
+from simkv.workload.source import Source
+
+#: A prefix cache that hits less than this is left out.
+FEW_HITS = 0.02
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """Requests in the order of arrival, from time 0 at ``origin`` (s on the clock of the evidence).
+
+    ``observed`` has a row for each, in the same order, with what it took (NaN where not known).
+    """
+
+    rows: Rows
+    origin: float
+    observed: pd.DataFrame
+    notes: tuple[str, ...]
+
+
+def rebuild(evidence: Evidence, source: Source, *, caching: bool = True) -> Rebuilt:
+    """The requests that the sources tell one by one.
+
+    ``source`` names what prompts share; with ``caching`` the hit rate of the log is made a common
+    beginning of all prompts. Raises InputError where no source tells requests.
+    """
+    requests = evidence.requests
+    if requests is None or not len(requests):
+        raise InputError(
+            f"{evidence.source}: tells of no single request; expected spans "
+            "(--otlp-traces-endpoint), a client's results, or metrics with histograms beside it"
+        )
+    notes: list[str] = []
+    whole = _with_missing(requests, evidence.arrivals, notes)
+    whole = _lengths(whole, notes)
+    origin = float(whole["t_s"].iloc[0])
+    rows = Rows(
+        arrival=(whole["t_s"] - origin).to_numpy(np.float64),
+        prompt_tokens=np.maximum(whole["prompt_tokens"].to_numpy(np.int64), 1),
+        output_tokens=whole["emits"].to_numpy(np.int64),
+        max_tokens=whole["max_tokens"].to_numpy(np.int64),
+        timeout=whole["gave_up_s"].to_numpy(np.float64),
+    )
+    share = _hit_share(evidence.series) if caching else 0.0
+    if share > FEW_HITS:
+        rows.pieces = _common(rows, share, source)
+        notes.append(
+            f"prompts are taken to begin alike, for {100 * share:.0f} % of their tokens were found "
+            "in the prefix cache; no source tells which"
+        )
+    return Rebuilt(rows, origin, whole.drop(columns=["emits"]), tuple(notes))
+
+
+def _with_missing(
+    requests: pd.DataFrame, arrivals: pd.DataFrame | None, notes: list[str]
+) -> pd.DataFrame:
+    """All requests in order, those too that are only known to have come."""
+    whole = requests.copy()
+    for name, default in (("max_tokens", 0), ("gave_up_s", np.nan), ("prefill_ms", np.nan)):
+        if name not in whole:
+            whole[name] = default
+    whole["max_tokens"] = whole["max_tokens"].fillna(0).astype(np.int64)
+    if arrivals is not None and "request" in whole:
+        served = set(whole["request"])
+        missing = arrivals[~arrivals["request"].isin(served)]
+        begin, end = whole["t_s"].min(), (whole["t_s"] + whole["e2e_ms"].fillna(0) / 1e3).max()
+        missing = missing[missing["t_s"].between(begin - 1, end + 1)]
+        if len(missing):
+            notes.append(
+                f"{len(missing)} requests came that nothing else is known of; what is not told of "
+                "their lengths is taken to be as of the others in the middle"
+            )
+            whole = pd.concat([whole, missing.assign(output_tokens=0)])
+    return whole.sort_values("t_s", kind="stable", ignore_index=True)
+
+
+def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """With ``emits``, what each request would have emitted, and a limit that is not below it."""
+    answered = whole["output_tokens"] > 0
+    middle = whole[answered][["prompt_tokens", "output_tokens"]].median()
+    emits = whole["output_tokens"].where(answered, whole["max_tokens"])
+    emits = emits.where(emits > 0, middle["output_tokens"]).astype(np.int64)
+    most = whole["max_tokens"]
+    prompts = whole["prompt_tokens"].fillna(0)
+    if (count := int((~answered).sum())) and answered.any():
+        notes.append(
+            f"{count} requests had no answer; they are taken to want as many tokens as they asked "
+            "for, or as others in the middle"
+        )
+    return whole.assign(
+        emits=emits,
+        max_tokens=most.where(most == 0, np.maximum(most, emits)),
+        prompt_tokens=prompts.where(prompts > 0, middle["prompt_tokens"]).astype(np.int64),
+    )
+
+
+def _hit_share(series: pd.DataFrame | None) -> float:
+    """Share of prompt tokens found in the prefix cache, before anybody had to wait.
+
+    A request that is taken up again finds its own blocks, which is no likeness of prompts.
+    """
+    if series is None or "hit_rate" not in series:
+        return 0.0
+    known = series.dropna(subset=["hit_rate"])
+    waited = known.index[(known["waiting"] > 0) | (known["preemptions"] > 0)]
+    before = known if not len(waited) else known.loc[: waited[0] - 1]
+    return float(before["hit_rate"].iloc[-1]) if len(before) else 0.0
+
+
+def _common(rows: Rows, share: float, source: Source) -> Pieces:
+    """A beginning that all prompts have, of so many tokens that ``share`` of all are in it."""
+    stream = source.streams.number("gcommon")
+    prompts = rows.prompt_tokens
+    low, high = 0, int(prompts.max())
+    while low < high:
+        middle = (low + high) // 2
+        if np.minimum(prompts, middle).sum() < share * prompts.sum():
+            low = middle + 1
+        else:
+            high = middle
+    return Pieces.of([[(NAME, stream, 0, min(int(p), low))] if low else [] for p in prompts])

@@ -1,0 +1,84 @@
+"""The incident simulated: what each request took, beside what it was seen to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+from simkv.costs.profile import Profile
+from simkv.loop.record import Record
+from simkv.loop.world import ReplicaSpec, serve_scenario
+from simkv.scenario.scenario import Scenario
+from simkv.workload.clients import Clients
+
+#: What is told of a request, in ms: until it is first scheduled, from there to its first token, to
+#: its first and last token, and between two.
+TOLD = ("queue_ms", "prefill_ms", "ttft_ms", "e2e_ms", "tpot_ms")
+
+
+def simulate(
+    scenario: Scenario, profile: Profile, requests: Sequence[Request] | None = None
+) -> Record:
+    """The record of a run on one engine whose steps cost what ``profile`` says.
+
+    ``requests`` come in place of the scenario's own.
+    """
+    spec = ReplicaSpec(scenario.engine, profile, profile.name)
+    sent = None if requests is None else Clients(requests)
+    return serve_scenario(scenario, [spec], sent=sent).record
+
+
+def times(record: Record, front_s: float = 0.0) -> pd.DataFrame:
+    """A row per request by id, in ms as spans have them; NaN for what it did not reach.
+
+    ``front_s`` is what passes before the engine core has a request; TTFT and E2E count it.
+    """
+    starts = record.steps.start
+    rows = {}
+    for i, life in record.lives.items():
+        begun = starts[life.segments[0].first] if life.segments else np.nan
+        arrival = life.request.arrival
+        first = np.nan if life.first_token is None else life.first_token
+        last = (
+            np.nan
+            if life.last_token is None or life.outcome is not Outcome.FINISHED
+            else life.last_token
+        )
+        steps = life.tokens - 1
+        rows[i] = (
+            begun - arrival,
+            first - begun,
+            first - arrival + front_s,
+            last - arrival + front_s,
+            (last - first) / steps if steps > 0 else np.nan,
+        )
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(TOLD)) * 1e3
+    return table.sort_index()
+
+
+def at_times(record: Record, at: npt.NDArray[np.float64]) -> pd.DataFrame:
+    """Running, waiting and the share of the cache in use at some times (s), as a log tells them."""
+    log = record.steps
+    ends = np.frombuffer(log.decided, np.float64) if len(log) else np.zeros(0)
+    row = np.searchsorted(ends, at, "right") - 1
+    seen = row >= 0
+    row = np.maximum(row, 0)
+
+    def column(values: Sequence[int]) -> npt.NDArray[np.float64]:
+        found = np.asarray(values, np.float64)
+        return np.where(seen, found[row], 0.0) if len(found) else np.zeros(len(at))
+
+    done = np.asarray(log.end, np.float64)
+    over = np.zeros(len(at), bool) if not len(done) else at > done[-1]
+    free = column(log.free_blocks)
+    usage = np.where(seen, 1 - free / record.num_blocks, 0.0)
+    stuck = record.standstill is not None
+    running = np.where(over & ~stuck, 0.0, column(log.running))
+    return pd.DataFrame(
+        {"running": running, "waiting": column(log.waiting), "usage": np.where(over, 0.0, usage)}
+    )

@@ -1,0 +1,149 @@
+"""The four stages, each a function of an incident's folder: read, rebuild, calibrate, explain.
+
+    evidence = read_stage([Path("server.log"), Path("spans.json")], folder)
+    rebuild_stage(folder, Asked())
+    calibrate_stage(folder, Asked())
+    print(explain_stage(folder, Asked()).five)
+
+Each reads the files that the one before has left there (see ``folder``), and leaves those alone
+that are there already: a file that its user has changed stays, one that is deleted is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from simkv.core.errors import InputError
+from simkv.core.files import disk_errors, write_text
+from simkv.core.request import Request
+from simkv.costs.profile import Profile, load_profile
+from simkv.ingest import folder as files
+from simkv.ingest.calibrate import calibrate
+from simkv.ingest.compare import compare
+from simkv.ingest.engine import Asked, ServerSetup, set_up
+from simkv.ingest.evidence import Evidence
+from simkv.ingest.explain import Answer, answer, refuse, waiting
+from simkv.ingest.join import join
+from simkv.ingest.mend import mend
+from simkv.ingest.picture import write_picture
+from simkv.ingest.read import read
+from simkv.ingest.rebuild import Rebuilt, rebuild
+from simkv.ingest.replay import times
+from simkv.measure.simulate import run_scenario
+from simkv.report.html import write_html
+from simkv.scenario.load import load
+from simkv.scenario.scenario import Scenario
+from simkv.search.whatif.evaluate import Evaluator
+from simkv.workload.source import Source
+from simkv.workload.traces.own import used_columns, write_file
+from simkv.workload.workload import clients
+
+#: What stands in for step costs until they are known.
+UNKNOWN = "unit-step"
+STAGES = ("read", "rebuild", "calibrate", "explain")
+Tell = Callable[[int, int], None]
+
+
+def read_stage(
+    inputs: Sequence[Path], folder: Path, advance: Callable[[int], None] | None = None
+) -> Evidence:
+    """All that the sources tell, joined; stage 1. Raises InputError if one cannot be used."""
+    evidence = join([read(path, advance) for path in inputs])
+    files.write_evidence(folder, evidence)
+    return evidence
+
+
+def rebuild_stage(folder: Path, asked: Asked) -> tuple[Rebuilt, ServerSetup]:
+    """The workload and the server as they were; stage 2."""
+    evidence = files.read_evidence(folder)
+    setup = set_up(evidence, asked)
+    source = Source(folder / files.WORKLOAD)
+    caching = setup.engine.get("enable_prefix_caching") is not False
+    rebuilt = rebuild(evidence, source, caching=caching)
+    if not (folder / files.WORKLOAD).is_file():
+        with disk_errors(folder / files.WORKLOAD, "written"):
+            columns = used_columns(rebuilt.rows, ["arrival"])
+            write_file(folder / files.WORKLOAD, [rebuilt.rows], columns, source)
+    if not (folder / files.SCENARIO).is_file():
+        there = (folder / files.PROFILE).is_file()
+        profile = files.PROFILE if there else UNKNOWN
+        files.write_scenario(folder, setup, profile, rebuilt.notes)
+    return rebuilt, setup
+
+
+def calibrate_stage(folder: Path, asked: Asked, tell: Tell = lambda _done, _total: None) -> Profile:
+    """What steps cost; stage 3."""
+    if (folder / files.PROFILE).is_file():
+        return load_profile(files.PROFILE, folder)
+    rebuilt, setup = rebuild_stage(folder, asked)
+    scenario, requests = _scenario(folder)
+    _same(rebuilt, requests, folder)
+    profile = calibrate(scenario, requests, rebuilt.observed, setup, tell)
+    write_text(folder / files.PROFILE, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
+    text = (folder / files.SCENARIO).read_text(encoding="utf-8")
+    write_text(
+        folder / files.SCENARIO, text.replace(f"profile: {UNKNOWN}", f"profile: {files.PROFILE}")
+    )
+    return profile
+
+
+def explain_stage(
+    folder: Path,
+    asked: Asked,
+    *,
+    workers: int = 1,
+    tick: Callable[[], None] = lambda: None,
+    try_flags: bool = True,
+) -> Answer:
+    """Simulate, compare, and say whom it hit, why, and what mends it; stage 4."""
+    profile = calibrate_stage(folder, asked)
+    rebuilt, setup = rebuild_stage(folder, asked)
+    evidence = files.read_evidence(folder)
+    scenario, requests = _scenario(folder)
+    _same(rebuilt, requests, folder)
+    result = run_scenario(scenario, folder)
+    simulated = times(result.record, profile.front_s).reindex(range(len(requests)))
+    observed = rebuilt.observed
+    likeness = compare(result.record, simulated, observed, evidence.series, rebuilt.origin)
+    _write_compared(folder, likeness.moments, observed, simulated)
+    notes = [*evidence.notes, *rebuilt.notes, *result.notes]
+    if not likeness.reproduced:
+        found = refuse(likeness, setup, evidence, notes)
+    else:
+        mending = None
+        ill = bool(result.diagnosis.verdicts) or waiting(result).share > 0
+        if try_flags and ill:
+            with Evaluator(folder, workers, tick=tick) as evaluator:
+                mending = mend(scenario, evaluator)
+        found = answer(result, observed, likeness, mending, setup, evidence, notes)
+        shown = scenario.model_copy(update={"summary": " ".join(found.five)})
+        result.__dict__["scenario"] = shown
+        write_html(folder / files.REPORT, {"incident": result}, [found.five[3]])
+    write_text(folder / files.DIAGNOSIS, found.text)
+    return found
+
+
+def _scenario(folder: Path) -> tuple[Scenario, list[Request]]:
+    scenario = next(iter(load(folder / files.SCENARIO, []).values()))
+    return scenario, clients(scenario.workload, scenario.timeout).requests
+
+
+def _same(rebuilt: Rebuilt, requests: Sequence[Request], folder: Path) -> None:
+    """Raise InputError if the workload is no longer that of the evidence."""
+    if len(requests) != len(rebuilt.observed):
+        raise InputError(
+            f"{folder / files.WORKLOAD}: has {len(requests)} requests where "
+            f"{len(rebuilt.observed)} were observed; delete one of {files.WORKLOAD} and "
+            f"{files.EVIDENCE}, or run it with `simkv run {folder / files.SCENARIO}`"
+        )
+
+
+def _write_compared(
+    folder: Path, moments: pd.DataFrame, observed: pd.DataFrame, simulated: pd.DataFrame
+) -> None:
+    with disk_errors(folder / files.COMPARED, "written"):
+        moments.to_csv(folder / files.COMPARED, index=False, lineterminator="\n")
+    write_picture(folder / files.PICTURE, moments, observed, simulated)

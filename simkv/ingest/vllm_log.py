@@ -1,0 +1,290 @@
+"""vLLM's log, of the V0 engine's last releases and of V1 from 0.9 to 0.33.
+
+The forms are those of the wheels: ``v1/metrics/loggers.py`` (stats, every 10 s while there is work,
+and from 0.27 on iterations), ``v1/engine/core.py`` (iterations from 0.14 to 0.26, and the
+engine's configuration), ``entrypoints`` (``non-default args``, ``Received request``),
+``v1/core/kv_cache_utils.py`` (size of the KV cache), ``config/scheduler.py`` (token budget).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from simkv.ingest.evidence import SERIES, STEPS, Evidence, Stated, where
+from simkv.ingest.lines import LogLine, lines_of
+from simkv.schedulers.registry import ENGINES
+from simkv.workload.source import Source
+
+#: By these words a line is worth a closer look; most lines of a busy log have none of them.
+WORDS = re.compile(
+    r"throughput: |Iteration\(|Received request |Aborted request|args: |LLM engine \(v|version |"
+    r"KV cache size|num_gpu_blocks|blocks: |max_num_batched_tokens=|Asynchronous scheduling|"
+    r"fatal error|EngineDeadError|died unexpectedly|Maximum concurrency"
+)
+_STATS = re.compile(
+    r"Avg prompt throughput: (?P<prompt_rate>[\d.]+) tokens/s, "
+    r"Avg generation throughput: (?P<output_rate>[\d.]+) tokens/s, "
+    r"Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?"
+    r"(?:Waiting|Pending): (?P<waiting>\d+) reqs(?P<rest>.*)"
+)
+_ENGINE = re.compile(r"Engine (\d+): ")
+_AGGREGATED = re.compile(r"(\d+) Engines Aggregated: ")
+_USAGE = re.compile(r"(?<!CPU )KV cache usage: ([\d.]+)%")
+_HITS = re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?([\d.]+)%")
+_PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
+_STEP = re.compile(
+    r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    r"(\d+) generation tokens, iteration elapsed time: ([\d.]+) ms(?P<dummy> \(dummy\))?"
+)
+_RECEIVED = re.compile(r"Received request (?P<request>[^\s:]+): ")
+_MOST = re.compile(r"max_tokens=(\d+)")
+_IDS = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
+_ABORTED = re.compile(r"Aborted request\(?s?\)? ([^\s.]+)")
+_ARGS = re.compile(r"non-default args: (\{.*\})")
+_PLAIN_ARG = re.compile(r"'(\w+)': ('[^']*'|-?[\d.]+(?:e-?\d+)?|True|False|None)")
+_VERSION = re.compile(r"(?:server version |LLM engine \(v)v?(\d+\.\d+(?:\.\d+)?[\w.+]*)")
+_CONFIG = re.compile(
+    r"\b(model|max_seq_len|tensor_parallel_size|data_parallel_size|enable_prefix_caching|"
+    r"chunked_prefill_enabled|kv_cache_dtype|quantization)=('[^']*'|[\w.]+)"
+)
+_BUDGET = re.compile(r"max_num_batched_tokens=(\d+)")
+_ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
+_DIED = re.compile(r"encountered a fatal error|EngineDeadError|died unexpectedly")
+_CACHE = [re.compile(line) for line in ENGINES["vllm"].cache_lines]
+#: What a configuration calls a flag that has another name.
+_FLAGS = {
+    "max_seq_len": "max_model_len",
+    "chunked_prefill_enabled": "enable_chunked_prefill",
+}
+
+
+@dataclass
+class _Log:
+    """What has been read so far of the engine's present life."""
+
+    path: Path
+    settings: dict[str, Stated] = field(default_factory=dict)
+    series: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SERIES})
+    steps: dict[str, array[float]] = field(
+        default_factory=lambda: {name: array("d") for name in STEPS}
+    )
+    arrivals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    died: str | None = None
+    timeless: int = 0
+
+
+def read(source: Source) -> Evidence:
+    """All that a log tells of the last life of its server. Raises InputError if it cannot be read.
+
+    A server that was started again in the same log is another one: what came before is left out
+    and counted.
+    """
+    log, notes, starts = _Log(source.path), list[str](), 0
+    for line in lines_of(source):
+        if not WORDS.search(line.text):
+            continue
+        if "server version " in line.text and (log.series["t_s"] or log.arrivals or log.died):
+            starts, log = starts + 1, _Log(source.path)
+        for reader in _READERS:
+            if reader(log, line):
+                break
+    if starts:
+        notes.append(
+            f"{source.path.name}: the server was started {starts + 1} times; only what follows its "
+            "last start is read"
+        )
+    if log.timeless:
+        notes.append(f"{source.path.name}: {log.timeless} lines before the first time left out")
+    series = pd.DataFrame(log.series)
+    steps = pd.DataFrame({name: list(values) for name, values in log.steps.items()})
+    arrivals = pd.DataFrame(list(log.arrivals.values()))
+    return Evidence(
+        source.path.name,
+        engine="vllm",
+        settings=log.settings,
+        series=series if len(series) else None,
+        steps=steps if len(steps) else None,
+        arrivals=arrivals if len(arrivals) else None,
+        died=log.died,
+        notes=tuple(notes),
+        lacks=_lacks(log),
+    )
+
+
+def _lacks(log: _Log) -> tuple[str, ...]:
+    found = ["the log does not tell lengths and times of single requests: spans or a client do"]
+    if not log.steps["t_s"]:
+        found.append("what a step costs: --enable-logging-iteration-details would tell")
+    return tuple(found)
+
+
+def _stats(log: _Log, line: LogLine) -> bool:
+    match = _STATS.search(line.text)
+    if not match:
+        return False
+    if line.at is None:
+        log.timeless += 1
+        return True
+    rest = match["rest"]
+    engine = _ENGINE.search(line.text)
+    several = _AGGREGATED.search(line.text)
+    row = {
+        "t_s": line.at,
+        "engine": -int(several[1]) if several else int(engine[1]) if engine else 0,
+        "running": int(match["running"]),
+        "waiting": int(match["waiting"]) + int(match["swapped"] or 0),
+        "usage": _share(_USAGE, rest),
+        "prompt_rate": float(match["prompt_rate"]),
+        "output_rate": float(match["output_rate"]),
+        "hit_rate": _share(_HITS, rest),
+        "preemptions": int(taken[1]) if (taken := _PREEMPTIONS.search(rest)) else 0,
+    }
+    for name, value in row.items():
+        log.series[name].append(value)
+    return True
+
+
+def _share(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.search(text)
+    return float(match[1]) / 100 if match else float("nan")
+
+
+def _step(log: _Log, line: LogLine) -> bool:
+    match = _STEP.search(line.text)
+    if not match:
+        return False
+    if match["dummy"] or line.at is None:
+        return True
+    engine = _ENGINE.search(line.text)
+    counts = [float(match[index]) for index in range(1, 5)]
+    values = (
+        line.at,
+        float(engine[1]) if engine else 0.0,
+        *counts,
+        float(match[5]) / 1e3,
+        _share(_USAGE, line.text),
+    )
+    for column, value in zip(log.steps.values(), values, strict=True):
+        column.append(value)
+    return True
+
+
+def _received(log: _Log, line: LogLine) -> bool:
+    match = _RECEIVED.search(line.text)
+    if not match or line.at is None:
+        return False
+    most, ids = _MOST.search(line.text), _IDS.search(line.text)
+    log.arrivals[match["request"]] = {
+        "request": match["request"],
+        "t_s": line.at,
+        "max_tokens": int(most[1]) if most else 0,
+        "prompt_tokens": ids[1].count(",") + 1 if ids and ids[1].strip() else 0,
+        "gave_up_s": float("nan"),
+    }
+    return True
+
+
+def _aborted(log: _Log, line: LogLine) -> bool:
+    match = _ABORTED.search(line.text)
+    if not match or line.at is None:
+        return False
+    for name in match[1].split(","):
+        if name in log.arrivals:
+            log.arrivals[name]["gave_up_s"] = line.at - log.arrivals[name]["t_s"]
+    return True
+
+
+def _args(log: _Log, line: LogLine) -> bool:
+    match = _ARGS.search(line.text)
+    if not match:
+        return False
+    told = where(log.path, line.number)
+    for name, value in _literal(match[1]).items():
+        log.settings[name] = Stated(value, told)
+    return True
+
+
+def _literal(text: str) -> Mapping[str, Any]:
+    """A dictionary as Python prints it; what is no plain value in it is left out."""
+    try:
+        found = ast.literal_eval(text)
+        if isinstance(found, dict):
+            return found
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    return {name: ast.literal_eval(value) for name, value in _PLAIN_ARG.findall(text)}
+
+
+def _version(log: _Log, line: LogLine) -> bool:
+    match = _VERSION.search(line.text)
+    if not match:
+        return False
+    told = where(log.path, line.number)
+    log.settings["version"] = Stated(match[1], told)
+    if "LLM engine (v" in line.text:
+        for name, value in _CONFIG.findall(line.text):
+            flag = _FLAGS.get(name, name)
+            if flag not in log.settings:
+                log.settings[flag] = Stated(_value(value), told)
+    return True
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _cache(log: _Log, line: LogLine) -> bool:
+    for pattern in _CACHE:
+        if match := pattern.search(line.text):
+            for name, value in match.groupdict().items():
+                told = Stated(int(value.replace(",", "")), where(log.path, line.number))
+                log.settings[{"blocks": "num_gpu_blocks", "tokens": "kv_tokens"}[name]] = told
+            return True
+    return False
+
+
+def _scheduling(log: _Log, line: LogLine) -> bool:
+    told = where(log.path, line.number)
+    if match := _BUDGET.search(line.text):
+        log.settings.setdefault("max_num_batched_tokens", Stated(int(match[1]), told))
+    elif match := _ASYNC.search(line.text):
+        log.settings["async_scheduling"] = Stated(match[1] == "enabled", told)
+    return True
+
+
+def _died(log: _Log, line: LogLine) -> bool:
+    if not _DIED.search(line.text):
+        return False
+    log.died = log.died or where(log.path, line.number)
+    return True
+
+
+#: Each looks at a line and says whether it was its own; the commonest come first.
+_READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
+    _step,
+    _stats,
+    _received,
+    _aborted,
+    _args,
+    _version,
+    _died,
+    _cache,
+    _scheduling,
+)
+
+
+def known(text: str) -> bool:
+    """Whether lines of this text are vLLM's."""
+    words = ("vllm", "vLLM", "Avg prompt throughput: ", "Iteration(", "Received request ")
+    return any(word in text for word in words) and bool(WORDS.search(text))

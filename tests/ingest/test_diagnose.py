@@ -1,0 +1,119 @@
+"""From what a server writes to the answer, for a planted incident whose costs are not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.ingest import stages
+from simkv.ingest.emit.files import emit
+from simkv.ingest.engine import Asked
+from simkv.ingest.explain import Answer
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
+from simkv.scenario.document import Document
+from simkv.scenario.load import resolve
+
+HERE = Path(__file__).parents[2] / "scenarios"
+#: A cache that is too small for its load; the second has room for all of it.
+ENGINE = {"name": "vllm", "variant": "0.19.0", "max_num_seqs": 32, "max_model_len": 2048}
+LOAD = {
+    "num_prompts": 60,
+    "request_rate": 8.0,
+    "prompt_tokens": {"distribution": "lognormal", "mean": 400, "sigma": 0.8, "max": 1500},
+    "output_tokens": {"distribution": "lognormal", "mean": 80, "sigma": 0.5, "max": 300},
+    "seed": 3,
+}
+
+
+def planted(blocks: int, rate: float) -> Result:
+    """A run whose log and spans are given to the reader."""
+    document = {
+        "name": "planted",
+        "workload": {"arrivals": LOAD | {"request_rate": rate}},
+        "engine": ENGINE | {"num_gpu_blocks": blocks},
+        "profile": "assumed-costs.json",
+    }
+    scenario = next(iter(resolve(Document(HERE / "planted.yaml", document)).values()))
+    return run_scenario(scenario, HERE, intervals=False)
+
+
+def diagnosed(result: Result, folder: Path, *, flags: bool = False) -> Answer:
+    """The answer to what this run's server writes."""
+    files = emit(folder / "server", {"run": result}, ("vllm-log", "otel"))
+    stages.read_stage(files, folder / "out")
+    return stages.explain_stage(folder / "out", Asked(), try_flags=flags)
+
+
+@pytest.fixture(scope="module")
+def incident(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Answer, Path]:
+    folder = tmp_path_factory.mktemp("incident")
+    result = planted(180, 8.0)
+    return result, diagnosed(result, folder), folder / "out"
+
+
+def test_the_incident_is_reproduced(incident: tuple[Result, Answer, Path]) -> None:
+    result, found, folder = incident
+    assert found.explained
+    assert not found.healthy
+    rows = pd.DataFrame(result.request_rows("run"))
+    text = (folder / "diagnosis.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| E2E mean"))
+    observed, simulated = (float(cell) for cell in row.split("|")[2:4])
+    assert observed == pytest.approx(rows["e2e_s"].mean(), rel=1e-3)
+    assert simulated == pytest.approx(observed, rel=0.05)
+
+
+def test_every_stage_leaves_files(incident: tuple[Result, Answer, Path]) -> None:
+    _, _, folder = incident
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "evidence.json",
+        "requests.csv",
+        "observed.csv",
+        "workload.csv",
+        "scenario.yaml",
+        "profile.json",
+        "diagnosis.md",
+        "compared.csv",
+        "observed.png",
+        "report.html",
+    }
+
+
+def test_victims_are_those_that_waited_longest(incident: tuple[Result, Answer, Path]) -> None:
+    result, found, _ = incident
+    rows = pd.DataFrame(result.request_rows("run"))
+    worst = rows["queue_s"].nlargest(6).index.tolist() if "queue_s" in rows else []
+    assert found.five[1].startswith("Victims: ")
+    for number in worst[:3]:
+        assert f"request {number} " in found.five[1]
+
+
+def test_a_changed_file_is_taken_as_it_is(incident: tuple[Result, Answer, Path]) -> None:
+    _, _, folder = incident
+    before = (folder / "profile.json").read_text()
+    assert stages.calibrate_stage(folder, Asked()).model_dump_json()  # at once, from the file
+    assert (folder / "profile.json").read_text() == before
+    lines = (folder / "workload.csv").read_text().splitlines()
+    (folder / "workload.csv").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(InputError, match=r"workload.csv: has 59 requests where 60 were observed"):
+        stages.explain_stage(folder, Asked())
+
+
+def test_a_healthy_server_is_well(tmp_path: Path) -> None:
+    found = diagnosed(planted(2000, 2.0), tmp_path)
+    assert found.healthy, found.text
+    assert found.five[0].startswith("Nothing is wrong")
+
+
+def test_what_does_not_fit_is_not_explained(tmp_path: Path) -> None:
+    files = emit(tmp_path / "server", {"run": planted(180, 8.0)}, ("vllm-log", "otel"))
+    stages.read_stage(files, tmp_path / "out")
+    found = stages.explain_stage(tmp_path / "out", Asked(overrides={"num_gpu_blocks": 4000}))
+    assert not found.explained
+    assert found.five[0].startswith("No explanation")
+    assert not (tmp_path / "out" / "report.html").exists()
