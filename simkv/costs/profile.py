@@ -29,6 +29,7 @@ Feature = Literal[
     "group_tokens",
     "emits",
     "decode_mean",
+    "decode_tail",
     "mixed_decode_seqs",
     "swap_out_blocks",
     "swap_in_blocks",
@@ -51,11 +52,11 @@ class Term(Data):
     It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
     or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``group_tokens``
     those of all engines in lock-step, ``emits`` the sequences that have a token sampled,
-    ``decode_mean`` the mean context of the decodes, ``mixed_decode_seqs`` the decodes beside
-    prefills), given as ``seconds`` per unit, as linear ``pieces``, or as a ``table`` of measured
-    ``[value, seconds]`` points with straight lines between them. ``when`` restricts it to steps
-    that prefill anything, that decode anything, that do both (``mixed``) or that do nothing but
-    decode (``pure decode``).
+    ``decode_mean`` the mean context of the decodes, ``decode_tail`` by how much the longest is
+    above it, ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as
+    linear ``pieces``, or as a ``table`` of measured ``[value, seconds]`` points with straight lines
+    between them. ``when`` restricts it to steps that prefill anything, that decode anything, that
+    do both (``mixed``) or that do nothing but decode (``pure decode``).
     """
 
     name: str
@@ -150,7 +151,7 @@ class Profile(Data):
             raise ValueError("graph_sizes must rise strictly")
         if self.attention and self.grid:
             raise ValueError("attention: found beside grid; only one of the two is possible")
-        by_context = {"decode_context", "decode_mean"}
+        by_context = {"decode_context", "decode_mean", "decode_tail"}
         if any(term.feature in by_context for term in self.floor or ()):
             raise ValueError("floor: what the host launches does not depend on the context")
         for load in (Load(1, 1, 0, 0, 0, 1, 1), Load(0, 0, 0, 1, 1, 0, 1)):
@@ -173,6 +174,8 @@ def feature_of(load: Load, feature: Feature, graph_sizes: Sequence[int] = ()) ->
         return load.group_tokens or load.prefill_tokens + load.decode_seqs
     if feature == "decode_mean":
         return load.decode_context / load.decode_seqs if load.decode_seqs else 0
+    if feature == "decode_tail":
+        return max(load.longest - load.decode_context / load.decode_seqs, 0) if load.longest else 0
     if feature == "mixed_decode_seqs":
         return load.decode_seqs if load.prefill_seqs else 0
     value: int = getattr(load, feature)
@@ -195,7 +198,9 @@ class StepCost:
         elif profile.grid:
             self._attention = GridCost(profile.grid)
         self._graph_sizes = profile.graph_sizes
-        by_context = [t for t in profile.terms if t.feature in ("decode_context", "decode_mean")]
+        lengths = ("decode_context", "decode_mean", "decode_tail")
+        by_context = [t for t in profile.terms if t.feature in lengths]
+        self._by_tail = any(t.feature == "decode_tail" for t in profile.terms)
         self._by_batch_only = not by_context and all(
             t.feature != "group_tokens" for t in profile.terms
         )
@@ -256,7 +261,8 @@ class StepCost:
     @property
     def wants_spread(self) -> bool:
         """Whether it has to know the shortest and the longest decode of a step."""
-        return isinstance(self._attention, AttentionCost) and self._attention.wants_spread
+        by_table = isinstance(self._attention, AttentionCost) and self._attention.wants_spread
+        return self._by_tail or by_table
 
     @property
     def linear(self) -> bool:

@@ -116,7 +116,11 @@ def _served(setup: Setup, limits: Limits, path: Path) -> list[Served]:
 
 def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
     """The steps among the passes of a run, without the idle ones."""
-    return [RealStep(p.load, p.seconds, p.timing.gpu_s) for p in passes if p.timing]
+    return [
+        RealStep(p.load._replace(longest=p.longest_context), p.seconds, p.timing.gpu_s)
+        for p in passes
+        if p.timing
+    ]
 
 
 def host_of(passes: Sequence[Pass]) -> Host:

@@ -29,7 +29,8 @@ BATCH = 20
 class Measurement(NamedTuple):
     """One measurement: seconds at the median and the tenth and ninetieth percentile of repeats.
 
-    ``at_s`` is the time since the campaign began; ``size`` what the step was padded to.
+    ``longest`` is the longest context of a decode, ``size`` what the step was padded to, ``at_s``
+    the time since the campaign began.
     """
 
     key: str
@@ -94,7 +95,7 @@ def _sample(
     stand: Stand, point: Probe, key: str, passed: int, seconds: list[float], at: float
 ) -> Measurement:
     low, median, high = np.percentile(seconds, (10, 50, 90))
-    longest = max((*point.decodes, *(t + c for t, c in point.prefills)), default=0)
+    longest = max(point.decodes, default=0)
     load = Load(0, 0, 0, 0, 0) if point.swaps else point.load
     size = f"{point.decodes[0]} blocks" if point.swaps else "x".join(map(str, stand.size(point)))
     spread = (float(median), float(low), float(high))

@@ -5,9 +5,10 @@
 
 ``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles;
 a size that was not measured lies on the straight line between its neighbours.
-Attention is a straight line over what it reads: tokens of context and rows for decodes, pairs of
-tokens for prefills. These are fitted to relative errors, with no negative coefficient; what a whole
-step differs by from its parts has a sign, since the parts measured alone may be too dear.
+Attention is a straight line over what it reads: for decodes tokens of context, rows, and by how
+much the longest is above the mean, for which the device waits while it is otherwise idle; for
+prefills pairs of tokens. These are fitted to relative errors, with no negative coefficient; what a
+whole step differs by from its parts has a sign, since the parts measured alone may be too dear.
 """
 
 from __future__ import annotations
@@ -25,11 +26,23 @@ from scipy.optimize import nnls
 from simkv.costs.erring import kind_of
 from simkv.costs.error import by_kind
 from simkv.costs.load import Load
-from simkv.costs.profile import Feature, Fit, Piece, Profile, StepCost, StepError, Term, When
+from simkv.costs.profile import (
+    Feature,
+    Fit,
+    Piece,
+    Profile,
+    StepCost,
+    StepError,
+    Term,
+    When,
+    feature_of,
+)
 from simkv.lab.buckets import decode_bucket, token_bucket
 from simkv.lab.campaign import Measurement
 
 Floats = npt.NDArray[np.float64]
+#: Parts of steps that the terms are fitted to.
+FITTED = ("rest", "decode", "mixed decode", "prefill")
 #: The kinds of steps whose constants are told apart, and whether they have prefills.
 KINDS: tuple[tuple[When, bool], ...] = (("pure decode", False), ("prefill", True))
 
@@ -69,6 +82,7 @@ class MedianPass:
             s.decode_seqs,
             s.decode_context,
             s.prefill_pairs,
+            longest=s.longest,
         )
 
     @property
@@ -138,7 +152,7 @@ def fit_profile(
             when="prefill",
             pieces=_stairs(prefilling, token_bucket),
         ),
-        *_lines("decode attention", "decode", parts["decode"], ["decode_context", "decode_seqs"]),
+        *_of_decodes(parts["decode"], parts.get("mixed decode", [])),
         *_lines(
             "prefill attention",
             "prefill",
@@ -159,7 +173,7 @@ def fit_profile(
             seconds=host.prefill_s,
         ),
     ]
-    fitted = [p for part in ("rest", "decode", "prefill") for p in parts[part]]
+    fitted = [p for part in FITTED for p in parts.get(part, [])]
     profile = Profile(
         name=name,
         engine="simkv gpu",
@@ -241,6 +255,20 @@ def _residual(profile: Profile, steps: Sequence[MedianPass]) -> list[Term]:
     ]
 
 
+#: What the attention of decodes hangs on.
+DECODES: list[Feature] = ["decode_context", "decode_seqs", "decode_tail"]
+
+
+def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> list[Term]:
+    """Attention of decodes, alone and beside prefills; as if alone if only that was measured."""
+    if len(beside) <= len(DECODES):
+        return _lines("decode attention", "decode", alone, DECODES)
+    return [
+        *_lines("decode attention", "pure decode", alone, DECODES),
+        *_lines("decode attention beside prefills", "mixed", beside, DECODES),
+    ]
+
+
 def _constant(name: str, seconds: float, when: When) -> Term:
     """So many seconds a step, which may be less than none."""
     return Term(name=name, feature="steps", when=when, pieces=[Piece(base=seconds)])
@@ -317,7 +345,7 @@ def nonnegative(rows: Sequence[Sequence[float]], points: Sequence[MedianPass]) -
 
 
 def _value(load: Load, feature: Feature) -> float:
-    return 1.0 if feature == "steps" else float(getattr(load, feature))
+    return float(feature_of(load, feature))
 
 
 def _mixed_extra(both: Sequence[MedianPass], prefilling: Sequence[MedianPass]) -> float:
@@ -333,6 +361,7 @@ def _range(points: Sequence[MedianPass]) -> dict[Feature, tuple[float, float]]:
         "prefill_context",
         "decode_seqs",
         "decode_context",
+        "decode_tail",
     ]
     found: dict[Feature, tuple[float, float]] = {}
     for feature in features:

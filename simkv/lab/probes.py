@@ -1,8 +1,9 @@
 """What a campaign measures: the points, the most useful first.
 
 A step is taken apart by leaving parts of the real model out, all layers running: ``rest`` is the
-step without attention, ``decode`` and ``prefill`` are the attention of these rows alone. Whole
-steps (``step``) like those of serving are measured too; half of them is held out of every fit.
+step without attention, ``decode`` and ``prefill`` are the attention of these rows alone, ``mixed
+decode`` that of decodes in a step padded for prefills, which is split otherwise. Whole steps
+(``step``) like those of serving are measured too; half of them is held out of every fit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from simkv.costs.load import Load, pairs
 from simkv.lab.buckets import graph_sizes
 
-Part = Literal["rest", "decode", "prefill", "step", "swap out", "swap in"]
+Part = Literal["rest", "decode", "mixed decode", "prefill", "step", "swap out", "swap in"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Probe(NamedTuple):
 
     @property
     def load(self) -> Load:
-        """What the simulator would say of such a step."""
+        """What the simulator would say of such a step, and its longest decode."""
         return Load(
             len(self.prefills),
             sum(tokens for tokens, _ in self.prefills),
@@ -72,6 +73,7 @@ class Probe(NamedTuple):
             len(self.decodes),
             sum(self.decodes),
             sum(pairs(tokens, context) for tokens, context in self.prefills),
+            longest=max(self.decodes, default=0),
         )
 
 
@@ -82,6 +84,7 @@ def plan(limits: Limits, seed: int = 0) -> list[Probe]:
         _rest(limits),
         _decode(limits, random),
         _prefill(limits),
+        _mixed_decode(limits, random),
         _steps(limits, random),
         [Probe(part, (n,)) for n in (16, 1, 64, 4) for part in ("swap out", "swap in")],
     ]
@@ -122,6 +125,22 @@ def _decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
     skewed = [
         Probe("decode", _lognormal(random, n, limits.context // 8, sigma, limits.context))
         for sigma in (0.7, 1.3)
+        for n in rows
+    ]
+    return [p for two in _in_turn(even, skewed) for p in two]
+
+
+def _mixed_decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
+    """The same beside the shortest prefill that there is."""
+    rows = _coarse_first([n for n in (1, 4, 16, 64, 128, 256) if n <= limits.decodes])
+    contexts = [c for c in (512, 4096, 2048, 128) if c <= limits.context]
+    least = ((2, 0),)
+    even = [Probe("mixed decode", (c,) * n, least) for c in contexts for n in rows]
+    skewed = [
+        Probe(
+            "mixed decode", _lognormal(random, n, limits.context // 8, s, limits.context), ((2, 0),)
+        )
+        for s in (1.3, 0.7)
         for n in rows
     ]
     return [p for two in _in_turn(even, skewed) for p in two]

@@ -74,19 +74,16 @@ LONG = [(8191, 1), (4000, 1), (1, 1), (0, 150), (8000, 40), (127, 129), (2048, 2
 
 def many() -> None:
     """Every group size with both head sizes, over blocks from 8 to 128 tokens and both layouts."""
-    number = 0
-    for group in (1, 2, 4, 7, 8, 16):
-        for dim in (64, 128):
-            for block_size in (8, 16, 64, 128):
-                layout = ("block", "layer")[number % 2]
-                c = test_attention.case(number, 2 * group, 2, dim, block_size, layout, LONG)
-                found = cuda_ops.attend(c.q, c.fields, c.size, c.keys, c.values, c.tables)
-                report(
-                    f"group {group} x {dim}, blocks of {block_size}, {layout}, {c.size}",
-                    test_attention.worst(found, c.expected),
-                )
-                number += 1
-    print(f"{number} shapes")
+    shapes = [(group, dim) for group in (1, 2, 4, 7, 8, 16) for dim in (64, 128)]
+    for number, (group, dim) in enumerate(shapes):
+        block_size, layout = (8, 16, 64, 128)[number % 4], ("block", "layer")[number // 2 % 2]
+        c = test_attention.case(number, 2 * group, 2, dim, block_size, layout, LONG)
+        found = cuda_ops.attend(c.q, c.fields, c.size, c.keys, c.values, c.tables)
+        report(
+            f"group {group} x {dim}, blocks of {block_size}, {layout}, {c.size}",
+            test_attention.worst(found, c.expected),
+        )
+    print(f"{len(shapes)} shapes")
 
 
 def fusions() -> None:

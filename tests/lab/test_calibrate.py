@@ -31,7 +31,7 @@ def test_plan_stays_within_its_limits_and_begins_with_everything(limits):
     points = plan(limits)
     assert len({point.key for point in points}) == len(points)
     assert {point.part for point in points[:12]} == {
-        "rest", "decode", "prefill", "step", "swap out", "swap in",
+        "rest", "decode", "mixed decode", "prefill", "step", "swap out", "swap in",
     }  # fmt: skip
     for point in [*points, sentinel(limits)]:
         tokens = sum(c + 1 for c in point.decodes) + sum(t + c for t, c in point.prefills)
@@ -62,6 +62,8 @@ class FakeStand:
 
     def time(self, point: Probe, repeats: int) -> list[float]:
         self.timed.append(point.key)
+        if point.part == "mixed decode":  # as if alone
+            point = Probe("decode", point.decodes)
         return [self.truth(point)] * repeats
 
 
@@ -158,6 +160,41 @@ def test_whole_steps_may_be_cheaper_than_their_parts(tmp_path, saved):
     absurd = [RealStep(load, 1.0, -1.0)] * 8
     with pytest.raises(ValueError, match="must cost 1e-9 s or more"):
         fit_profile(samples, HOST, absurd, absurd, name="x", model="m", gpu="g", source=[])
+
+
+def test_the_longest_decode_is_waited_for(tmp_path):
+    """A device that waits for it from some length on, and splits it otherwise beside prefills."""
+
+    def attention(point: Probe, splits: int) -> float:
+        return 1e-4 + max(2e-8 * sum(point.decodes), 1.5e-6 * max(point.decodes) / splits)
+
+    def truth(point: Probe) -> float:
+        if point.part == "rest":
+            return 2e-3
+        if point.part == "prefill":
+            return 1e-3
+        splits = 4 if point.prefills else 8
+        own = attention(point, splits) if point.decodes else 0.0
+        return own if "decode" in point.part else 2e-3 + own + 1e-3 * bool(point.prefills)
+
+    class Waiting(FakeStand):
+        def time(self, point: Probe, repeats: int) -> list[float]:
+            return [truth(point)] * repeats
+
+    samples = measure(Waiting(), plan(LARGE), tmp_path / "s.csv", 1e9, repeats=1, passes=1)
+    about = {"name": "x", "model": "m", "gpu": "g", "source": []}
+    profile = fit_profile(samples, HOST, **about)
+    cost, host = StepCost(profile), HOST.step_s + 32 * HOST.sequence_s
+    assert cost.wants_spread
+    even = Load(0, 0, 0, 32, 32 * 1000, longest=1000)
+    skewed = even._replace(longest=8000)
+    longer = attention(Probe("decode", (8000, *[774] * 31)), 8)
+    assert cost(skewed) - host == pytest.approx(2e-3 + longer, rel=0.15)
+    assert cost(even) - host == pytest.approx(2e-3 + attention(Probe("", (1000,) * 32), 8), rel=0.1)
+    beside = skewed._replace(prefill_seqs=1, prefill_tokens=500, prefill_pairs=125_250)
+    assert cost(beside) - cost(skewed) > 1e-3 + 5e-4  # it is split less
+    blind = fit_profile([s._replace(longest=0) for s in samples], HOST, **about)
+    assert profile.fit.held_out["all"].median < 0.6 * blind.fit.held_out["all"].median
 
 
 def test_what_serving_adds_is_found_and_told_apart(tmp_path):

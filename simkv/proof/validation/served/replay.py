@@ -135,7 +135,12 @@ def _recorded(
     return Recorded(
         scenario,
         [
-            (Load(*(int(row[f]) for f in Load._fields if f in row)), float(row["seconds"]))
+            (
+                Load(**{f: int(row[f]) for f in Load._fields if f in row})._replace(
+                    longest=int(row["longest_context"])
+                ),
+                float(row["seconds"]),
+            )
             for row in steps
         ],
         [int(row["preempted"]) > 0 for row in steps],
