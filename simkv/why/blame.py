@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, groupby
 from math import fsum, inf
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler import blocks_for
 from simkv.loop.record import Life, Record
-from simkv.why.ledger import NEGLIGIBLE, Kind, Tile, lost, runs
+from simkv.why.ledger import NEGLIGIBLE, Kind, Stretch, Tile, lost, runs
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -92,32 +93,44 @@ def holdings(record: Record, life: Life, block_size: int) -> list[Holding]:
     full, blocks that the engine had handed out ahead of use do not. A request that is stalled or
     cut off keeps its blocks to the end of the run.
     """
-    log = record.steps
-    found: list[Holding] = []
+    changes = _changes(record, life, block_size, list(runs(life)))
+    return [Holding(*holding) for holding in _held(changes, record.end)]
 
-    def hold(since: float, blocks: int) -> None:
-        """It has ``blocks`` from ``since`` on, until something else is said."""
-        if found and found[-1].end > since:
-            if found[-1].blocks == blocks:
-                return
-            found[-1] = found[-1]._replace(end=max(since, found[-1].start))
-        if blocks and since < record.end:
-            found.append(Holding(since, record.end, blocks))
 
+def _changes(
+    record: Record, life: Life, block_size: int, computed: Sequence[Stretch]
+) -> list[tuple[float, int]]:
+    """The times from which a request has so many blocks, in order; ``computed`` are its runs."""
+    decided = record.steps.decided
+    found: list[tuple[float, int]] = []
     before = None
-    for run in runs(life):
+    for run in computed:
         if before and (at := lost(life, before.last, run.first)) < inf:
-            hold(at, 0)
-        rows = run.last - run.first + 1
-        hold(log.decided[run.first], blocks_for(run.context + run.tokens, block_size))
-        for row in range(-run.context % block_size or block_size, rows, block_size):
-            hold(log.decided[run.first + row], blocks_for(run.context + row + 1, block_size))
+            found.append((at, 0))
+        found.append((decided[run.first], blocks_for(run.context + run.tokens, block_size)))
+        ahead = -run.context % block_size or block_size  # rows until the next block
+        blocks = (run.context + ahead) // block_size
+        for row in range(run.first + ahead, run.last + 1, block_size):
+            blocks += 1
+            found.append((decided[row], blocks))
         before = run
     if before:
         at = lost(life, before.last, None)
         keeps = life.outcome in (Outcome.STALLED, Outcome.CUT_OFF)
-        hold(at if at < inf or keeps else log.end[before.last], 0)
-    return [holding for holding in found if holding.end > holding.start]
+        found.append((at if at < inf or keeps else record.steps.end[before.last], 0))
+    return found
+
+
+def _held(changes: Iterable[tuple[float, int]], end: float) -> Iterator[tuple[float, float, int]]:
+    """From when to when so many blocks were held; ``end`` is that of the run."""
+    since, held = 0.0, 0
+    for at, blocks in chain(changes, [(end, 0)]):
+        if blocks == held:
+            continue
+        until = at if at < end else end
+        if held and until > since:
+            yield since, until, held
+        since, held = until, blocks
 
 
 #: What is waited for: blocks, a slot, the steps in which others compute, or, behind the head of the
@@ -143,24 +156,23 @@ class Pressure:
     ) -> None:
         self._ledger = ledger
         log = record.steps
-        held = [
-            (i, *holding)
-            for i, life in record.lives.items()
-            for holding in holdings(record, life, block_size)
-        ]
-        computed = [
-            (i, log.start[run.first], log.end[run.last], run.tokens)
-            for i, life in record.lives.items()
-            for run in runs(life)
-        ]
+        held, computed = _columns(), _columns()
+        for i, life in record.lives.items():
+            stretches = list(runs(life))
+            for run in stretches:
+                computed.add(i, log.start[run.first], log.end[run.last], run.tokens)
+            for start, end, blocks in _held(
+                _changes(record, life, block_size, stretches), record.end
+            ):
+                held.add(i, start, end, blocks)
         waits = [(tile.start, tile.end) for tiles in ledger.values() for tile in tiles]
         heads = np.array([at for at, _ in record.heads], dtype=np.float64)
         whys = np.array(["", *(held.why if held else "" for _, held in record.heads)])
-        edges = [time for _, start, end, _ in (*held, *computed) for time in (start, end)]
-        self._times: Floats = np.unique(np.concatenate([edges, heads, np.ravel(waits)]))
+        edges = [np.array(column) for c in (held, computed) for column in (c.start, c.end)]
+        self._times: Floats = np.unique(np.concatenate([*edges, heads, np.ravel(waits)]))
         self._seconds = np.diff(self._times)
         self._blocks = _Shares(held, self._times)
-        self._slots = _Shares([(i, start, end, 1) for i, start, end, _ in held], self._times)
+        self._slots = _Shares(held._replace(amount=array("q", [1]) * len(held.id)), self._times)
         self._tokens = _Shares(computed, self._times)
         why = whys[np.searchsorted(heads, self._times[:-1], side="right")]
         self._head_wants_blocks = np.isin(why, ["blocks", "reserved"])
@@ -212,19 +224,37 @@ class Pressure:
         return _over_time(len(self._times), start, end, np.ones(len(start)))
 
 
+class _Columns(NamedTuple):
+    """From ``start`` to ``end`` (s) request ``id`` has ``amount`` of something; a row each."""
+
+    id: array[int]
+    start: array[float]
+    end: array[float]
+    amount: array[int]
+
+    def add(self, i: int, start: float, end: float, amount: int) -> None:
+        """Append a row."""
+        self.id.append(i)
+        self.start.append(start)
+        self.end.append(end)
+        self.amount.append(amount)
+
+
+def _columns() -> _Columns:
+    return _Columns(array("q"), array("d"), array("d"), array("q"))
+
+
 class _Shares:
-    """What requests have of something over time: rows of (request, start, end, amount).
+    """What requests have of something over time.
 
     ``times`` are all times at which anything changes.
     """
 
-    def __init__(self, rows: Sequence[tuple[int, float, float, int]], times: Floats) -> None:
-        self._ids, self._place = np.unique(
-            np.array([row[0] for row in rows], dtype=np.int64), return_inverse=True
-        )
-        self._start = np.searchsorted(times, [row[1] for row in rows])
-        self._end = np.searchsorted(times, [row[2] for row in rows])
-        self._amount = np.array([row[3] for row in rows], dtype=np.float64)
+    def __init__(self, rows: _Columns, times: Floats) -> None:
+        self._ids, self._place = np.unique(np.array(rows.id), return_inverse=True)
+        self._start = np.searchsorted(times, np.array(rows.start))
+        self._end = np.searchsorted(times, np.array(rows.end))
+        self._amount = np.array(rows.amount, dtype=np.float64)
         self._size = len(times)
         self._all = _over_time(self._size, self._start, self._end, self._amount)
 
@@ -263,6 +293,8 @@ def preemptions(record: Record) -> list[Preemption]:
     """Every time that computed KV was taken away, in order."""
     found = []
     for i, life in record.lives.items():
+        if not life.preempted_at:
+            continue
         computed = list(runs(life))
         firsts = [run.first for run in computed]
         taken = zip(life.preempted_at, life.preempted_rows, life.causes, strict=True)

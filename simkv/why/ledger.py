@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, islice
 from math import fsum, inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from simkv.loop.record import Life, Record
@@ -195,7 +196,7 @@ def _cut(computed: Iterable[Stretch], paused: Sequence[int]) -> Iterator[Stretch
         for row in paused[bisect_left(paused, first) : bisect_left(paused, run.last)]:
             yield run._replace(first=first, last=row)
             first = row + 1
-        yield run._replace(first=first)
+        yield run if first == run.first else run._replace(first=first)
 
 
 def totals(intervals: Iterable[Tile]) -> dict[Kind, float]:
@@ -286,11 +287,11 @@ def _among(intervals: Sequence[Tile]) -> Layer:
     """A layer of intervals that are in order and do not overlap."""
 
     def within(start: float, end: float) -> Iterator[Tile]:
-        first = bisect_right(intervals, start, key=lambda interval: interval.end)
-        for interval in intervals[first:]:
-            if interval.start >= end:
+        first = bisect_right(intervals, start, key=attrgetter("end"))
+        for index in range(first, len(intervals)):
+            if intervals[index].start >= end:
                 return
-            yield interval
+            yield intervals[index]
 
     return within
 
