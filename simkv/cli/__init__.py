@@ -20,6 +20,7 @@ from simkv.cli import (
     profiles,
     report,
     run,
+    serve,
     sweep,
     trace,
     validate,
@@ -44,6 +45,7 @@ app.command()(diagnose.diagnose)
 app.command()(sweep.sweep)
 app.command()(plan.plan)
 app.add_typer(counterfactual.app)
+app.command()(serve.serve)
 app.command()(zoo.zoo)
 app.command()(conform.conform)
 app.command()(conform.policies)

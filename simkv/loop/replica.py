@@ -74,6 +74,10 @@ class Replica(ABC):
         self.inbox.append(message)
         self.stir()
 
+    def leave(self, request_id: int) -> None:
+        """The client of a request that came is gone now."""
+        self._give_up(self.record.lives[request_id])
+
     def _give_up(self, life: Life) -> None:
         """The client's patience is over."""
         if life.outcome is None:

@@ -282,6 +282,13 @@ class Fleet:
             life.ended_at = self.env.now
             self._left(life)
 
+    def leave(self, request_id: int) -> None:
+        """The client of a request that came is gone now."""
+        if life := self._door.lives.get(request_id):
+            self._give_up(life)
+        else:
+            self.stints[self.sent[request_id][-1]].engine.leave(request_id)
+
     def _let_in(self) -> None:
         """A replica is there: those who wait at the door are sent on."""
         for life in list(self._door.lives.values()):

@@ -1,0 +1,150 @@
+"""The HTTP application: what the real server has, and what only a simulated one can say."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from simkv.core.version import __version__
+from simkv.serve.again import Explained, Explainer
+from simkv.serve.bodies import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from simkv.serve.generation import Desk
+from simkv.serve.refusals import Refused, say_refusals
+from simkv.serve.sse import CHAT, COMPLETION, Answering, Writer
+
+
+def application(
+    desk: Desk, explainer: Explainer, describe: Callable[[], str], metrics: Callable[[], bytes]
+) -> FastAPI:
+    """The application over a desk. ``describe`` gives the scenario's text, ``metrics`` figures."""
+    app = FastAPI(title="simkv", version=__version__, docs_url=None, redoc_url=None)
+    say_refusals(app)
+    _add_generation(app, desk)
+    _add_state(app, desk, metrics)
+    _add_explanations(app, desk, explainer, describe)
+    return app
+
+
+def _add_generation(app: FastAPI, desk: Desk) -> None:
+    texts, live = desk.front.texts, desk.live
+
+    def check() -> None:
+        if live.dead:
+            raise Refused(503, f"the engine is dead: {live.dead}")
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Go on with a prompt."""
+        check()
+        prompts = [
+            texts.encode(prompt) if isinstance(prompt, str) else array("q", prompt)
+            for prompt in body.prompts
+        ]
+        call = desk.begin(COMPLETION.prefix, request.headers.get("x-request-id"), body, prompts)
+        return Answering(Writer(desk, call, body, COMPLETION))
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        """Reply a conversation."""
+        check()
+        prompt = texts.chat(_turns(body.messages))
+        call = desk.begin(CHAT.prefix, request.headers.get("x-request-id"), body, [prompt])
+        return Answering(Writer(desk, call, body, CHAT))
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """The tokens of a text."""
+        if (body.prompt is None) == (body.messages is None):
+            raise Refused(400, "one of prompt and messages is needed", "prompt")
+        tokens = texts.chat(_turns(body.messages or [])) if body.messages else None
+        tokens = texts.encode(body.prompt or "") if tokens is None else tokens
+        longest = desk.front.longest
+        return {"count": len(tokens), "max_model_len": longest, "tokens": tokens.tolist()}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        """The text of some tokens."""
+        return {"prompt": texts.decode(body.tokens)}
+
+
+def _turns(messages: list[ChatMessage]) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in messages]
+
+
+def _add_state(app: FastAPI, desk: Desk, metrics: Callable[[], bytes]) -> None:
+    front, live = desk.front, desk.live
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model that is served."""
+        model = {
+            "id": front.model,
+            "object": "model",
+            "created": live.born,
+            "owned_by": front.engine,
+            "root": front.model,
+            "parent": None,
+            "max_model_len": front.longest,
+        }
+        return {"object": "list", "data": [model]}
+
+    @app.get("/health")
+    @app.get("/ping")
+    async def health() -> Response:
+        """Whether the engine is alive."""
+        return Response(status_code=503 if live.dead else 200)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Of the engine whose rules decide, and of simkv."""
+        return {"version": front.variant, "engine": front.engine, "simkv": __version__}
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Calls under way."""
+        return {"server_load": desk.under_way}
+
+    @app.get("/metrics")
+    async def figures() -> Response:
+        """For Prometheus."""
+        return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_explanations(
+    app: FastAPI, desk: Desk, explainer: Explainer, describe: Callable[[], str]
+) -> None:
+    live = desk.live
+
+    @app.get("/scenario")
+    async def scenario() -> Response:
+        """What is served and what came so far: a scenario file."""
+        return PlainTextResponse(describe(), media_type="application/yaml")
+
+    @app.get("/explain")
+    async def explain(format: str = "text") -> Response:
+        """Why all went as it did so far."""
+        return _said(await explainer.explain(live.journal, live.now, []), format)
+
+    @app.get("/explain/{name}")
+    async def explain_one(name: str, format: str = "text") -> Response:
+        """What a call waited for, by the id of its answer or its number."""
+        found = desk.find(name)
+        if not found:
+            raise Refused(404, f"there is no request {name!r}")
+        return _said(await explainer.explain(live.journal, live.now, found), format)
+
+
+def _said(explained: Explained, format: str) -> Response:
+    if format == "json":
+        return JSONResponse(explained.data)
+    return PlainTextResponse(explained.text + "\n")

@@ -1,0 +1,214 @@
+"""From a checked body to requests of the engine, and what can be said of their answers."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request, Segment
+from simkv.serve.bodies import Body
+from simkv.serve.live import Ask, Live
+from simkv.serve.prefixes import Prefixes
+from simkv.serve.refusals import Refused
+from simkv.serve.reply import Reply
+from simkv.serve.texts import Texts
+from simkv.workload.fields import MOST_TOKENS
+from simkv.workload.lengths import Length, draw_lengths
+
+#: The status and the words with which a request ends that is not served to its end.
+ENDS = {
+    Outcome.REJECTED: (400, "the engine refused the request"),
+    Outcome.STALLED: (503, "the engine is dead"),
+    Outcome.LOST: (503, "the replica that had the request is gone"),
+    Outcome.CUT_OFF: (503, "the server was stopped before the answer was complete"),
+}
+#: What no header may have.
+_UNFIT = re.compile(r"[^!-~]")
+
+
+@dataclass(frozen=True)
+class Front:
+    """What an application knows of the engine that it stands for.
+
+    ``longest`` is the most tokens of prompt and answer together, None where the engine has no such
+    limit; ``length`` is how long answers are that may end by themselves.
+    """
+
+    engine: str
+    variant: str
+    model: str
+    texts: Texts
+    longest: int | None
+    length: Length | None
+    seed: int = 0
+    by_priority: bool = True
+
+
+class Generation:
+    """One call of a client: its prompts, and the answers to them.
+
+    It is ``called`` as its client says, and ``name`` is the id of the answer.
+    """
+
+    def __init__(
+        self, prefix: str, called: str, prompts: list[array[int]], answers: list[Reply]
+    ) -> None:
+        self.called, self.name = called, prefix + called
+        self.prompts = prompts
+        self.answers = answers
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(prompt) for prompt in self.prompts)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(answer.tokens for answer in self.answers)
+
+    def usage(self) -> dict[str, int]:
+        """As the API counts."""
+        asked, given = self.prompt_tokens, self.completion_tokens
+        return {
+            "prompt_tokens": asked,
+            "total_tokens": asked + given,
+            "completion_tokens": given,
+        }
+
+
+@dataclass
+class Desk:
+    """Takes calls: gives their prompts to the engine, and knows them by the names of clients.
+
+    ``names`` are the requests of a call by its name; ``late`` is told by how many seconds a token
+    was late when it was written.
+    """
+
+    live: Live
+    front: Front
+    names: dict[str, list[int]] = field(default_factory=dict)
+    late: Callable[[float], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._known = Prefixes()
+        self._random = np.random.default_rng(self.front.seed)
+        self.under_way = 0
+
+    def begin(
+        self, prefix: str, name: str | None, body: Body, prompts: Sequence[array[int]]
+    ) -> Generation:
+        """Send the prompts to the engine. Raises Refused where the API would refuse the call."""
+        self._check_model(body.model)
+        if body.n is not None and body.n > 1:
+            raise Refused(400, "n: simkv does not model parallel sampling; expected 1", "n")
+        if body.priority and not self.front.by_priority:
+            said = "Got priority {} but priority scheduling is not enabled."
+            raise Refused(400, said.format(body.priority), "priority")
+        limits = [self._limit(body, len(prompt)) for prompt in prompts]
+        called = _UNFIT.sub("", name or body.request_id or "")[:128] or uuid.uuid4().hex
+        answers = [
+            self.live.submit(self._ask(body, prompt, limit))
+            for prompt, limit in zip(prompts, limits, strict=True)
+        ]
+        self.names[called] = [answer.request.id for answer in answers]
+        self.under_way += 1
+        return Generation(prefix, called, list(prompts), answers)
+
+    def end(self, call: Generation) -> None:
+        """Nobody waits for a call any more."""
+        self.under_way -= 1
+        for prompt, answer in zip(call.prompts, call.answers, strict=True):
+            self.live.leave(answer)
+            number = answer.request.id
+            emitted = self.front.texts.emitted(number, answer.tokens)
+            self._known.answer(prompt, emitted, f"o{number}")
+
+    def sent(self, due: float) -> None:
+        """A token was written that was due then."""
+        self.late(time.monotonic() - due)
+
+    def find(self, name: str) -> list[int]:
+        """The requests of a call, by its id, by what its client called it, or by its number."""
+        for prefix in ("", "cmpl-", "chatcmpl-"):
+            if name.startswith(prefix) and (known := self.names.get(name.removeprefix(prefix))):
+                return known
+        number = int(name) if name.isdecimal() and len(name) < 12 else -1
+        return [number] if 0 <= number < len(self.live.journal) else []
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model != self.front.model:
+            raise Refused(404, f"The model `{model}` does not exist.", "model")
+
+    def _limit(self, body: Body, prompt: int) -> int:
+        """Most tokens of an answer. Raises Refused for what is too long or makes no sense."""
+        if prompt == 0:
+            raise Refused(400, "The prompt is empty.", "prompt")
+        limit, longest = body.limit, self.front.longest
+        if longest is not None:
+            limit = room(longest, prompt, limit, body.limit_param)
+        elif limit is None:
+            limit = self._draw() if self.front.length is not None else 16
+        if limit < 1:
+            raise Refused(400, f"max_tokens must be at least 1, got {limit}.", "max_tokens")
+        if limit > MOST_TOKENS:
+            said = f"max_tokens must be at most {MOST_TOKENS}, got {limit}."
+            raise Refused(400, said, "max_tokens")
+        if body.min_tokens > limit:
+            said = f"min_tokens must be less than or equal to max_tokens={limit}, "
+            raise Refused(400, f"{said}got {body.min_tokens}.", "min_tokens")
+        return limit
+
+    def _ask(self, body: Body, prompt: array[int], limit: int) -> Ask:
+        emits = limit
+        if body.simkv.output_tokens is not None:
+            emits = body.simkv.output_tokens
+        elif not body.ignore_eos and self.front.length is not None:
+            emits = self._draw()
+        return Ask(
+            prompt_tokens=len(prompt),
+            max_tokens=limit,
+            output_tokens=min(max(emits, body.min_tokens, 1), limit),
+            segments=partial(self._segments, prompt),
+            priority=body.priority,
+            ignore_eos=body.ignore_eos,
+        )
+
+    def _segments(self, prompt: array[int], number: int) -> list[Segment]:
+        return self._known.name(prompt, f"u{number}")
+
+    def _draw(self) -> int:
+        assert self.front.length is not None
+        return draw_lengths(self.front.length, self._random, 1, "output_tokens")[0]
+
+
+def room(longest: int, prompt: int, wanted: int | None, param: str) -> int:
+    """Tokens that an answer may have where prompt and answer together have a limit.
+
+    Raises Refused with the words of vLLM 0.33.0 (``vllm/renderers/params.py``).
+    """
+    if wanted is not None and wanted > longest:
+        said = f"{param}={wanted} cannot be greater than max_model_len={longest}. "
+        raise Refused(400, f"{said}Please request fewer output tokens.", param)
+    if prompt > longest:
+        said = (
+            f"This model's maximum context length is {longest} tokens. However, your prompt "
+            f"contains {prompt} input tokens, which exceeds this limit even without any output "
+            "tokens. Please reduce the length of the input prompt."
+        )
+        raise Refused(400, said, "input_tokens")
+    return longest - prompt if wanted is None else min(wanted, longest - prompt)
+
+
+def finish_reason(request: Request, tokens: int, longest: int | None) -> str:
+    """Why an answer of so many tokens ended."""
+    full = longest is not None and request.prompt_tokens + tokens >= longest
+    return "length" if full or tokens >= request.max_tokens else "stop"

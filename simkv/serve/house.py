@@ -1,0 +1,121 @@
+"""All of a server put together: from a scenario and options to a process that serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkv.loop.world import specs
+from simkv.scenario.saving import to_yaml
+from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import spec_of
+from simkv.serve.again import Explainer, scenario_of, write_trace
+from simkv.serve.app import application
+from simkv.serve.generation import Desk, Front
+from simkv.serve.guard import Guard
+from simkv.serve.live import Live
+from simkv.serve.process import Site, ToldToEnd, bind, serve
+from simkv.serve.scenario import answer_length
+from simkv.serve.texts import texts
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a scenario is served; see ``simkv serve --help``."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    speed: float = 1.0
+    api_key: str | None = None
+    model: str | None = None
+    tokenizer: Path | None = None
+    grace: float = 30.0
+    seed: int = 0
+
+
+class House:
+    """A scenario that is served. Raises InputError for what cannot be.
+
+    ``warn`` is told what an operator should know.
+    """
+
+    def __init__(
+        self, scenario: Scenario, folder: Path, options: Options, warn: Callable[[str], None]
+    ) -> None:
+        self.options = options
+        self.length = answer_length(scenario)
+        # The clients are real: they come and go as they like, and nothing ends before them.
+        self.scenario = scenario.model_copy(update={"timeout": None, "horizon": None})
+        self.live = Live(self.scenario, specs(self.scenario, folder), options.speed)
+        self.live.warn = warn
+        engine = scenario.engine
+        spec = spec_of(engine)
+        self.front = Front(
+            engine=engine.name,
+            variant=engine.variant,
+            model=options.model or _model(scenario),
+            texts=texts(options.tokenizer),
+            longest=getattr(engine, spec.longest) if spec.longest else None,
+            length=self.length,
+            seed=options.seed,
+            by_priority=getattr(engine, "policy", None) != "fcfs",
+        )
+        self.desk = Desk(self.live, self.front)
+        self.explainer = Explainer(self.scenario, folder)
+        self._ending = ToldToEnd()
+        self._socket = bind(options.host, options.port)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @property
+    def banner(self) -> str:
+        """What is served, where, and how fast."""
+        front = self.front
+        times = (
+            "real time" if self.options.speed == 1 else f"{self.options.speed:g} times real time"
+        )
+        return (
+            f"simkv serves {self.scenario.name} ({front.engine} {front.variant}, model "
+            f"{front.model}) on {self.address} at {times}\n"
+            f"Text is counted by {front.texts.rule}. "
+            f"Why was an answer late? curl {self.address}/explain/ID"
+        )
+
+    def serve(self) -> None:
+        """Serve until a signal comes."""
+        app = application(self.desk, self.explainer, self.describe, lambda: b"")
+        guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.why)
+        site = Site(guard, self.live, self._socket, lambda: self.desk.under_way)
+        try:
+            asyncio.run(serve([site], self._ending, self.options.grace, lambda: None))
+        finally:
+            self.explainer.close()
+
+    def describe(self) -> str:
+        """A scenario file of what is served and what came so far, ready to run again."""
+        about = [
+            f"Served by simkv serve at --speed {self.options.speed:g}; what clients sent so far.",
+            f"Text was counted by {self.front.texts.rule}.",
+        ]
+        lines = "".join(f"# {line}\n" for line in about)
+        if not self.live.journal:
+            return (
+                f"{lines}# Nothing has come yet; the workload is the scenario's own.\n"
+                + to_yaml({"run": self.scenario})
+            )
+        return lines + to_yaml({"run": scenario_of(self.scenario, self.live.journal)})
+
+    def write(self, path: Path) -> int:
+        """Write what came as a trace; returns how many requests."""
+        write_trace(path, self.live.journal)
+        return len(self.live.journal)
+
+
+def _model(scenario: Scenario) -> str:
+    return scenario.hardware.model if scenario.hardware else scenario.name

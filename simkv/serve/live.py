@@ -1,0 +1,208 @@
+"""A simulated server on the wall clock: requests come from outside, tokens go out when due.
+
+``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and nothing can wake it, so the
+environment here is the plain one, and a timer of asyncio stands in for the sleep: it is set to the
+next event. What comes from outside first lets everything happen that is due before it, then enters
+at a time of its own, and sets the timer anew. So the world sees the same as in a run of what came,
+however late the process is; only the moments at which clients are told can be late, and ``lag``
+measures by how much. There are no leaps: they change nothing but the work, and every token counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf, nextafter
+
+import simpy
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request, Segment
+from simkv.loop.fleet.fleet import Fleet
+from simkv.loop.fleet.split import SplitFleet
+from simkv.loop.record import Life
+from simkv.loop.replica import Replica
+from simkv.loop.world import ReplicaSpec, replica_of, server_of, sessions
+from simkv.scenario.scenario import Scenario
+from simkv.serve.reply import Reply
+from simkv.workload.clients import Clients
+
+#: Nobody leaves sooner after its arrival (s).
+SOONEST = 1e-6
+#: The world goes on for so long at a time (s of ours) before sockets have their turn.
+SLICE = 0.002
+#: From so many seconds of ours on, being late is worth a warning.
+LATE = 0.1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a client wants: a prompt of so many tokens, and how the answer shall be.
+
+    ``output_tokens`` is how many tokens the model will emit; ``segments`` are given the number of
+    the request, of whose own tokens they tell.
+    """
+
+    prompt_tokens: int
+    max_tokens: int
+    output_tokens: int
+    segments: Callable[[int], Sequence[Segment]]
+    priority: int = 0
+    ignore_eos: bool = False
+
+
+class Live:
+    """A scenario's engine, or its fleet, served at ``speed`` times real time.
+
+    ``journal`` is what came, by the number of the request; who left has a ``timeout``. ``replicas``
+    are those that there are or were. ``told`` is called with a replica and the numbers of those
+    whose clients are given a token; ``over`` with every life that ends; ``warn`` with a sentence.
+    """
+
+    def __init__(
+        self, scenario: Scenario, specs: Sequence[ReplicaSpec], speed: float = 1.0
+    ) -> None:
+        self.speed = speed
+        self.journal: list[Request] = []
+        self.replicas: list[Replica] = []
+        self.answers: dict[int, Reply] = {}
+        self.told: Callable[[Replica, Sequence[int]], None] = lambda *_: None
+        self.over: Callable[[Life], None] = lambda _: None
+        self.warn: Callable[[str], None] = lambda _: None
+        self.born = int(time.time())
+        self.dead = ""
+        self.lag = 0.0
+        self._scenario = scenario
+        self.server = server_of(scenario, specs, self._make, sessions(Clients([])))
+        self.server.ended = self._ended
+        self.env = self.server.env
+        self._resumes = not isinstance(self.server, SplitFleet)
+        self._start = self._warned = -inf
+        self._timer: asyncio.Handle | None = None
+
+    def _make(self, spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
+        replica = replica_of(self._scenario, spec, env, rank, leaping=False)
+        replica.delivered = partial(self._deliver, replica)
+        replica.died = partial(self._died, replica)
+        self.replicas.append(replica)
+        return replica
+
+    # The clock.
+
+    def start(self) -> None:
+        """The clock starts now, in the loop that runs."""
+        self._loop = asyncio.get_running_loop()
+        self._start = time.monotonic()
+        self.env.process(self.server.run())
+        self._plan()
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the start; what has happened is before that."""
+        return max(self._elapsed, nextafter(self.env.now, inf))
+
+    @property
+    def _elapsed(self) -> float:
+        return (time.monotonic() - self._start) * self.speed
+
+    def _tick(self) -> None:
+        """Events are due."""
+        stop, env = time.monotonic() + SLICE, self.env
+        while env.peek() <= self._elapsed:
+            env.step()
+            if time.monotonic() > stop:
+                break
+        self._plan()
+
+    def _note_lag(self, due: float) -> None:
+        """What happens now was due then, by the monotonic clock."""
+        now = time.monotonic()
+        self.lag = now - due
+        if self.lag > LATE and now > self._warned + 5.0:
+            self._warned = now
+            self.warn(f"{1e3 * self.lag:.0f} ms behind: answers go out later than simulated")
+
+    def _plan(self) -> None:
+        """Set the timer to the next event."""
+        if self._timer is not None:
+            self._timer.cancel()
+        following = self.env.peek()
+        if following == inf:
+            self._timer = None
+            return
+        wait = self._start + following / self.speed - time.monotonic()
+        soon = wait <= 0
+        self._timer = (
+            self._loop.call_soon(self._tick) if soon else self._loop.call_later(wait, self._tick)
+        )
+
+    # What clients do.
+
+    def submit(self, ask: Ask) -> Reply:
+        """A request comes now."""
+        self.env.run(until=self.now)
+        number = len(self.journal)
+        request = Request(
+            id=number,
+            prompt_tokens=ask.prompt_tokens,
+            max_tokens=ask.max_tokens,
+            arrival=self.env.now,
+            priority=ask.priority,
+            ignore_eos=ask.ignore_eos,
+            segments=tuple(ask.segments(number)),
+            output_tokens=ask.output_tokens,
+        )
+        self.journal.append(request)
+        answer = self.answers[number] = Reply(request)
+        self.server.submit(request)
+        self._plan()
+        return answer
+
+    def leave(self, answer: Reply) -> None:
+        """The client of a request is gone now, if it still waited."""
+        request = answer.request
+        if request.id not in self.answers:
+            return
+        now = max(self.now, request.arrival + SOONEST)
+        self.env.run(until=now)
+        if self.answers.pop(request.id, None) is None:
+            return
+        self.journal[request.id] = replace(request, timeout=now - request.arrival)
+        self.server.leave(request.id)
+        self._plan()
+
+    def cut_off(self) -> None:
+        """Nobody gets any more of an answer."""
+        for answer in list(self.answers.values()):
+            self.leave(answer)
+            answer.end(Outcome.CUT_OFF)
+
+    # What the engine does.
+
+    def _deliver(self, replica: Replica, numbers: Sequence[int]) -> None:
+        due = self._start + self.env.now / self.speed
+        self._note_lag(due)
+        for number in numbers:
+            if answer := self.answers.get(number):
+                answer.give(due, replica if self._resumes else None)
+        self.told(replica, numbers)
+
+    def _ended(self, life: Life) -> None:
+        answer = self.answers.get(life.request.id)
+        self.over(life)
+        if life.outcome is Outcome.LOST and not isinstance(self.server, Fleet):
+            self.warn(f"request {life.request.id}: {life.reason}; its client waits for ever")
+        elif answer:
+            del self.answers[life.request.id]
+            answer.end(life.outcome, life.reason)
+
+    def _died(self, replica: Replica) -> None:
+        stop = replica.record.standstill
+        self.dead = stop.why if stop else "the engine died"
+        self.warn(f"the engine is dead: {self.dead}")
+        for answer in list(self.answers.values()):
+            answer.end(Outcome.STALLED, self.dead)
+        self.answers.clear()

@@ -1,0 +1,143 @@
+"""The server as a process: sockets, signals, and an end at which nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from simkv.core.errors import InputError
+from simkv.serve.live import Live
+
+#: Most bytes of a request's head, and the seconds within which it has to be there.
+HEAD_BYTES = 65536
+HEAD_SECONDS = 30.0
+#: Connections that may wait to be accepted.
+BACKLOG = 2048
+
+
+class CarefulProtocol(HttpToolsProtocol):
+    """Closes connections whose head is too large, or does not come."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._head = 0
+        self._patience = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head = 0
+        self._patience.cancel()
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > HEAD_BYTES:
+            raise ValueError("the head is too large")
+
+
+class Quiet(uvicorn.Server):
+    """Leaves signals to the process, which may have several servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass
+class Site:
+    """An application on a socket, and the world behind it."""
+
+    app: Any
+    live: Live
+    socket: socket.socket
+    under_way: Callable[[], int]
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises InputError if that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"--host {host} --port {port}: {why}") from error
+
+
+class ToldToEnd:
+    """Whether the process has been told to end."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def why(self) -> str:
+        """Why nothing new is served."""
+        return "the server is shutting down" if self.told else ""
+
+
+async def serve(
+    sites: Sequence[Site], ending: ToldToEnd, grace: float, ready: Callable[[], None]
+) -> None:
+    """Serve until a signal comes and those that are under way have ended, or ``grace`` (s) later.
+
+    A second signal ends it at once. ``ready`` is called when clients may come.
+    """
+    loop = asyncio.get_running_loop()
+    stop, now = asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        (now if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    servers = [Quiet(_config(site.app)) for site in sites]
+    running = [
+        asyncio.ensure_future(server.serve([site.socket]))
+        for server, site in zip(servers, sites, strict=True)
+    ]
+    for site in sites:
+        site.live.start()
+    while not all(server.started for server in servers):
+        await asyncio.sleep(0.005)
+    ready()
+    await stop.wait()
+    ending.told = True
+    for server in servers:
+        server.should_exit = True
+    limit = loop.time() + grace
+    while any(site.under_way() for site in sites) and loop.time() < limit and not now.is_set():
+        await asyncio.sleep(0.02)
+    for site in sites:
+        site.live.cut_off()
+    await asyncio.gather(*running)
+
+
+def _config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=CarefulProtocol,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )

@@ -1,0 +1,54 @@
+"""Requests that are refused, in the API's own error object."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from simkv.core.errors import in_plain_words
+
+#: What the API calls the kinds of errors.
+KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError"}
+
+
+class Refused(Exception):
+    """A request is refused with this status; ``param`` is the field that is wrong."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+
+
+def error_object(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """The body of a response that is an error."""
+    kind = KINDS.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def as_response(status: int, message: str, param: str | None = None) -> JSONResponse:
+    """A response that is an error."""
+    return JSONResponse(error_object(status, message, param), status)
+
+
+def say_refusals(app: FastAPI) -> None:
+    """Let all errors of an application have the API's own form."""
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        return as_response(error.status, error.message, error.param)
+
+    @app.exception_handler(HTTPException)
+    async def no_such_thing(_: Request, error: HTTPException) -> JSONResponse:
+        return as_response(error.status_code, str(error.detail))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"] if part != "body")
+        said = in_plain_words(str(first["msg"]))
+        return as_response(400, f"{field}: {said}" if field else said, field or None)

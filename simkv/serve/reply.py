@@ -1,0 +1,67 @@
+"""An answer under way: how many tokens of it there are, and whether there will be more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request
+
+
+class Reply:
+    """What becomes of a request, for whoever writes it to a socket.
+
+    ``tokens`` are there, ``due`` is when (by ``time.monotonic``) the oldest of those came that
+    nobody has fetched. With an ``outcome`` there will be no more, and ``reason`` says why if it is
+    not finished. Nothing is kept per token, so a slow reader costs nothing.
+    """
+
+    __slots__ = ("_again", "_news", "_source", "due", "outcome", "reason", "request", "tokens")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.tokens = 0
+        self.due: float | None = None
+        self.outcome: Outcome | None = None
+        self.reason = ""
+        self._news: asyncio.Future[None] | None = None
+        self._source: object = None
+        self._again = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether there will be no more tokens."""
+        return self.outcome is not None
+
+    def give(self, due: float, source: object) -> None:
+        """A token is there since ``due``.
+
+        Another ``source`` than that of the tokens before begins anew; what the client already has
+        is not sent to it again.
+        """
+        if source is not self._source:
+            self._source, self._again = source, self.tokens
+        if self._again:
+            self._again -= 1
+            return
+        self.tokens += 1
+        if self.due is None:
+            self.due = due
+        self._wake()
+
+    def end(self, outcome: Outcome | None, reason: str = "") -> None:
+        """There will be no more tokens."""
+        self.outcome, self.reason = outcome or Outcome.LOST, reason
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def news(self, seen: int) -> float | None:
+        """Wait until there are more than ``seen`` tokens, or the end; returns ``due``."""
+        while self.tokens <= seen and not self.ended:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        due, self.due = self.due, None
+        return due

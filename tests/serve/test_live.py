@@ -1,0 +1,95 @@
+"""The world on the wall clock is the world of a run of what came."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Segment
+from simkv.loop.record import Record
+from simkv.loop.world import serve_scenario, specs
+from simkv.scenario.load import load
+from simkv.scenario.scenario import Scenario
+from simkv.serve.again import scenario_of, write_trace
+from simkv.serve.live import Ask, Live
+from simkv.workload.workload import generate
+from tests.serve.house import COSTS, scenario
+
+FLEET = "fleet: {replicas: 2, router: round_robin}\n"
+WORKLOAD = "workload: {requests: [{prompt_tokens: 1, output_tokens: 1}]}\n"
+
+
+def loaded(tmp_path: Path, more: str = "", blocks: int = 100) -> Scenario:
+    path = tmp_path / "served.yaml"
+    path.write_text(scenario(blocks, 1024) + WORKLOAD + more)
+    (tmp_path / COSTS.name).write_text(COSTS.read_text())
+    return load(path)["run"]
+
+
+async def visit(live: Live, seed: int) -> list[int]:
+    """Clients come and go as luck has it; returns how many tokens each has got."""
+    luck = random.Random(seed)
+    live.start()
+    got = []
+
+    async def client(number: int) -> None:
+        await asyncio.sleep(luck.random() * 0.2)
+        prompt, limit = luck.randint(1, 400), luck.randint(1, 300)
+        shared = min(prompt, luck.choice([0, 64, 128]))
+
+        def segments(own: int) -> list[Segment]:
+            pieces = [Segment("common", 0, shared), Segment(f"u{own}", 0, prompt - shared)]
+            return [piece for piece in pieces if piece.end] if shared else []
+
+        answer = live.submit(Ask(prompt, limit, luck.randint(1, limit), segments))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(luck.choice([None, luck.random() * 0.1])):
+                while not answer.ended:
+                    await answer.news(answer.tokens)
+        live.leave(answer)
+        got.append((answer.request.id, answer.tokens))
+
+    await asyncio.gather(*(client(number) for number in range(60)))
+    return [tokens for _, tokens in sorted(got)]
+
+
+def columns(record: Record) -> dict[str, list[object]]:
+    log = record.steps
+    return {name: list(getattr(log, name)) for name in log.__slots__}
+
+
+@pytest.mark.parametrize("more", ["", FLEET])
+def test_a_run_of_what_came_decides_the_same(tmp_path: Path, more: str) -> None:
+    served = loaded(tmp_path, more)
+    live = Live(served, specs(served, tmp_path), speed=50)
+    got = asyncio.run(visit(live, 7))
+    again = scenario_of(served, live.journal)
+    run = serve_scenario(again, specs(again, tmp_path))
+    outcomes = {life.outcome for life in run.record.lives.values()}
+    assert {Outcome.FINISHED, Outcome.STARVED} <= outcomes
+    assert any(life.preempted_at for life in run.record.lives.values())
+    for stint, replica in zip(run.stints, live.replicas, strict=True):
+        there, here = stint.engine.record, replica.record
+        ours, theirs = columns(here), columns(there)
+        assert len(theirs["end"]) > 100
+        for name in ("kind", "prefill_tokens", "decode_seqs", "preempted", "running"):
+            assert ours[name] == theirs[name], name
+        assert ours["end"] == pytest.approx(theirs["end"], rel=1e-9)
+    received = [run.record.lives[number].tokens for number in range(len(got))]
+    assert got == received
+
+
+def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path) -> None:
+    served = loaded(tmp_path)
+    live = Live(served, specs(served, tmp_path), speed=50)
+    asyncio.run(visit(live, 8))
+    write_trace(tmp_path / "came.csv", live.journal)
+    path = tmp_path / "again.yaml"
+    path.write_text(scenario(100, 1024) + "workload: {trace: came.csv}\n")
+    again = load(path)["run"]
+    assert generate(again.workload, None) == live.journal
