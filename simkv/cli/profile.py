@@ -42,9 +42,17 @@ def llmservingsim(
     tp: Tp = 1,
     expert_ranks: Annotated[int, typer.Option(min=1, help="GPUs that share the experts.")] = 1,
     max_num_seqs: Seqs = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="What joins the GPUs: a name of links.json, or latency (us) and bandwidth (GB/s) "
+            "of the host, as 20,16."
+        ),
+    ] = None,
 ) -> None:
     """From a bundle of LLMServingSim's kernel tables."""
     from simkv.costs.hardware.catalog import find_model, known_model
+    from simkv.costs.hardware.links import said_link
     from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
     from simkv.schedulers.vllm.setting import graph_sizes
 
@@ -54,7 +62,13 @@ def llmservingsim(
         raise InputError(f"{bundle}: measured with {measured.name}; --model {model} is another")
     sizes = graph_sizes(max_num_seqs) if max_num_seqs else None
     layout = Sharding(
-        found.layers, tp, found.hidden, found.experts, found.experts_per_token, expert_ranks
+        found.layers,
+        tp,
+        found.hidden,
+        found.experts,
+        found.experts_per_token,
+        expert_ranks,
+        said_link(link) if link else None,
     )
     _write(out, bundle_profile(bundle, layout, sizes))
 

@@ -16,9 +16,9 @@ class Load(NamedTuple):
     ``decode_context`` tokens of KV in all. ``prefill_pairs`` counts, over the prefills, the pairs
     of a token and a token that it attends to. ``emits`` sequences have a token sampled.
     ``shortest`` and ``longest`` are the KV that single decodes read; they are only filled in for
-    an executor that asks for them (``load_of``), else 0. Engines in lock-step compute
-    ``group_tokens`` in all, 0 stands for an engine by itself. Before the step starts, so many
-    blocks of KV are swapped to and from host memory.
+    an executor that asks for them (``load_of``), else 0. ``group_ranks`` engines in lock-step
+    compute ``group_tokens`` in all and ``group_most`` at most, 0 stands for an engine by itself.
+    Before the step starts, so many blocks of KV are swapped to and from host memory.
     """
 
     prefill_seqs: int
@@ -33,6 +33,8 @@ class Load(NamedTuple):
     group_tokens: int = 0
     swap_out_blocks: int = 0
     swap_in_blocks: int = 0
+    group_most: int = 0
+    group_ranks: int = 0
 
 
 def pairs(tokens: int, context: int) -> int:

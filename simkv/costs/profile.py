@@ -162,15 +162,22 @@ class Profile(Data):
 
 
 def feature_of(load: Load, feature: Feature, graph_sizes: Sequence[int] = ()) -> float:
-    """Value of a feature of one step; ``slots`` depend on the sizes of the CUDA graphs."""
+    """Value of a feature of one step; ``slots`` depend on the sizes of the CUDA graphs.
+
+    Engines in lock-step that all run a CUDA graph are padded to the largest of theirs, their
+    ``group_tokens`` too; where one is over the largest graph, none runs one (vLLM 0.19.0,
+    ``_synchronize_dp_ranks`` in ``vllm/v1/worker/dp_utils.py``).
+    """
     if feature == "steps":
         return 1
-    if feature in ("tokens", "slots"):
+    if feature == "tokens":
+        return load.prefill_tokens + load.decode_seqs
+    if feature == "slots":
         tokens = load.prefill_tokens + load.decode_seqs
-        if feature == "slots" and graph_sizes and tokens <= graph_sizes[-1]:
-            return graph_sizes[bisect_left(graph_sizes, tokens)]
-        return tokens
+        return _padded(tokens, load.group_most, graph_sizes)
     if feature == "group_tokens":
+        if graph_sizes and 0 < load.group_most <= graph_sizes[-1]:
+            return load.group_ranks * _padded(load.group_most, 0, graph_sizes)
         return load.group_tokens or load.prefill_tokens + load.decode_seqs
     if feature == "decode_mean":
         return load.decode_context / load.decode_seqs if load.decode_seqs else 0
@@ -180,6 +187,14 @@ def feature_of(load: Load, feature: Feature, graph_sizes: Sequence[int] = ()) ->
         return load.decode_seqs if load.prefill_seqs else 0
     value: int = getattr(load, feature)
     return value
+
+
+def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
+    """Tokens as padded to a CUDA graph, or to that of the engine of ``most`` in lock-step."""
+    if not graph_sizes or tokens > graph_sizes[-1]:
+        return tokens
+    wanted = max(tokens, most) if most <= graph_sizes[-1] else tokens
+    return graph_sizes[bisect_left(graph_sizes, wanted)]
 
 
 class StepCost:

@@ -112,6 +112,17 @@ def test_unequal_decodes_lie_between_the_mean_and_the_longest(
     assert found(load) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("tokens", "share"), [(10, 0.75), (13, 0.75), (22, 0.1), (500, 0.1)])
+def test_beside_a_prefill_the_nearest_that_was_measured_says_the_share(
+    tokens: int, share: float
+) -> None:
+    shares = [(10, 1, 0, 1, 0, 0.75), (40, 1, 0, 1, 0, 0.1), (0, 1, 0, 1, 0, 0.5)]
+    found = cost(*DECODES, *PREFILLS, *MIXED, skew={**SKEW, "shares": shares})
+    even, longest = (Load(1, tokens, 0, 3, 3 * n, pairs(tokens, 0), 4, n, n) for n in (200, 300))
+    uneven = Load(1, tokens, 0, 3, 600, pairs(tokens, 0), 4, 100, 300)
+    assert found(uneven) == pytest.approx(found(even) + share * (found(longest) - found(even)))
+
+
 @pytest.mark.parametrize(
     ("slices", "complaint"),
     [

@@ -8,6 +8,7 @@ go through the host's memory.
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -64,3 +65,15 @@ def find_link(name: str) -> HostLink:
         f"link {name!r} is not known{nearest(name, names)}; expected one of {', '.join(names)}, or "
         f"latency_us and bandwidth_gb_s"
     )
+
+
+def said_link(text: str) -> HostLink:
+    """A link by its name, or by its latency (us) and bandwidth (GB/s) as ``20,16``.
+
+    Raises InputError for what is neither.
+    """
+    figures = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*,\s*(\d+(?:\.\d+)?)\s*", text)
+    if figures is None or not float(figures[2]):
+        return find_link(text)
+    latency, bandwidth = 1e-6 * float(figures[1]), 1e9 * float(figures[2])
+    return HostLink(name="the host's link", latency=latency, bandwidth=bandwidth, source="as given")

@@ -7,12 +7,15 @@ attention by four axes (see ``costs.attention``), and what unequal lengths of de
 5daddb2, serving/core/trace_generator.py). As there, the correction for skew counts where the
 bundle says that it is enabled, and a bucket that was not profiled takes the bundle's default.
 
-Only kernels are in it: no host time, no gaps between kernels. With tensor parallelism two
-all-reduces per layer are added. With expert parallelism the ranks give each other their tokens
-before the experts (an all-gather of hidden states, and one each of the ids and of the weights of
-the experts that were chosen, 4 bytes a number: vLLM's all-gather and reduce-scatter) and get the
-sums after them (a reduce-scatter). All are from ``hardware/gpus.json``, as measured on the GPU, or
-over the link of a host that is given: GPUs of one kind are joined in more than one way.
+Only kernels are in it: no host time, no gaps between kernels. Where the engine's CUDA graphs are
+known, ``sources/host.py`` adds what a step takes that is launched without one.
+
+With tensor parallelism two all-reduces per layer are added. With expert parallelism the ranks give
+each other their tokens before the experts (an all-gather of hidden states, and one each of the ids
+and of the weights of the experts that were chosen, 4 bytes a number: vLLM's all-gather and
+reduce-scatter) and get the sums after them (a reduce-scatter). All are from ``hardware/gpus.json``,
+as measured on the GPU, or over the link of a host that is given: GPUs of one kind are joined in
+more than one way.
 
 A mixture of experts (``moe.csv``, by tokens and activated experts) is taken to choose its experts
 evenly. The ranks of an expert-parallel group pool their tokens: each computes its share of the
@@ -36,6 +39,7 @@ from simkv.costs.hardware.links import HostLink
 from simkv.costs.lines import at
 from simkv.costs.profile import Feature, Fit, Profile, Term
 from simkv.costs.sources.files import check_kinds, find_table, read_settings, read_table
+from simkv.costs.sources.host import LAUNCHED, launched
 
 #: Kernels that run once in a step, and how often in a layer the others do.
 ONCE = ("embedding", "final_layernorm")
@@ -93,6 +97,7 @@ def bundle_profile(folder: Path, layout: Sharding, graph_sizes: list[int] | None
     moved, said = _collectives(str(meta.get("gpu", "")), layout)
     experts = _experts(tables, layout)
     terms = [*_dense(tables, layout), *experts, *_sampling(tables), *moved]
+    host = [launched(graph_sizes)] if graph_sizes else []
     table = AttentionTable(slices=_slices(tables, layers), skew=_skew(folder, meta, tp))
     name = f"{meta.get('model', folder.name)} on {meta.get('gpu', 'unknown GPU')}"
     points = sum(len(row.seconds) for part in table.slices for row in part.rows)
@@ -102,7 +107,7 @@ def bundle_profile(folder: Path, layout: Sharding, graph_sizes: list[int] | None
         model=str(meta.get("model", "unknown")),
         gpu=str(meta.get("gpu", "unknown")),
         basis="measured",
-        terms=terms,
+        terms=[*terms, *host],
         attention=table,
         graph_sizes=graph_sizes or [],
         idle_pass_s=1e-4,
@@ -115,7 +120,13 @@ def bundle_profile(folder: Path, layout: Sharding, graph_sizes: list[int] | None
         source=[
             "kernel tables of LLMServingSim's profiler (github.com/casys-kaist/LLMServingSim, MIT)",
             f"bundle {folder.name}, measured {meta.get('profiled_at', 'at an unknown time')}",
-            "kernels only: no host time, no gaps between kernels" + said,
+            "kernels only: no gaps between kernels, "
+            + (
+                f"{1e3 * LAUNCHED:g} ms of host time for a step over the largest CUDA graph"
+                if host
+                else "no host time"
+            )
+            + said,
             "idle_pass_s is assumed",
         ],
     )

@@ -67,10 +67,15 @@ class LockStep:
     def _launch(self, decided: Sequence[tuple[Engine, Batch]], start: float) -> float:
         """Put what was decided on the GPUs, all at ``start``; returns when they are free again."""
         loads = [engine.load(batch) for engine, batch in decided]
-        tokens = sum(load.prefill_tokens + load.decode_seqs for load in loads)
+        tokens = [load.prefill_tokens + load.decode_seqs for load in loads]
+        group = {
+            "group_tokens": sum(tokens),
+            "group_most": max(tokens, default=0),
+            "group_ranks": len(self.engines),
+        }
         seconds = max(
             (
-                engine.executor.run(load._replace(group_tokens=tokens))
+                engine.executor.run(load._replace(**group))
                 for (engine, batch), load in zip(decided, loads, strict=True)
                 if batch
             ),

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.links import HostLink, find_link, links
+from simkv.costs.hardware.links import HostLink, find_link, links, said_link
 from simkv.costs.load import Load
-from simkv.costs.profile import Profile, StepCost
+from simkv.costs.profile import Profile, StepCost, feature_of
+from simkv.costs.sources.host import LAUNCHED, without_host
 from simkv.costs.sources.llmservingsim import Sharding, bundle_profile, slower_collectives
 
 META = """\
@@ -79,6 +80,32 @@ def test_padding_to_graphs_costs_the_padded_tokens(tmp_path: Path) -> None:
     extra = StepCost(padded)(three) - StepCost(plain)(three)
     assert extra == pytest.approx(1e-6 * (1 + 2 * (2 * 2 + 10)))
     assert StepCost(padded)(four) == StepCost(plain)(four)
+
+
+def test_a_step_over_the_largest_graph_is_launched_by_the_host(tmp_path: Path) -> None:
+    plain = bundle_profile(bundle(tmp_path), Sharding(2))
+    padded = bundle_profile(tmp_path, Sharding(2), [1, 2, 4])
+    four, five = (Load(0, 0, 0, n, 200 * n, 0, n) for n in (4, 5))
+    assert StepCost(padded)(four) == StepCost(plain)(four)
+    assert StepCost(padded)(five) - StepCost(plain)(five) == pytest.approx(LAUNCHED)
+    assert "5.9 ms of host time" in " ".join(padded.source)
+    assert "no host time" in " ".join(plain.source)
+    kernels = without_host(padded)
+    assert StepCost(kernels)(five) == pytest.approx(StepCost(plain)(five))
+    assert without_host(plain) is plain
+
+
+def test_ranks_in_lock_step_are_padded_to_the_busiest() -> None:
+    sizes = [1, 2, 4, 8]
+    alone = Load(0, 0, 0, 3, 600, 0, 3)
+    beside = alone._replace(group_tokens=9, group_most=6, group_ranks=2)
+    assert [feature_of(load, "slots", sizes) for load in (alone, beside)] == [4, 8]
+    assert [feature_of(load, "group_tokens", sizes) for load in (alone, beside)] == [3, 16]
+    # One that is over the largest graph keeps all from running one; each stays as it is.
+    eager = alone._replace(group_tokens=103, group_most=100, group_ranks=2)
+    assert feature_of(eager, "slots", sizes) == 4
+    assert feature_of(eager, "group_tokens", sizes) == 103
+    assert feature_of(beside, "group_tokens") == 9  # no graphs, no padding
 
 
 def test_the_errors_are_those_of_points_left_out(tmp_path: Path) -> None:
@@ -156,6 +183,15 @@ def test_ids_and_weights_of_chosen_experts_are_gathered_too(tmp_path: Path) -> N
     hidden, chosen = 1e-5 + 4096 * 4096 / 1e9, 1e-5 + 4096 * 8 / 1e9
     found = StepCost(bundle_profile(tmp_path, known))(load) - none
     assert found == pytest.approx(2 * (2 * hidden + 2 * chosen))
+
+
+def test_a_link_is_said_by_its_name_or_its_figures() -> None:
+    assert said_link("PCIe 5.0, no peer-to-peer").bandwidth == 1.6e10
+    link = said_link("20,16")
+    assert (link.latency, link.bandwidth) == (pytest.approx(2e-5), 1.6e10)
+    for wrong in ("20", "20,x", "20,0", "-1,16", "20,16,1", "nan,16"):
+        with pytest.raises(InputError, match=r"is not known.*latency_us and bandwidth_gb_s"):
+            said_link(wrong)
 
 
 def test_known_links_have_names_and_sources() -> None:

@@ -167,7 +167,9 @@ def test_the_command_writes_a_profile_that_loads(tmp_path: Path) -> None:
     folder = bundle(tmp_path / "bundle")
     out = tmp_path / "mine.json"
     arguments = ["profile", "build", "llmservingsim", str(folder), "--model", "Qwen2.5-0.5B"]
-    done = CliRunner().invoke(app, [*arguments, "--max-num-seqs", "4", "--out", str(out)])
+    done = CliRunner().invoke(
+        app, [*arguments, "--max-num-seqs", "4", "--link", "20,16", "--out", str(out)]
+    )
     assert done.exit_code == 0, done.output
     assert "decode_seqs: measured from 1 to 3" in done.output
     profile = load_profile("mine.json", tmp_path)

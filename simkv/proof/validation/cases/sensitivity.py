@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkv.costs.profile import Profile, Term
+from simkv.costs.sources.host import without_host
 from simkv.costs.sources.llmservingsim import slower_collectives
 from simkv.proof.validation.cases.case import Case
 from simkv.proof.validation.cases.score import Score, score
@@ -50,6 +51,9 @@ def _changes(case: Case, profile: Profile) -> list[tuple[str, dict[str, Any], Pr
         term = Term(name="host", feature="steps", seconds=seconds)
         costs = profile.model_copy(update={"terms": [*profile.terms, term]})
         changes.append((f"{1e3 * seconds:g} ms of host time per step", {}, costs))
+    kernels = without_host(profile)
+    if kernels is not profile:
+        changes.append(("kernels only, no host time", {}, kernels))
     if slower := slower_collectives(profile, SLOWER):
         changes.append((f"collectives x {SLOWER:g}", {}, slower))
     if profile.attention is not None and profile.attention.skew is not None:
