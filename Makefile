@@ -13,7 +13,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # as slow, too dear for all of them.
 COUNTED := core costs measure schedulers
 
-.PHONY: demo test coverage bench profiles reports site walks picture calibrate-silicon validation format clean
+.PHONY: demo test coverage bench profiles reports site walks picture calibrate-silicon follow validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero --plots $(DEMO)
@@ -39,6 +39,15 @@ profiles: $(TESTED)
 # make calibrate-silicon ROWS=FILE.csv fits the constants of composed costs, then writes docs/silicon.md
 calibrate-silicon: $(VENV)/.installed
 	$(BIN)/simkv validate silicon $(ROWS) --fit simkv/costs/operators --docs docs/silicon.md
+
+# By which of the known rules a release of vLLM decides; fails if by none. SOURCE: its wheel or a folder.
+VERSION ?= newest
+COUNT ?= 200
+REPORT ?= build/follow.md
+SIMKV ?= $(BIN)/simkv
+follow: $(VENV)/.installed
+	@mkdir -p $(dir $(REPORT))
+	$(SIMKV) follow vllm $(VERSION) --cases $(COUNT) $(SOURCE:%=--source %) --report $(REPORT)
 
 # The recorded runs are not part of the repository: CASES names the folder that holds them.
 validation: $(VENV)/.installed

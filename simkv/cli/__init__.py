@@ -18,6 +18,7 @@ from simkv.cli import (
     plan,
     profile,
     profiles,
+    record,
     report,
     run,
     serve,
@@ -48,6 +49,8 @@ app.add_typer(counterfactual.app)
 app.command()(serve.serve)
 app.command()(zoo.zoo)
 app.command()(conform.conform)
+app.command()(record.record)
+app.command()(record.follow)
 app.command()(conform.policies)
 app.command()(conform.schema)
 app.add_typer(trace.app, name="trace")

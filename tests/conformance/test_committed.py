@@ -12,12 +12,12 @@ import pytest
 from simkv.core.blocks import BlockPool
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.trace import TraceError, ending, read_trace
+from simkv.proof.record.rules import can_show
 from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.scheduler import Bucketed, July
 from simkv.schedulers.mistralrs.seed import Seed
 from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, MistralrsRules
 from simkv.schedulers.vllm import versions as vllm_rules
-from tests.conformance.record_vllm import can_show
 
 TRACES = Path(__file__).parent / "traces"
 FILES = sorted(TRACES.rglob("*.jsonl.gz"))

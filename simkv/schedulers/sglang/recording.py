@@ -27,6 +27,7 @@ LATER = (
     "prefill_decode_interval",
     "prefill_decode_interval_min_bs",
     "scheduler_recv_interval",
+    "stream_interval",
     "mem_fraction_static",
 )
 

@@ -34,7 +34,7 @@ from simkv.schedulers.vllm.requests import (
     queue,
 )
 from simkv.schedulers.vllm.shelves import Shelves
-from simkv.schedulers.vllm.versions import rules_of
+from simkv.schedulers.vllm.versions import VllmRules, rules_of
 
 
 class VllmScheduler:
@@ -45,9 +45,11 @@ class VllmScheduler:
     ``catching_up`` are the others that run: in prefill, or waiting for their last token.
     """
 
-    def __init__(self, config: VllmConfig, *, tables: bool = False) -> None:
+    def __init__(
+        self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
+    ) -> None:
         self.config = config
-        self.rules = rules = rules_of(config.variant)
+        self.rules = rules = rules or rules_of(config.variant)
         given, reserve = config.async_scheduling, config.scheduler_reserve_full_isl
         self.pipeline_depth = 2 if (rules.async_scheduling if given is None else given) else 1
         self._reserve = rules.scheduler_reserve_full_isl if reserve is None else reserve

@@ -10,13 +10,26 @@ from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.setting import setting_of
 from simkv.schedulers.vllm.swap import VllmSwapScheduler
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
-from simkv.schedulers.vllm.versions import RULES, VARIANTS, assumed, like, rules_of, variant_of
+from simkv.schedulers.vllm.versions import (
+    RULES,
+    VARIANTS,
+    VllmRules,
+    assumed,
+    like,
+    rules_of,
+    variant_of,
+)
 
 
-def build(config: VllmConfig, *, tables: bool = False) -> VllmScheduler:
-    """The scheduler of ``config.variant``; with ``tables`` it hands out real blocks in any case."""
+def build(
+    config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
+) -> VllmScheduler:
+    """The scheduler of ``config.variant``, or of other ``rules`` than its.
+
+    With ``tables`` it hands out real blocks in any case.
+    """
     swaps = rules_of(config.variant).swaps
-    return (VllmSwapScheduler if swaps else VllmScheduler)(config, tables=tables)
+    return (VllmSwapScheduler if swaps else VllmScheduler)(config, rules, tables=tables)
 
 
 def _with_tables(config: VllmConfig) -> Tabled:

@@ -14,13 +14,16 @@ from simkv.core.scheduler import Batch, Swap, blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import RequestState, Step
 from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.versions import VllmRules
 
 
 class VllmSwapScheduler(VllmScheduler):
     """Preempted requests keep their ``computed`` tokens as far as ``num_cpu_blocks`` reach."""
 
-    def __init__(self, config: VllmConfig, *, tables: bool = False) -> None:
-        super().__init__(config, tables=tables)
+    def __init__(
+        self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
+    ) -> None:
+        super().__init__(config, rules, tables=tables)
         self._host_free = config.num_cpu_blocks
         self._swapped: dict[int, int] = {}  # blocks in host memory, by request
         self._out: list[Swap] = []

@@ -20,6 +20,7 @@ from simkv.core.scheduler import Batch, Completion, blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import RequestState, Step
 from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.versions import VllmRules
 
 
 class VllmTransferScheduler(VllmScheduler):
@@ -29,8 +30,10 @@ class VllmTransferScheduler(VllmScheduler):
     yet.
     """
 
-    def __init__(self, config: VllmConfig, *, tables: bool = False) -> None:
-        super().__init__(config, tables=tables)
+    def __init__(
+        self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
+    ) -> None:
+        super().__init__(config, rules, tables=tables)
         self._keeps: set[int] = set()
         self._kept: dict[int, RequestState] = {}
         self._ending = False

@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.versions import rules_of
+from simkv.schedulers.vllm.versions import MINORS, rules_of, variant_of
+
+#: The number of the first random case.
+FIRST = 200
 
 
-class Case(NamedTuple):
+class DrawnCase(NamedTuple):
     """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id)."""
 
     config: VllmConfig
@@ -19,10 +22,10 @@ class Case(NamedTuple):
     aborts: Sequence[tuple[int, int, int]] = ()
 
 
-def _random(version: str, seed: int) -> Case:
+def _random(version: str, seed: int) -> DrawnCase:
     """A random small case: a tight pool, short requests, some of them with common beginnings."""
-    draw = random.Random(f"{version} {seed}")
-    fixed = rules_of(version).fixed
+    draw, variant = random.Random(f"{version} {seed}"), base_of(version)
+    fixed = rules_of(variant).fixed
     block_size, usable = draw.choice([1, 2, 4, 4, 8]), draw.randint(6, 40)
     most = block_size * usable - draw.randint(0, block_size - 1)
     seqs = draw.randint(1, 12)
@@ -37,7 +40,7 @@ def _random(version: str, seed: int) -> Case:
     caching = draw.random() < 0.6
     knobs["async_scheduling"] = draw.random() < 0.5
     config = VllmConfig(
-        variant=version,
+        variant=variant,
         block_size=block_size,
         num_gpu_blocks=usable + 1,
         max_num_seqs=seqs,
@@ -66,7 +69,7 @@ def _random(version: str, seed: int) -> Case:
                 "prompt_segments": [piece for piece in pieces if piece[2]],
             }
         )
-    return Case(config, requests)
+    return DrawnCase(config, requests)
 
 
 def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
@@ -86,7 +89,7 @@ def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
     ]
 
 
-def _victim_sat_out(version: str) -> Case:
+def _victim_sat_out(version: str) -> DrawnCase:
     """The victim's last token is under way when another needs its block (issue #49097)."""
     config = VllmConfig(
         variant=version,
@@ -98,10 +101,10 @@ def _victim_sat_out(version: str) -> Case:
         policy="priority",
         async_scheduling=True,
     )
-    return Case(config, _asks((0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)))
+    return DrawnCase(config, _asks((0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)))
 
 
-def _victim_stays(version: str) -> Case:
+def _victim_was_scheduled(version: str) -> DrawnCase:
     """A request needs the blocks of one that this step had scheduled before it."""
     config = VllmConfig(
         variant=version,
@@ -112,10 +115,10 @@ def _victim_stays(version: str) -> Case:
         max_model_len=32,
         policy="priority",
     )
-    return Case(config, _asks((0, 13, 6, 9), (1, 8, 6, 0), (1, 6, 6, 0)))
+    return DrawnCase(config, _asks((0, 13, 6, 9), (1, 8, 6, 0), (1, 6, 6, 0)))
 
 
-def _outgrows_the_cache(version: str) -> Case:
+def _outgrows_the_cache(version: str) -> DrawnCase:
     """One request and a cache that start-up accepted, but for the null block (#47272)."""
     config = VllmConfig(
         variant=version,
@@ -125,32 +128,49 @@ def _outgrows_the_cache(version: str) -> Case:
         max_num_batched_tokens=8,
         max_model_len=32,
     )
-    return Case(config, _asks((0, 27, 5, 0)))
+    return DrawnCase(config, _asks((0, 27, 5, 0)))
 
 
-HAND_MADE: dict[str, Callable[[str], Case]] = {
+HAND_MADE: dict[str, Callable[[str], DrawnCase]] = {
     "victim-sat-out": _victim_sat_out,
-    "victim-stays": _victim_stays,
+    "victim-was-scheduled": _victim_was_scheduled,
     "outgrows-the-cache": _outgrows_the_cache,
 }
 
 
+def base_of(version: str) -> str:
+    """The release whose knobs ``version`` has: itself, or the newest if it is not known yet."""
+    try:
+        variant_of(version)
+    except ValueError:
+        return next(iter(MINORS.values()))
+    return version
+
+
+def names_of(version: str, count: int) -> list[str]:
+    """``count`` names of random cases of a release, every other one with clients that leave."""
+    rules = rules_of(base_of(version))
+    dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
+    kinds = ("rand", "gone", *(("tied",) if dies_of_ties else ()))
+    return [f"{kinds[i % len(kinds)]}-{FIRST + i // len(kinds):03}" for i in range(count)]
+
+
 def by_hand(version: str) -> list[str]:
     """Those of ``HAND_MADE`` that the release starts up for."""
-    rules = rules_of(version)
+    rules = rules_of(base_of(version))
     starts = {
         "outgrows-the-cache": not rules.spares_null_block,
         "victim-sat-out": "policy" not in rules.fixed,
-        "victim-stays": "policy" not in rules.fixed and not rules.drops_victims,
+        "victim-was-scheduled": "policy" not in rules.fixed,
     }
     return [name for name in HAND_MADE if starts[name]]
 
 
-def _newer_knobs(case: Case, draw: random.Random) -> Case:
+def _newer_knobs(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """With knobs that the first releases did not have, where this one has them."""
     config = case.config
     seqs, budget, most = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
-    knobs = {
+    knobs: dict[str, Any] = {
         "watermark": draw.choice([0.0, 0.0, 0.05, 0.3]),
         "max_num_scheduled_tokens": draw.choice([None, None, draw.randint(1, budget + most)]),
         "max_num_active_seqs": draw.choice([None, None, draw.randint(1, seqs)]),
@@ -162,7 +182,7 @@ def _newer_knobs(case: Case, draw: random.Random) -> Case:
     return case._replace(config=replace(config, **known))
 
 
-def _aborts(case: Case, draw: random.Random) -> Case:
+def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """Where some clients leave, about half of them while they are served."""
     aborts = [
         (
@@ -176,17 +196,18 @@ def _aborts(case: Case, draw: random.Random) -> Case:
     return case._replace(aborts=sorted(aborts))
 
 
-def case_of(version: str, name: str) -> Case:
+def case_of(version: str, name: str) -> DrawnCase:
     """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, or one by hand.
 
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
+    base = base_of(version)
     if name in HAND_MADE:
-        return HAND_MADE[name](version)
+        return HAND_MADE[name](base)
     kind, seed = name.split("-")
     draw = random.Random(f"{version} {name}")
     case = _newer_knobs(_random(version, int(seed)), draw)
-    if kind != "tied" and not rules_of(version).breaks_ties:
+    if kind != "tied" and not rules_of(base).breaks_ties:
         for request in case.requests:
             request["timestamp"] += request["id"] / 1000
     return _aborts(case, draw) if kind == "gone" else case

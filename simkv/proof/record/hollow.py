@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import logging
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +81,7 @@ class Hollow(metaclass=HollowType):
             raise AttributeError(name)
         return Hollow()
 
-    def __call__(self, *args: Any, **kwargs: object) -> Any:
+    def __call__(self, *args: Any, **_: object) -> Any:
         return args[0] if len(args) == 1 and callable(args[0]) else None
 
     def __bool__(self) -> bool:
@@ -98,13 +99,30 @@ class HollowModule(types.ModuleType):
         return self.__dict__[name]
 
 
+@contextlib.contextmanager
+def hollowed(source: Path) -> Iterator[None]:
+    """While it lasts vLLM is imported from ``source``; afterwards it was never imported."""
+    finder, before = Finder(source), {**sys.modules}
+    for name in before:
+        if name.split(".")[0] in HOLLOW:
+            del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.split(".")[0] in HOLLOW]:
+            del sys.modules[name]
+        sys.modules.update({k: v for k, v in before.items() if k.split(".")[0] in HOLLOW})
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules in ``REAL`` under ``source`` and makes up all others."""
 
     def __init__(self, source: Path) -> None:
         self.source = source
 
-    def find_spec(self, name: str, path: object, target: object = None) -> Any:
+    def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
         if name in REAL:
             file = self.source.joinpath(*name.split(".")).with_suffix(".py")
             return importlib.util.spec_from_file_location(name, file)
@@ -181,6 +199,6 @@ def taken(kind: type, **arguments: Any) -> dict[str, Any]:
         name
         for cls in kind.__mro__
         if "__init__" in vars(cls)
-        for name in inspect.signature(cls.__init__).parameters
+        for name in inspect.signature(vars(cls)["__init__"]).parameters
     }
     return {name: value for name, value in arguments.items() if name in known}

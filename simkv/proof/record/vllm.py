@@ -1,14 +1,5 @@
 """Records decisions of the scheduler in a wheel of vLLM, unmodified, on random small workloads.
 
-    pip download --no-deps --only-binary :all: vllm==0.27.0
-    unzip vllm-0.27.0-*.whl 'vllm/v1/*' -d SOURCE
-    python -m tests.conformance.record_vllm SOURCE 0.27.0 FOLDER [CASE...]
-
-Without cases it records random ones (``SEEDS``), says how many of them simkv decides in
-the same way and, if all, writes the smallest that tell the release's rules from others to FOLDER. A
-case is one of ``HAND_MADE``, ``rand-`` and a number, ``gone-`` and a number: with aborts, or
-``tied-`` and a number: with equal arrivals, where a release dies of them.
-
 What stands in for the rest of vLLM is in ``hollow.py``. The model is a fake: a request whose last
 known token is computed emits one. Wheels from 0.9.2 to 0.33.0 can be driven. Nothing of vLLM is
 kept but what it decided.
@@ -16,40 +7,28 @@ kept but what it decided.
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import json
-import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from simkv.proof.conform.conform import check
+from simkv.proof.conform.trace import FORMAT, DecisionTrace
+from simkv.proof.record.cases import DrawnCase
+from simkv.proof.record.hollow import CORE, Hollow, Off, taken
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.versions import RULES, VARIANTS, VllmRules, rules_of, variant_of
-from tests.conformance.cases_vllm import by_hand, case_of
-from tests.conformance.hollow import CORE, Finder, Hollow, Off, taken
+from simkv.schedulers.vllm.versions import VARIANTS, rules_of, variant_of
 
 #: A case in which so many steps deliver nothing never ends: the longest sequence has fewer tokens.
 STANDSTILL = 400
-
-#: Numbers of the random cases, each recorded with aborts and without; so many are kept of those.
-SEEDS = range(200, 300)
-KEPT = 28
-
-#: So many of the smallest are asked which rules they show.
-SEARCHED = 300
-
 
 #: What requests are made of that have none, where releases ask.
 NO_IMAGES = dict.fromkeys(("multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders"))
 
 
-class Recorder:
+class Driver:
     """One case: a scheduler of vLLM and a fake model, as many steps as it takes."""
 
     def __init__(
@@ -96,7 +75,8 @@ class Recorder:
                 line["aborted"], still = gone, 0
                 alive -= set(gone)
             if line["delivered"]:
-                tokens, line["finished"] = self._deliver(*under_way.popleft(), alive)
+                output, emits = under_way.popleft()
+                tokens, line["finished"] = self._deliver(output, emits, alive)
                 still = 0 if tokens else still + 1
             alive -= set(line["finished"])
             line["waiting"] = [int(r.request_id) for r in self.scheduler.waiting]
@@ -190,7 +170,8 @@ class Recorder:
 
     def _blocks(self, i: str) -> list[Any]:
         coordinator = self.scheduler.kv_cache_manager.coordinator
-        return coordinator.single_type_managers[0].req_to_blocks.get(i, [])
+        blocks: list[Any] = coordinator.single_type_managers[0].req_to_blocks.get(i, [])
+        return blocks
 
     def _number(self, *what: object) -> int:
         """The same number for the same thing."""
@@ -298,126 +279,39 @@ def _placeholders(request: Any) -> int:
     return getattr(request, "num_output_placeholders", 0)
 
 
-def lines_of(version: str, name: str) -> Iterator[dict[str, Any]]:
-    """The header and the lines of a case."""
-    case = case_of(version, name)
-    recorded = asdict(case.config)
+def record(case: DrawnCase, version: str, name: str) -> DecisionTrace:
+    """What the scheduler that is driven decides in a case."""
+    rules = rules_of(case.config.variant)
+    knobs = asdict(case.config)
     for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
-        if recorded[knob] is None:
-            recorded[knob] = getattr(rules_of(version), knob)
+        if knobs[knob] is None:
+            knobs[knob] = getattr(rules, knob)
     header = {
-        "format": 1,
+        "format": FORMAT,
         "engine": "vllm",
-        "variant": version,
-        "source": VARIANTS[variant_of(version)].source,
+        "variant": case.config.variant,
+        "source": source_of(version),
         "case": name,
-        "config": recorded,
+        "config": knobs,
         "requests": case.requests,
     }
-    yield header | ({"aborts": case.aborts} if case.aborts else {})
-    recorder = Recorder(replace(case.config, **recorded), case.requests, case.aborts)
+    header |= {"aborts": case.aborts} if case.aborts else {}
+    lines: list[dict[str, Any]] = []
+    driver = Driver(replace(case.config, **knobs), case.requests, case.aborts)
     try:
-        yield from recorder.lines()
+        for line in driver.lines():
+            lines.append(line)  # one by one: those before an error count
     except TypeError as error:
-        if rules_of(version).breaks_ties or "'<' not supported" not in str(error):
+        if rules.breaks_ties or "'<' not supported" not in str(error):
             raise
-        yield {"truncated": True, "why": f"raised {error!r}"}
+        lines.append({"truncated": True, "why": f"raised {error!r}"})
+    closing = lines.pop() if "truncated" in lines[-1] else None
+    return DecisionTrace(Path(f"{name}.jsonl.gz"), header, lines, closing)
 
 
-def record(version: str, name: str) -> bytes:
-    """A case as a trace file."""
-    text = "".join(json.dumps(x, separators=(",", ":")) + "\n" for x in lines_of(version, name))
-    return gzip.compress(text.encode(), mtime=0)
-
-
-def is_equal(trace: bytes) -> bool:
-    """Whether simkv decides as the recording has it."""
-    with NamedTemporaryFile(suffix=".jsonl.gz") as file:
-        file.write(trace)
-        file.flush()
-        return check(Path(file.name)).difference is None
-
-
-#: Rules that a recording can show: with one of them flipped, some recording must differ.
-SEEN = (
-    "keyless_first",
-    "threshold_spares_lone",
-    "two_budgets",
-    "goes_on",
-    "finds_next",
-    "drops_victims",
-    "breaks_ties",
-    "sees_the_end",
-    "skip_blocked",
-)
-
-#: The knob without which a release cannot show a rule.
-SHOWN_BY = {
-    "two_budgets": "max_num_scheduled_tokens",
-    "sees_the_end": "async_scheduling",
-    **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
-}
-
-
-def can_show(version: str, rule: str) -> bool:
-    """Whether a release can show a rule at all: some need a knob that it does not have."""
-    return SHOWN_BY.get(rule) not in rules_of(version).fixed
-
-
-def told_apart(version: str, traces: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """By rule the recordings that differ if it is flipped, in the order of ``traces``."""
-    variant, table = variant_of(version), cast(dict[str, VllmRules], RULES)
-    rules, found = table[variant], {}
-    for rule in SEEN:
-        table[variant] = replace(rules, **{rule: not getattr(rules, rule)})
-        try:
-            found[rule] = [name for name, trace in traces.items() if not is_equal(trace)]
-        finally:
-            table[variant] = rules
-    return found
-
-
-def choose(version: str, traces: Mapping[str, bytes]) -> list[str]:
-    """``KEPT`` recordings: two for every rule that can be seen, then the smallest that preempt.
-
-    ``traces`` come by size. A third has clients that really leave, as far as rules do not ask for
-    more. Raises SystemExit if a rule shows in none of them: other seeds are to be tried then.
-    """
-    apart = told_apart(version, dict(list(traces.items())[:SEARCHED]))
-    if unseen := [rule for rule, names in apart.items() if not names and can_show(version, rule)]:
-        raise SystemExit(f"{version}: no case shows {', '.join(unseen)}")
-    kept = dict.fromkeys(name for names in apart.values() for name in names[:2])
-    for sort, most in ((b'"aborted":[', KEPT // 3), (b"", KEPT)):
-        for name, trace in traces.items():
-            text = gzip.decompress(trace)
-            if b'"preempted":[' in text.replace(b'"preempted":[]', b"") and sort in text:
-                have = sum(sort in gzip.decompress(traces[other]) for other in kept)
-                kept |= {name: None} if have < most else {}
-    return list(kept)
-
-
-def main(source: str, version: str, folder: str, *cases: str) -> None:
-    sys.meta_path.insert(0, Finder(Path(source)))
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    if cases:
-        traces = {name: record(version, name) for name in cases}
-    else:
-        rules = rules_of(version)
-        dies_of_ties = not rules.breaks_ties and can_show(version, "breaks_ties")
-        kinds = ("rand", "gone", *(("tied",) if dies_of_ties else ()))
-        names = [f"{kind}-{seed:03}" for seed in SEEDS for kind in kinds]
-        found = {name: record(version, name) for name in names}
-        different = [name for name, trace in found.items() if not is_equal(trace)]
-        print(f"{version}: {len(names) - len(different)} of {len(names)} random cases equal")
-        if different:
-            raise SystemExit(f"different: {' '.join(different)}")
-        made = {name: record(version, name) for name in by_hand(version)}
-        by_size = dict(sorted((found | made).items(), key=lambda item: len(item[1])))
-        traces = made | {name: by_size[name] for name in choose(version, by_size)}
-    for name, trace in traces.items():
-        (target / f"{name}.jsonl.gz").write_bytes(trace)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def source_of(version: str) -> str:
+    """Where the code of a release is, as far as it is known."""
+    try:
+        return VARIANTS[variant_of(version)].source
+    except ValueError:
+        return f"vllm-project/vllm ({version}, wheel), vllm/v1/core"

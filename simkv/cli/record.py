@@ -1,0 +1,106 @@
+"""``simkv record`` and ``follow``: what a release's scheduler decides, and by which rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from simkv.cli.common import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simkv.proof.conform.trace import DecisionTrace
+    from simkv.proof.record.cases import DrawnCase
+
+Engine = Annotated[Literal["vllm"], typer.Argument(help="Whose scheduler; vllm.")]
+Version = Annotated[str, typer.Argument(help="Its version (0.33.0), or newest.")]
+Source = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        exists=True,
+        help="A wheel, or a folder that one was unpacked to; else what is installed, or pip's.",
+    ),
+]
+Cases = Annotated[int, typer.Option(min=1, help="How many random cases.")]
+
+
+def record(
+    engine: Engine,
+    version: Version,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the recordings go.")],
+    cases: Cases = 200,
+    source: Source = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the smallest that show every rule, and made ones.")
+    ] = False,
+) -> None:
+    """Record what a release's own scheduler decides; exit 1 if simkv decides otherwise."""
+    from simkv.core.files import make_folder, write_bytes
+    from simkv.proof.record.cases import base_of, by_hand, case_of, names_of
+    from simkv.proof.record.hollow import hollowed
+    from simkv.proof.record.keep import choose, packed
+    from simkv.proof.record.rules import difference
+    from simkv.proof.record.wheel import sources
+    from simkv.schedulers.vllm.versions import rules_of
+
+    with sources(engine, version, source) as (folder, found), hollowed(folder):
+        names = [*names_of(found, cases), *by_hand(found)]
+        drawn = {name: case_of(found, name) for name in names}
+        with progress("cases", len(drawn)) as advance:
+            traces = {n: _recorded(found, advance)(case, n) for n, case in drawn.items()}
+    rules = rules_of(base_of(found))
+    different = [name for name, trace in traces.items() if difference(trace, rules)]
+    if keep and not different:
+        kept = dict.fromkeys([*by_hand(found), *choose(found, traces)])
+        traces = {name: traces[name] for name in kept}
+    make_folder(out)
+    for name, trace in traces.items():
+        write_bytes(out / f"{name}.jsonl.gz", packed(trace))
+    steps = sum(len(trace.steps) for trace in traces.values())
+    print(f"{engine} {found}: {len(traces)} recordings of {steps:,} steps in {out}")
+    print(f"the rules of {base_of(found)} make {len(drawn) - len(different)} of {len(drawn)}")
+    if different:
+        raise typer.Exit(1)
+
+
+def follow(
+    engine: Engine,
+    version: Version,
+    cases: Cases = 200,
+    source: Source = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page too.")] = None,
+) -> None:
+    """Find the rules by which a release decides; exit 1 if no release before it has them."""
+    from simkv.core.files import write_bytes
+    from simkv.proof.record import report as words
+    from simkv.proof.record.cases import case_of, names_of
+    from simkv.proof.record.follow import follow as follow_release
+    from simkv.proof.record.hollow import hollowed
+    from simkv.proof.record.wheel import sources
+
+    with sources(engine, version, source) as (folder, found), hollowed(folder):
+        drawn = {name: case_of(found, name) for name in names_of(found, cases)}
+        with progress("cases", len(drawn)) as advance:
+            followed = follow_release(drawn, _recorded(found, advance))
+    page = words.report(found, followed)
+    if report is not None:
+        write_bytes(report, page.encode())
+    print(page.removeprefix("# "), end="")
+    if not followed.known:
+        raise typer.Exit(1)
+
+
+def _recorded(
+    version: str, advance: Callable[[], None]
+) -> Callable[[DrawnCase, str], DecisionTrace]:
+    from simkv.proof.record.vllm import record as record_case
+
+    def recorded(case: DrawnCase, name: str) -> DecisionTrace:
+        advance()
+        return record_case(case, version, name)
+
+    return recorded

@@ -1,0 +1,130 @@
+"""Which of the known rules a release of vLLM goes by, from what its scheduler decides.
+
+All releases that are known are asked first, then all combinations of their rules. If none makes the
+decisions of the release, the first case that none makes is shrunk and shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from simkv.proof.conform.conform import Mismatch
+from simkv.proof.conform.trace import DecisionTrace
+from simkv.proof.record.cases import DrawnCase
+from simkv.proof.record.rules import combined, difference, releases
+from simkv.proof.record.shrink import shrunk
+from simkv.schedulers.vllm.versions import VllmRules
+
+#: What a case makes the real scheduler decide; the second argument names the recording.
+Recorded = Callable[[DrawnCase, str], DecisionTrace]
+
+#: A case that is shrunk is asked of so many combinations, besides the releases.
+ASKED = 8
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """A case that no known rules make, as small as it was found, and where ``nearest`` parts."""
+
+    name: str
+    trace: DecisionTrace
+    nearest: str
+    difference: Mismatch
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What became of following a release through ``cases`` cases of ``steps`` steps in all.
+
+    ``like`` are the releases whose rules make all its decisions. If none does, ``changed`` are
+    combinations that do, each as what it changes in the newest release; if none of those does
+    either, ``unlike`` shows it. ``broken`` says what went wrong if the release cannot be driven.
+    """
+
+    cases: int
+    steps: int
+    like: Sequence[str] = ()
+    changed: Sequence[Mapping[str, bool]] = ()
+    unlike: Unlike | None = None
+    broken: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the release goes by the rules of one before it."""
+        return bool(self.like)
+
+
+def follow(cases: Mapping[str, DrawnCase], record: Recorded) -> Followed:
+    """Record all ``cases`` and find the rules that decide in the same way."""
+    traces: dict[str, DecisionTrace] = {}
+    for name, case in cases.items():
+        try:
+            traces[name] = record(case, name)
+        except Exception as error:  # a release may have changed in any way
+            return Followed(len(traces), _steps(traces), broken=f"{name}: {error!r}")
+    done = len(traces), _steps(traces)
+    known = releases()
+    like, missed = _all_through(traces, known)
+    if like:
+        return Followed(*done, like=list(like))
+    base = next(iter(known.values()))
+    mixed = {str(i): rules for i, (_, rules) in enumerate(combined(base))}
+    changes = {str(i): changed for i, (changed, _) in enumerate(combined(base))}
+    fitting, missed = _all_through({missed: traces[missed], **traces}, mixed)
+    if fitting:
+        fewest = min(len(changes[key]) for key in fitting)
+        found = [changes[key] for key in fitting if len(changes[key]) == fewest]
+        return Followed(*done, changed=found)
+    rivals = known | {key: mixed[key] for key in _lasting(missed, traces, mixed)}
+
+    def unlike_all(case: DrawnCase) -> bool:
+        try:
+            trace = record(case, missed)
+        except Exception:
+            return False
+        return all(difference(trace, rules) for rules in rivals.values())
+
+    small = record(shrunk(cases[missed], unlike_all), missed)
+    return Followed(*done, unlike=_nearest(missed, small, known))
+
+
+def _all_through(
+    traces: Mapping[str, DecisionTrace], rules: Mapping[str, VllmRules]
+) -> tuple[dict[str, VllmRules], str]:
+    """Those of ``rules`` that make all ``traces``; the name of the one that left nobody."""
+    left = dict(rules)
+    for name, trace in traces.items():
+        left = {key: known for key, known in left.items() if not difference(trace, known)}
+        if not left:
+            return {}, name
+    return left, ""
+
+
+def _lasting(
+    missed: str, traces: Mapping[str, DecisionTrace], mixed: Mapping[str, VllmRules]
+) -> list[str]:
+    """Combinations that made the cases before the one that was ``missed``, the plainest first."""
+    before = list(traces)[: list(traces).index(missed)]
+    left, _ = _all_through({name: traces[name] for name in before}, mixed)
+    return list(left)[:ASKED]
+
+
+def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, VllmRules]) -> Unlike:
+    """The release that gets farthest in a recording that none makes."""
+    found = {key: difference(trace, rules) for key, rules in known.items()}
+    steps = [str(line["step"]) for line in trace.steps]
+
+    def how_far(key: str) -> int:
+        mismatch = found[key]
+        at = mismatch.step if mismatch else "end"
+        return steps.index(at) if at in steps else len(steps) * (at == "end")
+
+    best = max(found, key=how_far)
+    mismatch = found[best]
+    assert mismatch is not None
+    return Unlike(name, trace, best, mismatch)
+
+
+def _steps(traces: Mapping[str, DecisionTrace]) -> int:
+    return sum(len(trace.steps) for trace in traces.values())

@@ -1,0 +1,174 @@
+"""Following a release: schedulers with planted changes are told from all that is known.
+
+Here simkv's own scheduler is what is recorded; ``test_wheels`` does the same with real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.proof.conform.conform import check, replay
+from simkv.proof.conform.trace import DecisionTrace, read_trace
+from simkv.proof.record import follow as following
+from simkv.proof.record import rules as known
+from simkv.proof.record import shrink
+from simkv.proof.record.cases import DrawnCase, case_of, names_of
+from simkv.proof.record.follow import Followed, follow
+from simkv.proof.record.keep import choose, packed, told_apart
+from simkv.proof.record.report import headline, report
+from simkv.proof.record.rules import can_show, combined, difference, releases
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.requests import FcfsQueue, RequestState
+from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.spec import VLLM
+from simkv.schedulers.vllm.versions import MINORS, RULES, rules_of
+
+Build = Callable[[VllmConfig], VllmScheduler]
+
+
+def recorded(build: Build) -> following.Recorded:
+    """Records what a scheduler of ours decides, as if it were a release's."""
+
+    def record(case: DrawnCase, name: str) -> DecisionTrace:
+        knobs = asdict(case.config)
+        for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
+            if knobs[knob] is None:
+                knobs[knob] = getattr(rules_of(case.config.variant), knob)
+        header = {"variant": case.config.variant, "config": knobs, "requests": case.requests}
+        header |= {"format": 1, "engine": "vllm", "aborts": case.aborts}
+        lines = list(replay(replace(VLLM, build=build), header, 0))
+        closing = lines.pop() if "truncated" in lines[-1] else None
+        if closing:
+            closing = {"truncated": True, "why": "no progress"}
+        return DecisionTrace(Path(name), header, lines, closing)
+
+    return record
+
+
+def drawn(count: int, version: str = "0.33.0") -> dict[str, DrawnCase]:
+    return {name: case_of(version, name) for name in names_of(version, count)}
+
+
+class AtTheEnd(FcfsQueue):
+    put_back = FcfsQueue.add
+
+
+class Planted(VllmScheduler):
+    """One change each, in ``what``."""
+
+    what = ""
+
+    def __init__(self, config: VllmConfig) -> None:
+        super().__init__(config)
+        if self.what == "order" and config.policy == "fcfs":
+            self.waiting = AtTheEnd()
+        self._max_tokens -= self.what == "budget"
+        self._watermark += self.what == "watermark"
+
+    def _threshold(self) -> int:
+        threshold = super()._threshold()
+        return threshold + (threshold > 0 and self.what == "threshold")
+
+    def _victim(self) -> RequestState:
+        return next(iter(self.running.values())) if self.what == "victim" else super()._victim()
+
+
+@pytest.fixture
+def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rules and of smaller cases only few are tried, to save time."""
+    monkeypatch.setattr(known, "SEEN", ("keyless_first", "goes_on", "skip_blocked"))
+    monkeypatch.setattr(shrink, "TRIES", 40)
+
+
+@pytest.mark.parametrize("what", ["order", "budget", "watermark", "victim", "threshold"])
+def test_a_planted_change_is_caught(
+    what: str, monkeypatch: pytest.MonkeyPatch, few_rules: None
+) -> None:
+    monkeypatch.setattr(Planted, "what", what)
+    found = follow(drawn(24), recorded(Planted))
+    assert not found.known
+    assert found.unlike is not None
+    small, first = found.unlike.trace, drawn(24)[found.unlike.name]
+    assert len(small.header["requests"]) <= len(first.requests)
+    for rules in releases().values():
+        assert difference(small, rules) is not None
+    page = report("0.34.0", found)
+    assert page.startswith("# vLLM 0.34.0 decides as no combination of the known rules does\n")
+    assert "| field | recorded | simulated |" in page
+    at = next(s for s in small.steps if str(s["step"]) == found.unlike.difference.step)
+    assert all(at[name] == value for name, value in found.unlike.difference.recorded.items())
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.28.0", "0.11.0"])
+def test_an_unchanged_release_gives_no_alarm(version: str) -> None:
+    found = follow(drawn(8, version), recorded(VllmScheduler))
+    same = {name for name, rules in releases().items() if _seen(rules) == _seen(RULES[version])}
+    assert same <= {*found.like}
+    assert found.known
+    assert headline(version, found).startswith(f"vLLM {version} decides by the rules of 0.")
+    assert found.unlike is found.broken is None
+
+
+def test_rules_that_no_release_has_together_are_found(few_rules: None) -> None:
+    rules = replace(RULES["0.33.0"], keyless_first=False)
+    found = follow(drawn(24), recorded(lambda config: VllmScheduler(config, rules)))
+    assert [*found.changed] == [{"keyless_first": False}]
+    assert not found.known
+    assert headline("0.34.0", found).endswith(
+        "no release's rules: by those of 0.33.0 with `keyless_first: false`"
+    )
+
+
+def test_a_release_that_cannot_be_driven_is_told() -> None:
+    def broken(case: DrawnCase, name: str) -> DecisionTrace:
+        raise AttributeError("no such thing")
+
+    found = follow(drawn(2), broken)
+    assert found == Followed(0, 0, broken="rand-200: AttributeError('no such thing')")
+    assert headline("0.34.0", found).startswith("vLLM 0.34.0 cannot be driven: rand-200: ")
+
+
+def test_a_version_that_is_not_known_has_the_newest_release_s_knobs() -> None:
+    newest = next(iter(MINORS.values()))
+    assert case_of("0.99.0", "rand-200").config.variant == newest
+    assert case_of("0.27.1", "rand-200").config.variant == "0.27.1"
+    assert case_of("0.99.0", "rand-200") != case_of("0.98.0", "rand-200")
+
+
+def test_every_combination_of_rules_is_tried_once() -> None:
+    tried = [tuple(sorted(changes)) for changes, _ in combined(RULES["0.33.0"])]
+    assert len(tried) == len({*tried}) == 2 ** len(known.SEEN) - 1
+    assert len(tried[0]) == 1
+    assert len(tried[-1]) == len(known.SEEN)
+
+
+def test_a_recording_is_written_as_conform_reads_it(tmp_path: Path) -> None:
+    trace = recorded(VllmScheduler)(case_of("0.33.0", "gone-201"), "gone-201")
+    file = tmp_path / "gone-201.jsonl.gz"
+    file.write_bytes(packed(trace))
+    assert check(file).difference is None
+    assert read_trace(file).steps == trace.steps
+
+
+def test_what_is_kept_shows_every_rule(root: Path) -> None:
+    version = "0.24.0"
+    files = (root / "tests/conformance/traces/vllm" / version).iterdir()
+    traces = {file.name: read_trace(file) for file in sorted(files)}
+    kept = choose(version, traces)
+    assert len(kept) <= len(traces)
+    shown = told_apart(version, {name: traces[name] for name in kept})
+    assert {rule for rule, names in shown.items() if names} >= {
+        rule for rule in known.SEEN if can_show(version, rule)
+    }
+    with pytest.raises(InputError, match=r"0.24.0: no case shows .*finds_next.*; record more"):
+        choose(version, dict(list(traces.items())[:2]))
+
+
+def _seen(rules: Any) -> list[bool]:
+    return [getattr(rules, rule) for rule in known.SEEN]
