@@ -28,6 +28,8 @@ LATER = (
     "prefill_decode_interval_min_bs",
     "scheduler_recv_interval",
     "stream_interval",
+    "enable_dp_attention",
+    "dp_size",
     "mem_fraction_static",
 )
 
