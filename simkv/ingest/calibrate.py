@@ -24,6 +24,7 @@ from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.profile import Fit, Profile
 from simkv.costs.sources.sync import DECODES, Traits, traits
 from simkv.ingest.engine import ServerSetup
+from simkv.ingest.from_steps import prices_of_steps, surely, usable
 from simkv.ingest.frozen import Frozen
 from simkv.ingest.guess import Likely, first_guess, likely
 from simkv.ingest.prices import PRICES, StepPrices, terms_of
@@ -102,20 +103,32 @@ def calibrate(
     requests: Sequence[Request],
     observed: pd.DataFrame,
     setup: ServerSetup,
+    steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Profile:
     """The profile with which ``scenario`` takes what was ``observed`` of its ``requests``.
 
-    The two are of the same requests in the same order. ``tell`` hears of the simulations done.
-    Raises InputError if nothing can be fitted to.
+    The two are of the same requests in the same order; ``steps`` are those that the server logged
+    (see ``from_steps``), if it did. ``tell`` hears of the simulations done. Raises InputError if
+    nothing can be fitted to.
     """
-    if observed.dropna(subset=["ttft_ms", "e2e_ms"]).empty:
-        raise InputError("no request has both a time to its first token and an end to fit to")
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
     shape, gpu = _shape(setup, budget), known_gpu(setup.gpu or "")
     front = _front(observed)
-    guess = first_guess(observed, budget)
-    aims = likely(guess, shape, gpu)
+    timed = not observed.dropna(subset=["ttft_ms", "e2e_ms"]).empty
+    if steps is not None and usable(steps):
+        guess, errors, prefills = prices_of_steps(steps)
+        if not timed:
+            return _of_steps(guess, errors, prefills, shape, setup, len(steps))
+        aims = surely(guess)
+    elif timed:
+        guess = first_guess(observed, budget)
+        aims = likely(guess, shape, gpu)
+    else:
+        raise InputError(
+            "no request has both a time to its first token and an end, and no steps are logged: "
+            "there is nothing to tell what steps cost by"
+        )
     fitter = _Fitter(scenario, requests, observed, shape, front, aims, tell)
     return fitter.profile(fitter.fitted(_between(guess, aims)), setup)
 
@@ -137,6 +150,43 @@ def _between(guess: StepPrices, aims: dict[str, Likely]) -> StepPrices:
     """Where the fit begins: what is surely known, else what was guessed."""
     return StepPrices(
         **{n: aims[n].price if aims[n].sigma < 0.5 else getattr(guess, n) for n in PRICES}
+    )
+
+
+def _draft(prices: StepPrices, shape: Traits | None, front: float) -> Profile:
+    return Profile(
+        name="draft",
+        engine="as recorded",
+        model="",
+        gpu="",
+        basis="measured",
+        terms=terms_of(prices, shape),
+        idle_pass_s=1e-5,
+        front_s=front,
+        range={},
+        fit=Fit(points=0),
+        source=[],
+    )
+
+
+def _of_steps(
+    prices: StepPrices,
+    errors: Floats,
+    prefills: npt.NDArray[np.bool_],
+    shape: Traits | None,
+    setup: ServerSetup,
+    count: int,
+) -> Profile:
+    """The profile of the steps that the server logged, where no request tells of its times."""
+    held_out = by_kind(_named(errors[prefills], errors[~prefills]))
+    return _draft(prices, shape, 0.0).model_copy(
+        update={
+            "name": f"{setup.engine['name']} as logged",
+            "model": setup.model or "not told",
+            "gpu": setup.gpu or "not told",
+            "fit": Fit(points=count, note=f"fitted to {count} logged steps", held_out=held_out),
+            "source": [f"{count} steps as logged"],
+        }
     )
 
 
@@ -218,19 +268,7 @@ class _Fitter:
         return times(record, self.front).reindex(range(count)), Frozen.of(record, count)
 
     def _draft(self, prices: StepPrices) -> Profile:
-        return Profile(
-            name="draft",
-            engine=self.scenario.engine.name,
-            model="",
-            gpu="",
-            basis="measured",
-            terms=terms_of(prices, self.shape),
-            idle_pass_s=1e-5,
-            front_s=self.front,
-            range={},
-            fit=Fit(points=0),
-            source=[],
-        )
+        return _draft(prices, self.shape, self.front)
 
     def profile(self, prices: StepPrices, setup: ServerSetup) -> Profile:
         """The profile at these prices, with its errors on requests that were left out."""

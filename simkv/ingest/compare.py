@@ -62,11 +62,17 @@ def compare(
     observed: pd.DataFrame,
     series: pd.DataFrame | None,
     origin: float,
+    *,
+    died: bool = False,
 ) -> Likeness:
     """``simulated`` and ``observed`` are of the same requests in the same order, in ms; ``origin``
-    is time 0 of the record on the clock of the ``series``."""
+    is time 0 of the record on the clock of the ``series``. ``died`` if the server said so."""
     moments = _moments(record, observed, series, origin)
     lines = [*_latencies(simulated, observed), *_answers(simulated, observed)]
+    stop = record.standstill
+    if died or (stop is not None and stop.kind == "engine died"):
+        made = stop is not None and stop.kind == "engine died"
+        lines.append(Matched("the engine died", float(died), float(made), died == made))
     return Likeness((*lines, *_presence(moments)), moments)
 
 
@@ -125,8 +131,9 @@ def _moments(
 ) -> pd.DataFrame:
     """Running, waiting and cache over time by both; by the requests where there is no log."""
     if series is not None and len(series):
-        summed = series.groupby("t_s")[["running", "waiting"]].sum()
-        usage = series.groupby("t_s")["usage"].mean()
+        each = series.drop_duplicates(["t_s", "engine"], keep="last")
+        summed = each.groupby("t_s")[["running", "waiting"]].sum()
+        usage = each.groupby("t_s")["usage"].mean()
         at = np.asarray(summed.index.to_numpy(np.float64) - origin)
         seen = summed.assign(usage=usage).reset_index(drop=True)
     else:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from simkv.core.engine import EngineSpec
+from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
 from simkv.core.told import told
 from simkv.costs.hardware.blocks import kv_room
@@ -23,7 +23,7 @@ from simkv.costs.hardware.catalog import find_architecture, find_gpu, known_gpu
 from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.hardware.setting import setting_of
 from simkv.ingest.evidence import Evidence
-from simkv.schedulers.registry import ENGINES
+from simkv.schedulers.registry import ENGINES, spec_of
 
 Floats = npt.NDArray[np.float64]
 #: On a GPU with so much memory (GiB) that is no A100, vllm serve starts with other limits than on
@@ -278,3 +278,10 @@ def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
     if (served["queue_ms"] > 1e3 * WAITED).any():
         return int(peak) + 1, "what requests held while others waited"
     return 2 * int(peak) + 1, "twice what requests held, for nobody waited"
+
+
+def kv_tokens(engine: EngineConfig) -> int:
+    """Tokens that the KV cache of an engine holds."""
+    spec = spec_of(engine)
+    size: int = getattr(engine, spec.memory)
+    return size if spec.memory_in_tokens else size * spec.block_size(engine)

@@ -182,7 +182,8 @@ def _by_id(part: Evidence, main: Evidence) -> float | None:
 def _present(part: Evidence) -> tuple[Floats, Floats]:
     """How many requests are in the system at some times, by this source."""
     if part.series is not None:
-        summed = part.series.groupby("t_s")[["running", "waiting"]].sum()
+        each = part.series.drop_duplicates(["t_s", "engine"], keep="last")
+        summed = each.groupby("t_s")[["running", "waiting"]].sum()
         return summed.index.to_numpy(np.float64), summed.sum(axis="columns").to_numpy(np.float64)
     if part.requests is not None:
         begin = part.requests["t_s"].to_numpy(np.float64)

@@ -1,9 +1,9 @@
 """Lines of a server's log, of any length of file: without colours, with their time.
 
-A time is the first of ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang) and what a
-container runtime or systemd puts before a line (ISO 8601). The first kind has no year: it is that
-of the other kind in the same line, else ``YEAR``. Times are local ones of whoever wrote them;
-they are counted as if that were UTC, and ``join`` moves them.
+A time is the last of ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang) and what a
+container runtime or systemd puts before a line (ISO 8601); old SGLang has ``[12:00:00 TP0]``. The
+first kind has no year: it is that of the other kind in the same line, else ``YEAR``. Times are
+local ones of whoever wrote them; they are counted as if that were UTC, and ``join`` moves them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ _TIME = re.compile(
     r"(?<!\d)(?:(?P<year>20\d\d)[-/])?(?P<month>[01]\d)[-/](?P<day>[0-3]\d)[ T]"
     r"(?P<clock>[0-2]\d:[0-5]\d:[0-6]\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
+_CLOCK = re.compile(r"\[(\d\d:\d\d:\d\d)[ \]]")
 #: A line longer than this is cut: prompts are logged whole.
 LONGEST = 1 << 20
-HALF_A_YEAR = 183 * 86400.0
+DAY = 86400.0
+HALF_A_YEAR = 183 * DAY
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,17 @@ def lines_of(source: Source) -> Iterator[LogLine]:
                         year += 1  # it went on past New Year
                         time = _seconds(year, match)
                     at = time
+                elif clock := _CLOCK.search(text[:80]):
+                    at = _after(at, _second(year, "01", "01", clock[1]))
                 yield LogLine(number, text, at)
+
+
+def _after(before: float | None, time: float) -> float:
+    """A time without a date: on the day of the line before, or after midnight."""
+    if before is None:
+        return time
+    at = before - before % DAY + time % DAY
+    return at + DAY if before - at > DAY / 2 else at
 
 
 def _seconds(year: int, match: re.Match[str]) -> float:

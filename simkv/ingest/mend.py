@@ -68,16 +68,17 @@ def _remedy(scenario: Scenario, effect: Effect) -> Remedy | None:
         return None
     default = next(one.default for one in fields(spec.config) if one.name == change.field)
     means: Means = "memory" if change.kind == "memory" else "flag"
-    return Remedy(effect, means, _typed(flag, change.after), change.after == default)
+    typed = _typed(flag, change.after, spec.name)
+    return Remedy(effect, means, typed, change.after == default)
 
 
-def _typed(flag: str, value: Any) -> str:
+def _typed(flag: str, value: Any, engine: str) -> str:
     if flag.isupper():
         return f"{flag}={value}"
     if value is True:
         return flag
     if value is False:
-        return f"--no-{flag.removeprefix('--')}"
+        return f"--no-{flag.removeprefix('--')}" if engine == "vllm" else f"without {flag}"
     return f"{flag} {'(left out)' if value is None else value}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 import pandas as pd
 
 from simkv.core.errors import InputError
-from simkv.ingest import vllm_log
+from simkv.ingest import sglang_log, vllm_log
 from simkv.ingest.evidence import Evidence
 from simkv.workload.source import Selection, Source
 from simkv.workload.traces.find import HEAD_BYTES, find_format, look
@@ -27,7 +28,7 @@ class LogReader(Protocol):
 
 
 #: Kinds of text that no trace is; each says whether a piece of text is its own, and reads a file.
-LOGS: tuple[LogReader, ...] = (vllm_log,)
+LOGS: tuple[LogReader, ...] = (vllm_log, sglang_log)
 
 
 def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
@@ -38,9 +39,10 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
     """
     source = Source(path, Selection(skip_bad=True), advance)
     head = look(path)
-    if head.kind in ("text", "csv", "yaml"):
+    beginning = "" if head.kind in ("folder", "tar", "parquet") else _beginning(source)
+    if head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning):
         for reader in LOGS:
-            if reader.known(_beginning(source)):
+            if reader.known(beginning):
                 return reader.read(source)
     try:
         form, found = find_format(path)
@@ -51,6 +53,10 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
     source = Source(found, Selection(skip_bad=True), advance)
     table = read_measured(found, source)
     return _of_requests(path, form.name, table, source)
+
+
+#: The first line of a log that begins with its time in brackets, which is no JSON.
+_STAMPED = re.compile(r"\s*\[(\d{4}-\d\d-\d\d |\d\d:\d\d:\d\d[ \]])")
 
 
 def _beginning(source: Source) -> str:
@@ -66,8 +72,8 @@ def _anywhere(path: Path, advance: Callable[[int], None] | None) -> Evidence:
         if found.settings or found.series is not None or found.arrivals is not None:
             return found
     raise InputError(
-        f"{path}: nothing that is known: no line of vLLM's log, no spans, no metrics and no "
-        "requests of a client; `simkv diagnose --help` lists what is read"
+        f"{path}: nothing that is known: no line of vLLM's or SGLang's log, no spans, no metrics "
+        "and no requests of a client; `simkv diagnose --help` lists what is read"
     )
 
 

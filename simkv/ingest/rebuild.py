@@ -14,6 +14,8 @@ from simkv.workload.source import Source
 
 #: A prefix cache that hits less than this is left out.
 FEW_HITS = 0.02
+#: A log's times are whole seconds: arrivals by two sources within this (s) are one.
+SAME = 1.5
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ def rebuild(evidence: Evidence, source: Source, *, caching: bool = True) -> Rebu
     beginning of all prompts. Raises InputError where no source tells requests.
     """
     requests = evidence.requests
+    if requests is None:
+        requests = _only_arrivals(evidence.arrivals)
     if requests is None or not len(requests):
         raise InputError(
             f"{evidence.source}: tells of no single request; expected spans "
@@ -53,13 +57,27 @@ def rebuild(evidence: Evidence, source: Source, *, caching: bool = True) -> Rebu
         timeout=whole["gave_up_s"].to_numpy(np.float64),
     )
     share = _hit_share(evidence.series) if caching else 0.0
-    if share > FEW_HITS:
+    if caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
+        rows.pieces = _found(whole, source)
+        notes.append(
+            "whoever had tokens in the prefix cache is taken to share them with all others that "
+            "had; the first request that is long enough brought them"
+        )
+    elif share > FEW_HITS:
         rows.pieces = _common(rows, share, source)
         notes.append(
             f"prompts are taken to begin alike, for {100 * share:.0f} % of their tokens were found "
             "in the prefix cache; no source tells which"
         )
     return Rebuilt(rows, origin, whole.drop(columns=["emits"]), tuple(notes))
+
+
+def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
+    """Requests that came and of which none was answered, if their prompts are known."""
+    if arrivals is None or not (arrivals["prompt_tokens"] > 0).all():
+        return None
+    times = dict.fromkeys(("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "e2e_ms"), np.nan)
+    return arrivals.assign(output_tokens=0, **times)
 
 
 def _with_missing(
@@ -73,7 +91,7 @@ def _with_missing(
     whole["max_tokens"] = whole["max_tokens"].fillna(0).astype(np.int64)
     if arrivals is not None and "request" in whole:
         served = set(whole["request"])
-        missing = arrivals[~arrivals["request"].isin(served)]
+        missing = _unmatched(arrivals[~arrivals["request"].isin(served)], whole)
         begin, end = whole["t_s"].min(), (whole["t_s"] + whole["e2e_ms"].fillna(0) / 1e3).max()
         missing = missing[missing["t_s"].between(begin - 1, end + 1)]
         if len(missing):
@@ -83,6 +101,22 @@ def _with_missing(
             )
             whole = pd.concat([whole, missing.assign(output_tokens=0)])
     return whole.sort_values("t_s", kind="stable", ignore_index=True)
+
+
+def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
+    """The arrivals that are not one of a client's requests without an answer, which have no ids."""
+    silent = whole[whole["output_tokens"] == 0]
+    left = dict(zip(silent.index.tolist(), silent["t_s"].tolist(), strict=True))
+    asked, others = whole["max_tokens"].to_numpy(np.int64).copy(), np.ones(len(arrivals), np.bool_)
+    told = zip(arrivals["t_s"].tolist(), arrivals["max_tokens"].tolist(), strict=True)
+    for place, (at, most) in enumerate(told):
+        near = next((i for i, time in left.items() if abs(time - at) <= SAME), None)
+        if near is not None:
+            del left[near]
+            others[place] = False
+            asked[near] = most or asked[near]
+    whole["max_tokens"] = asked
+    return arrivals[others]
 
 
 def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
@@ -116,6 +150,16 @@ def _hit_share(series: pd.DataFrame | None) -> float:
     waited = known.index[(known["waiting"] > 0) | (known["preemptions"] > 0)]
     before = known if not len(waited) else known.loc[: waited[0] - 1]
     return float(before["hit_rate"].iloc[-1]) if len(before) else 0.0
+
+
+def _found(whole: pd.DataFrame, source: Source) -> Pieces:
+    """One beginning that all have of which tokens were found in the cache, as many as were."""
+    stream = source.streams.number("gcommon")
+    cached = whole["cached_tokens"].fillna(0).to_numpy(np.int64).copy()
+    prompts = whole["prompt_tokens"].to_numpy(np.int64)
+    first = int(np.argmax(prompts > cached.max()))
+    cached[first] = min(int(cached.max()), int(prompts[first]))
+    return Pieces.of([[(NAME, stream, 0, n)] if n else [] for n in cached.tolist()])
 
 
 def _common(rows: Rows, share: float, source: Source) -> Pieces:

@@ -23,9 +23,10 @@ from simkv.costs.profile import Profile, load_profile
 from simkv.ingest import folder as files
 from simkv.ingest.calibrate import calibrate
 from simkv.ingest.compare import compare
-from simkv.ingest.engine import Asked, ServerSetup, set_up
+from simkv.ingest.engine import Asked, ServerSetup, kv_tokens, set_up
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.explain import Answer, answer, refuse, waiting
+from simkv.ingest.from_steps import with_context
 from simkv.ingest.join import join
 from simkv.ingest.mend import mend
 from simkv.ingest.picture import write_picture
@@ -81,7 +82,11 @@ def calibrate_stage(folder: Path, asked: Asked, tell: Tell = lambda _done, _tota
     rebuilt, setup = rebuild_stage(folder, asked)
     scenario, requests = _scenario(folder)
     _same(rebuilt, requests, folder)
-    profile = calibrate(scenario, requests, rebuilt.observed, setup, tell)
+    evidence = files.read_evidence(folder)
+    steps = evidence.steps
+    if steps is not None:
+        steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
+    profile = calibrate(scenario, requests, rebuilt.observed, setup, steps, tell)
     write_text(folder / files.PROFILE, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
     text = (folder / files.SCENARIO).read_text(encoding="utf-8")
     write_text(
@@ -107,7 +112,14 @@ def explain_stage(
     result = run_scenario(scenario, folder)
     simulated = times(result.record, profile.front_s).reindex(range(len(requests)))
     observed = rebuilt.observed
-    likeness = compare(result.record, simulated, observed, evidence.series, rebuilt.origin)
+    likeness = compare(
+        result.record,
+        simulated,
+        observed,
+        evidence.series,
+        rebuilt.origin,
+        died=evidence.died is not None,
+    )
     _write_compared(folder, likeness.moments, observed, simulated)
     notes = [*evidence.notes, *rebuilt.notes, *result.notes]
     if not likeness.reproduced:

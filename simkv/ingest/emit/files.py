@@ -9,8 +9,10 @@ from simkv.core.errors import InputError, nearest
 from simkv.core.files import make_folder, write_text
 from simkv.ingest.emit.bench import bench
 from simkv.ingest.emit.otel import spans
+from simkv.ingest.emit.sglang_log import sglang_log
 from simkv.ingest.emit.vllm_log import Wanted, vllm_log
 from simkv.measure.result import Result
+from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 
 #: What can be written, and the files.
@@ -18,8 +20,19 @@ KINDS = {
     "vllm-log": "vllm.log",
     "vllm-log-requests": "vllm.log",
     "vllm-log-iterations": "vllm.log",
+    "sglang-log": "sglang.log",
     "otel": "spans.jsonl",
     "bench": "bench.json",
+}
+
+
+#: Those that one engine alone writes; a client's results are of any.
+_ENGINES = {
+    "vllm-log": "vllm",
+    "vllm-log-requests": "vllm",
+    "vllm-log-iterations": "vllm",
+    "otel": "vllm",
+    "sglang-log": "sglang",
 }
 
 
@@ -56,8 +69,11 @@ def _check(results: Mapping[str, Result], kinds: Sequence[str]) -> None:
         engine = result.scenario.engine
         if result.fleet is not None:
             raise InputError(f"--emit: {variant} is a fleet; only single engines are written")
-        if engine.name != "vllm" and any(kind != "bench" for kind in kinds):
-            raise InputError(f"--emit: {variant} is {engine.name}; vLLM's files are its own")
+        for kind in kinds:
+            if engine.name != _ENGINES.get(kind, engine.name):
+                raise InputError(
+                    f"--emit {kind}: {variant} is {engine.name}; expected {_ENGINES[kind]}"
+                )
 
 
 def _once(kinds: Sequence[str]) -> list[str]:
@@ -71,6 +87,8 @@ def _lines(result: Result, kind: str, kinds: Sequence[str]) -> Iterator[str]:
     if kind == "bench":
         return iter([bench(result.record)])
     config = result.scenario.engine
+    if isinstance(config, SglangConfig):
+        return sglang_log(result.record, config)
     assert isinstance(config, VllmConfig)
     wanted = Wanted("vllm-log-requests" in kinds, "vllm-log-iterations" in kinds)
     return vllm_log(result.record, config, wanted)

@@ -65,9 +65,10 @@ class SglangConfig:
     """Whether running requests decode in the step of a prefill, too; else they wait for it.
     [--enable-mixed-chunk]"""
     prefill_decode_interval: Annotated[int, Ge(0)] = 0
-    """After a prefill so many steps take none. [managers/scheduler.py]"""
+    """After a prefill so many steps take none. [--prefill-decode-interval]"""
     prefill_decode_interval_min_bs: Annotated[int, Ge(0)] = 0
-    """That pause holds only while at least so many requests run. [managers/scheduler.py]"""
+    """That pause holds only while at least so many requests run.
+    [--prefill-decode-interval-min-bs]"""
     scheduler_recv_interval: Annotated[int, Gt(0)] = 1
     """While others decode, new requests are received every so many steps only, and after a
     prefill. [--scheduler-recv-interval]"""

@@ -46,7 +46,7 @@ class VllmConfig:
     limits it too, before it does not. [--max-num-scheduled-tokens]"""
     max_num_active_seqs: Annotated[int, Gt(0)] | None = None
     """If set, no request is admitted while so many run, in place of max_num_seqs.
-    [vllm/config/scheduler.py]"""
+    [--max-num-active-seqs]"""
     max_model_len: Annotated[int, Gt(1)] = 8192
     """Longest sequence, prompt and output together, in tokens; vLLM takes it from the model,
     the default is ours. [--max-model-len]"""
@@ -63,16 +63,17 @@ class VllmConfig:
     """Most prompt tokens that one request gets in a step; 0 is no limit.
     [--long-prefill-token-threshold]"""
     long_prefill_token_threshold_adaptive: bool = False
-    """Whether that limit is raised to an equal share of the batch. [vllm/config/scheduler.py]"""
+    """Whether that limit is raised to an equal share of the batch.
+    [--long-prefill-token-threshold-adaptive]"""
     scheduler_reserve_full_isl: bool | None = None
     """Whether a request is admitted only if its whole sequence fits, not just its first chunk;
     left out, as the variant has it (on since 0.19). [--scheduler-reserve-full-isl, #37307]"""
     watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of all blocks that an admission must leave free, unless nothing runs.
-    [vllm/config/scheduler.py]"""
+    [--watermark]"""
     prefill_schedule_interval: Annotated[int, Gt(0)] = 1
     """While others decode, prompts are computed in every n-th step only.
-    [vllm/config/scheduler.py]"""
+    [--prefill-schedule-interval]"""
     async_scheduling: bool | None = None
     """Whether a step is scheduled before the tokens of the one before it are known; left out,
     as the variant has it (off before 0.14). [--async-scheduling]"""

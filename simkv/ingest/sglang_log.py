@@ -1,0 +1,245 @@
+"""SGLang's log: its start, a line per prefill batch and per some decode batches, and requests.
+
+The forms are those of 0.5.23 (``managers/scheduler_components/metrics_reporter.py``,
+``utils/request_logger.py``; older ones lack some of the fields, which are looked for one by one).
+``--log-requests --log-requests-format json`` writes ``request.received`` and ``request.finished``;
+the second has lengths and times of each request, the first the prompt from level 2 on.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from simkv.ingest.evidence import SERIES, STEPS, Evidence, Stated, where
+from simkv.ingest.lines import LogLine, lines_of
+from simkv.workload.source import Source
+
+WORDS = re.compile(
+    r"Prefill batch|Decode batch|server_args=|max_total_num_tokens=|\"event\": ?\"request\.|"
+    r"out of memory|Scheduler hit an exception|Abort request|#tokens: "
+)
+_COUNTS = {
+    "running": re.compile(r"#running-req: (\d+)"),
+    "waiting": re.compile(r"#queue-req: (\d+)"),
+    "new": re.compile(r"#new-seq: (\d+)"),
+    "tokens": re.compile(r"#new-token: (\d+)"),
+    "cached": re.compile(r"#cached-token: (\d+)"),
+    "usage": re.compile(r"(?<!swa )token usage: ([\d.]+)"),
+    "rate": re.compile(r"(?:gen|input) throughput \(token/s\): ([\d.]+)"),
+}
+_RANK = re.compile(r"\bDP(\d+)\b")
+_ARG = re.compile(
+    r"['\"]?\b(\w+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|-?[\d.]+(?:e-?\d+)?|True|False)"
+)
+_SIZE = re.compile(
+    r"(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|"
+    r"max_running_requests|context_len)=(-?\d+)"
+)
+_DIED = re.compile(r"Prefill out of memory|Decode out of memory|Scheduler hit an exception")
+
+
+@dataclass
+class _Log:
+    path: Path
+    settings: dict[str, Stated] = field(default_factory=dict)
+    series: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    arrivals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    finished: list[dict[str, Any]] = field(default_factory=list)
+    died: str | None = None
+    prefilled: bool = False
+
+
+def read(source: Source) -> Evidence:
+    """All that a log tells of the last life of its server, as ``vllm_log.read``."""
+    log, starts = _Log(source.path), 0
+    for line in lines_of(source):
+        if not WORDS.search(line.text):
+            continue
+        if "server_args=" in line.text and (log.series or log.finished):
+            starts, log = starts + 1, _Log(source.path)
+        for reader in _READERS:
+            if reader(log, line):
+                break
+    notes: tuple[str, ...] = ()
+    if starts:
+        notes = (
+            f"{source.path.name}: the server was started {starts + 1} times; only what follows its "
+            "last start is read",
+        )
+    lacks = [] if log.finished else ["times of single requests: --log-requests would tell"]
+    return Evidence(
+        source.path.name,
+        engine="sglang",
+        settings=log.settings,
+        series=pd.DataFrame(log.series, columns=list(SERIES)) if log.series else None,
+        steps=pd.DataFrame(log.steps, columns=list(STEPS)) if log.steps else None,
+        requests=_requests(log.finished),
+        arrivals=pd.DataFrame(list(log.arrivals.values())) if log.arrivals else None,
+        died=log.died,
+        notes=notes,
+        lacks=tuple(lacks),
+    )
+
+
+def _requests(finished: list[dict[str, Any]]) -> pd.DataFrame | None:
+    if not finished:
+        return None
+    return pd.DataFrame(finished).sort_values("t_s", kind="stable", ignore_index=True)
+
+
+def _batch(log: _Log, line: LogLine) -> bool:
+    prefill = "Prefill batch" in line.text
+    if not prefill and "Decode batch" not in line.text:
+        return False
+    if line.at is None:
+        return True
+    found = {name: _number(pattern, line.text) for name, pattern in _COUNTS.items()}
+    rank = _RANK.search(line.text[:80])
+    engine = int(rank[1]) if rank else 0
+    new = found["new"] if prefill else 0.0
+    log.series.append(
+        {
+            "t_s": line.at,
+            "engine": engine,
+            "running": found["running"] + (new if new == new else 0.0),
+            "waiting": found["waiting"],
+            "usage": found["usage"],
+            "prompt_rate": found["rate"] if prefill else np.nan,
+            "output_rate": np.nan if prefill else found["rate"],
+            "hit_rate": np.nan,
+            "preemptions": 0,
+        }
+    )
+    step = _of_prefill(log, found) if prefill else _of_decodes(found)
+    if step is not None:
+        log.steps.append({"t_s": line.at, "engine": engine, "usage": found["usage"], **step})
+    log.prefilled = prefill
+    return True
+
+
+def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
+    """Over the last decode batches: a step makes a token for each of those that run."""
+    running, rate = found["running"], found["rate"]
+    if not (running > 0 and rate > 0):
+        return None
+    none = {"prefill_seqs": 0.0, "prefill_tokens": 0.0}
+    return {**none, "decode_seqs": running, "decode_tokens": running, "seconds": running / rate}
+
+
+def _of_prefill(log: _Log, found: dict[str, float]) -> dict[str, float] | None:
+    """A prefill right after another: its throughput counts from the one before."""
+    tokens, rate = found["tokens"], found["rate"]
+    if not (log.prefilled and tokens > 0 and rate > 0):
+        return None
+    mixed = log.settings.get("enable_mixed_chunk")
+    beside = found["running"] if mixed is not None and mixed.value else 0.0
+    return {
+        "prefill_seqs": max(found["new"], 1.0),
+        "prefill_tokens": tokens,
+        "decode_seqs": beside,
+        "decode_tokens": beside,
+        "seconds": tokens / rate,
+    }
+
+
+def _number(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.search(text)
+    return float(match[1]) if match else float("nan")
+
+
+def _request(log: _Log, line: LogLine) -> bool:
+    start = line.text.find('{"timestamp"')
+    if start < 0:
+        return False
+    try:
+        told = json.loads(line.text[start:])
+    except ValueError:
+        return True  # cut off
+    name, asked = str(told.get("rid")), told.get("obj") or {}
+    params = asked.get("sampling_params") or {}
+    most = params.get("max_new_tokens") if isinstance(params, dict) else None
+    if told.get("event") == "request.received" and line.at is not None:
+        ids = asked.get("input_ids")
+        log.arrivals[name] = {
+            "request": name,
+            "t_s": line.at,
+            "max_tokens": int(most or 0),
+            "prompt_tokens": len(ids) if isinstance(ids, list) else 0,
+            "gave_up_s": float("nan"),
+        }
+    elif told.get("event") == "request.finished":
+        _finished(log, name, int(most or 0), (told.get("out") or {}).get("meta_info") or {}, line)
+    return True
+
+
+def _finished(log: _Log, name: str, most: int, about: dict[str, Any], line: LogLine) -> None:
+    e2e = _time(about, "e2e_latency")
+    start = _time(about, "request_received_ts")
+    if start != start:
+        start = (line.at or 0.0) - e2e
+    reason = about.get("finish_reason") or {}
+    if isinstance(reason, dict) and reason.get("type") == "abort":
+        if name in log.arrivals:
+            log.arrivals[name]["gave_up_s"] = (line.at or 0.0) - log.arrivals[name]["t_s"]
+        return
+    first, output = _time(about, "first_token_latency"), int(about.get("completion_tokens") or 0)
+    queue = _time(about, "queue_time")
+    log.finished.append(
+        {
+            "request": name,
+            "t_s": start,
+            "start_s": start,
+            "prompt_tokens": int(about.get("prompt_tokens") or 0),
+            "output_tokens": output,
+            "max_tokens": most,
+            "cached_tokens": int(about.get("cached_tokens") or 0),
+            "queue_ms": 1e3 * queue,
+            "prefill_ms": 1e3 * (first - queue),
+            "ttft_ms": 1e3 * first,
+            "tpot_ms": 1e3 * (e2e - first) / (output - 1) if output > 1 else np.nan,
+            "e2e_ms": 1e3 * e2e,
+        }
+    )
+
+
+def _time(about: dict[str, Any], name: str) -> float:
+    value = about.get(name)
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _start(log: _Log, line: LogLine) -> bool:
+    told = where(log.path, line.number)
+    if "server_args=" in line.text:
+        for name, value in _ARG.findall(line.text.partition("server_args=")[2]):
+            log.settings[name] = Stated(ast.literal_eval(value), told)
+        return True
+    found = _SIZE.findall(line.text)
+    for name, value in found:
+        log.settings[name] = Stated(int(value), told)
+    return bool(found)
+
+
+def _died(log: _Log, line: LogLine) -> bool:
+    if not _DIED.search(line.text):
+        return False
+    log.died = log.died or where(log.path, line.number)
+    return True
+
+
+_READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (_batch, _request, _start, _died)
+
+
+def known(text: str) -> bool:
+    """Whether lines of this text are SGLang's."""
+    words = ("Prefill batch", "Decode batch", "server_args=", "sglang")
+    return any(word in text for word in words) and bool(WORDS.search(text))

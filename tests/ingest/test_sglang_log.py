@@ -1,0 +1,67 @@
+"""SGLang's log: quoted lines, requests as JSON, and an engine that died diagnosed from it alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simkv.ingest import stages
+from simkv.ingest.emit.files import emit
+from simkv.ingest.engine import Asked
+from simkv.ingest.read import read
+from simkv.measure.simulate import run_scenario
+from simkv.scenario.load import load
+from simkv.scenario.packaged import find
+
+#: Lines of real servers, and the issue or pull request that quotes them.
+QUOTED = {
+    "sgl-project/sglang#1612": (
+        "[16:43:29 TP0] Prefill batch. #new-seq: 4, #new-token: 8192, #cached-token: 291, cache "
+        "hit rate: 2.76%, token usage: 0.04, #running-req: 1, #queue-req: 38",
+        (5, 38, 0.04),
+    ),
+    "sgl-project/sglang#3909": (
+        "[2025-02-27 04:46:39 TP0] Decode batch. #running-req: 8, #token: 62531, token usage: "
+        "0.12, gen throughput (token/s): 186.64, #queue-req: 0",
+        (8, 0, 0.12),
+    ),
+    "sgl-project/sglang#22166": (
+        "[2026-04-05 20:02:51] Prefill batch, #new-seq: 1, #new-token: 158, #cached-token: 0, "
+        "token usage: 0.08, #running-req: 31, #queue-req: 0, cuda graph: True, input throughput "
+        "(token/s): 559.53",
+        (32, 0, 0.08),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", QUOTED)
+def test_lines_of_public_issues(tmp_path: Path, source: str) -> None:
+    line, told = QUOTED[source]
+    path = tmp_path / "sglang.log"
+    path.write_text(f"{line}\n[2026-04-05 20:02:52] INFO: 127.0.0.1:40090 - 200 OK\n")
+    found = read(path)
+    assert found.engine == "sglang"
+    assert found.series is not None
+    row = found.series.iloc[0]
+    assert (row["running"], row["waiting"], row["usage"]) == told
+
+
+def test_what_a_decode_step_takes(tmp_path: Path) -> None:
+    path = tmp_path / "sglang.log"
+    path.write_text(QUOTED["sgl-project/sglang#3909"][0])
+    steps = read(path).steps
+    assert steps is not None
+    assert steps["seconds"].tolist() == pytest.approx([8 / 186.64])
+
+
+def test_an_engine_that_died_of_its_chunks(tmp_path: Path) -> None:
+    path = find(Path("sglang-30743-chunk-oom"))
+    result = run_scenario(load(path, [])["before"], path.parent, intervals=False)
+    files = emit(tmp_path / "server", {"run": result}, ("sglang-log",))
+    evidence = stages.read_stage(files, tmp_path / "out")
+    assert evidence.requests is None  # nobody had an answer
+    assert evidence.settings["schedule_conservativeness"].value == 0.02
+    found = stages.explain_stage(tmp_path / "out", Asked(), try_flags=False)
+    assert found.explained, found.text
+    assert found.cause == "engine died"
