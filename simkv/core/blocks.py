@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
-from operator import itemgetter
+from array import array
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from simkv.core.freequeue import FreeQueue, Ints, ints
+
+#: As many blocks are as well done one by one.
+FEW = 4
+#: A table without blocks; not to be changed.
+NO_BLOCKS: array[int] = array("i")
 
 
 class BlockPool:
@@ -13,21 +21,26 @@ class BlockPool:
     Blocks are numbered from 1 (0 is the null block that engines keep for padding). The free queue
     is ordered: blocks are taken from its front. A free block may still carry a key of the prefix
     cache; it keeps it until it is taken for something else, which is the only eviction.
+
+    What is known of blocks and keys stands in columns, so that a table of thousands of blocks is
+    done in a few operations.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.tables: dict[int, list[int]] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
-        self._references = [0] * (num_blocks + 1)
-        # The key of each block, 0 for none, and the blocks of each key: a number for the usual one.
-        self._key_of = [0] * (num_blocks + 1)
-        self._blocks_of: dict[int, int | dict[int, None]] = {}
+        self.tables: dict[int, array[int]] = {}
+        self._free = FreeQueue(num_blocks)
+        self._references = array("i", bytes(4 * (num_blocks + 1)))
+        # By block its key, 0 for none, and by key its block. Of several blocks with one key it is
+        # the one that was registered first, below zero, and all of them are in ``_several``.
+        self._key_of = array("q", bytes(8 * (num_blocks + 1)))
+        self._block_of = array("i", bytes(4))
+        self._several: dict[int, list[int]] = {}
 
     @property
     def free(self) -> int:
         """Blocks that can be taken now, cached but unreferenced ones included."""
-        return len(self._free)
+        return self._free.length
 
     @property
     def cached(self) -> int:
@@ -46,30 +59,39 @@ class BlockPool:
         """Whether nobody holds ``block``."""
         return self._references[block] == 0
 
-    def take(self, owner: int, count: int) -> list[int]:
+    def unheld(self, blocks: array[int]) -> int:
+        """How many of ``blocks`` nobody holds."""
+        return len(blocks) - int(np.count_nonzero(ints(self._references)[ints(blocks)]))
+
+    def take(self, owner: int, count: int) -> array[int]:
         """Append ``count`` blocks from the front of the free queue to the table of ``owner``.
 
         A taken block loses its key. Raises RuntimeError if fewer are free: callers ask first.
         """
-        if count > len(self._free):
-            raise RuntimeError(f"{count} blocks asked for, {len(self._free)} free")
-        first, references, key_of = self._free.popitem, self._references, self._key_of
-        blocks = [first(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            references[block] = 1
-            if key_of[block]:
-                self._forget(block)
-        self.tables.setdefault(owner, []).extend(blocks)
+        if count > self._free.length:
+            raise RuntimeError(f"{count} blocks asked for, {self._free.length} free")
+        if count == 1:  # as a decode does
+            block = self._free.pop()
+            self._references[block] = 1
+            if key := self._key_of[block]:
+                self._forget_one(block, key)
+            blocks = array("i", (block,))
+        elif count:
+            taken = self._free.take(count)
+            ints(self._references)[taken] = 1
+            self._forget(taken)
+            blocks = _column(taken)
+        else:
+            blocks = array("i")
+        self.tables.setdefault(owner, array("i")).extend(blocks)
         return blocks
 
-    def share(self, owner: int, blocks: Iterable[int]) -> None:
+    def share(self, owner: int, blocks: Sequence[int]) -> None:
         """Append cached ``blocks`` to the table of ``owner`` and count one reference more each."""
-        table = self.tables.setdefault(owner, [])
-        for block in blocks:
-            if self._references[block] == 0:
-                del self._free[block]
-            self._references[block] += 1
-            table.append(block)
+        shared, references = np.array(blocks, dtype=np.intc), ints(self._references)
+        self._free.remove(shared[references[shared] == 0])
+        references[shared] += 1
+        self.tables.setdefault(owner, array("i")).extend(_column(shared))
 
     def release(self, owner: int, *, keyless_first: bool = False) -> None:
         """Drop the table of ``owner``, last block first; unreferenced blocks become free.
@@ -78,18 +100,17 @@ class BlockPool:
         its front instead, the first visited in front of all (vLLM 0.33). Does nothing if
         ``owner`` holds no table.
         """
-        references, key_of, free = self._references, self._key_of, self._free
-        keyless: list[int] = []
-        for block in reversed(self.tables.pop(owner, ())):
-            left = references[block] = references[block] - 1
-            if left == 0:
-                if keyless_first and not key_of[block]:
-                    keyless.append(block)
-                else:
-                    free[block] = None
-        for block in reversed(keyless):
-            self._free[block] = None
-            self._free.move_to_end(block, last=False)
+        table = self.tables.pop(owner, None)
+        if not table:
+            return
+        visited, references = ints(table)[::-1], ints(self._references)
+        references[visited] -= 1
+        free = visited[references[visited] == 0]
+        if keyless_first:
+            keyed = np.frombuffer(self._key_of, dtype=np.int64)[free] > 0
+            self._free.prepend(free[~keyed])
+            free = free[keyed]
+        self._free.append(free)
 
     def abandon(self, owner: int) -> None:
         """Forget the table of ``owner`` but free nothing: its blocks leak, as in a buggy engine."""
@@ -99,34 +120,47 @@ class BlockPool:
         """Let ``block`` be found under ``key`` (above 0), unless it already carries a key."""
         if self._key_of[block]:
             return
+        self._make_room(key)
         self._key_of[block] = key
-        found = self._blocks_of.setdefault(key, block)
-        if isinstance(found, dict):
-            found[block] = None
-        elif found != block:
-            self._blocks_of[key] = {found: None, block: None}
+        first = self._block_of[key]
+        if not first:
+            self._block_of[key] = block
+        else:
+            self._several.setdefault(key, [first]).append(block)
+            self._block_of[key] = -abs(first)
 
-    def lookup(self, keys: Sequence[int]) -> list[int]:
+    def register_all(self, blocks: array[int], keys: array[int]) -> None:
+        """``register`` each of these blocks under the key beside it."""
+        named, fresh = np.frombuffer(keys, dtype=np.int64), False
+        if len(keys) > FEW:
+            self._make_room(int(named.max()))
+            of_block, of_key = np.frombuffer(self._key_of, dtype=np.int64), ints(self._block_of)
+            fresh = not (of_block[ints(blocks)].any() or of_key[named].any())
+        if fresh:
+            of_block[ints(blocks)], of_key[named] = named, ints(blocks)
+            return
+        for block, key in zip(blocks, keys, strict=True):
+            self.register(block, key)
+
+    def lookup(self, keys: Sequence[int]) -> array[int]:
         """Blocks that hold the longest cached run from the start of ``keys``.
 
         Of several blocks with one key the one registered earliest is returned.
         """
-        hits: list[int] = []
-        for key in keys:
-            blocks = self._blocks_of.get(key)
-            if not blocks:
-                break
-            hits.append(blocks if isinstance(blocks, int) else next(iter(blocks)))
-        return hits
+        if not keys or keys[0] >= len(self._block_of) or not self._block_of[keys[0]]:
+            return array("i")
+        found = ints(self._block_of).take(np.asarray(keys), mode="clip")
+        found[np.asarray(keys) >= len(self._block_of)] = 0
+        misses = np.flatnonzero(found == 0)
+        return _column(np.abs(found[: misses[0]] if len(misses) else found))
 
     def fingerprint(self) -> Hashable:
         """What decides later allocations: the free count, and with cached blocks all of it."""
-        if not self._blocks_of:
-            return len(self._free)
+        if not self.cached:
+            return self._free.length
         tables = tuple((owner, tuple(table)) for owner, table in sorted(self.tables.items()))
-        several = [(key, b) for key, b in self._blocks_of.items() if isinstance(b, dict)]
-        shared = tuple((key, tuple(b)) for key, b in sorted(several, key=itemgetter(0)))
-        return (tuple(self._free), tuple(self._key_of), shared, tables)
+        shared = tuple((key, tuple(blocks)) for key, blocks in sorted(self._several.items()))
+        return (tuple(self._free), self._key_of.tobytes(), shared, tables)
 
     def check(self) -> None:
         """Assert the laws of the pool: free + held = total, references equal tables, no overlap.
@@ -138,18 +172,45 @@ class BlockPool:
             assert len(set(table)) == len(table), "a table names a block twice"
             for block in table:
                 counts[block] += 1
-        assert counts == self._references, "reference counts differ from the tables"
-        held = sum(1 for count in counts if count)
-        assert held + len(self._free) == self.num_blocks, "free + held differs from the total"
-        assert all(counts[block] == 0 for block in self._free), "a held block is in the free queue"
+        assert counts == self._references.tolist(), "reference counts differ from the tables"
+        held, free = sum(1 for count in counts if count), list(self._free)
+        assert len(free) == len(set(free)) == self.free, "the free queue is miscounted"
+        assert held + len(free) == self.num_blocks, "free + held differs from the total"
+        assert all(counts[block] == 0 for block in free), "a held block is in the free queue"
 
-    def _forget(self, block: int) -> None:
-        key, self._key_of[block] = self._key_of[block], 0
-        blocks = self._blocks_of[key]
-        if isinstance(blocks, dict):
-            del blocks[block]
-        if not isinstance(blocks, dict) or not blocks:
-            del self._blocks_of[key]
+    def _make_room(self, key: int) -> None:
+        """Let the column of keys reach to ``key``."""
+        if key >= len(self._block_of):
+            longer = max(key + 1, 2 * len(self._block_of))
+            self._block_of.frombytes(bytes(4 * (longer - len(self._block_of))))
+
+    def _forget(self, blocks: Ints) -> None:
+        """These blocks carry keys no more."""
+        of_block, of_key = np.frombuffer(self._key_of, dtype=np.int64), ints(self._block_of)
+        keys = of_block[blocks]
+        if self._several and (of_key[keys] < 0).any():
+            for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
+                self._forget_one(block, key)
+        else:
+            of_key[keys] = 0
+            of_block[blocks] = 0
+
+    def _forget_one(self, block: int, key: int) -> None:
+        """``block`` carries ``key`` no more, as the only one or as one of several."""
+        self._key_of[block] = 0
+        if key not in self._several:
+            self._block_of[key] = 0
+            return
+        blocks = self._several[key]
+        blocks.remove(block)
+        self._block_of[key] = -blocks[0]
+        if len(blocks) == 1:
+            self._block_of[key] = blocks[0]
+            del self._several[key]
+
+
+def _column(blocks: Ints) -> array[int]:
+    return array("i", blocks.tobytes())
 
 
 class BlockCounter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
@@ -36,11 +37,12 @@ class Content:
             index += 1
         return tuple(pieces)
 
-    def segment_at(self, position: int) -> Segment:
+    def segment_at(self, position: int) -> tuple[str, int, int]:
         """What is left from token ``position`` on of the segment that it lies in."""
-        index = bisect_right(self._starts, position) - 1
-        segment = self._segments[index]
-        return segment._replace(start=segment.start + position - self._starts[index])
+        starts = self._starts
+        index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
+        stream, start, end = self._segments[index]
+        return stream, start + position - starts[index], end
 
 
 def _merged(segments: Iterable[Segment]) -> list[Segment]:
@@ -55,35 +57,52 @@ def _merged(segments: Iterable[Segment]) -> list[Segment]:
     return merged
 
 
+#: As many blocks that follow each other in a stream are numbered on, which is a run of keys.
+RUN = 32
+
+
 class BlockKeys:
     """Names full blocks by their own tokens and all the tokens before them.
 
     Block ``i`` has the key of (key of block ``i - 1``, its tokens), as real engines chain their
-    hashes, but numbered instead of hashed, so that two contents never collide.
+    hashes, but numbered instead of hashed, so that two contents never collide. Only the first block
+    of a run is looked up by what it holds: the others of the same stream follow by counting.
     """
 
     ROOT = 0
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._numbers: dict[tuple[object, ...], int] = {}
+        self._runs: dict[tuple[object, ...], int] = {}
+        # Stream and offset at which each run begins; None if its one block takes in several.
+        self._heads: list[tuple[str, int] | None] = [None]
 
-    def extend(self, keys: list[int], content: Content, tokens: int) -> None:
+    def extend(self, keys: list[int] | array[int], content: Content, tokens: int) -> None:
         """Append to ``keys`` until it names every full block of the first ``tokens`` tokens."""
-        size, numbers = self.block_size, self._numbers
-        parent = keys[-1] if keys else self.ROOT
+        size = self.block_size
         position, end = len(keys) * size, tokens // size * size
         while position < end:
+            parent = keys[-1] if keys else self.ROOT
             stream, start, stop = content.segment_at(position)
-            stop = min(stop, start + end - position)
-            if stop - start < size:  # this block takes in several segments
-                pieces = content.slices(position, position + size)
-                parent = numbers.setdefault((parent, pieces), len(numbers) + 1)
-                keys.append(parent)
-                position += size
-                continue
-            whole = (stop - start) // size * size
-            for offset in range(start, start + whole, size):
-                parent = numbers.setdefault((parent, stream, offset), len(numbers) + 1)
-                keys.append(parent)
-            position += whole
+            blocks = min(stop - start, end - position) // size
+            if blocks:
+                key = self._following(parent, stream, start)
+                keys.extend(range(key, key + min(blocks, RUN - key % RUN)))
+            else:  # this block takes in several segments
+                keys.append(self._run(None, parent, content.slices(position, position + size)))
+            position = len(keys) * size
+
+    def _following(self, parent: int, stream: str, start: int) -> int:
+        """The key of the block behind ``parent`` that begins at token ``start`` of ``stream``."""
+        run, place = divmod(parent + 1, RUN)
+        if place and self._heads[run] == (stream, start - place * self.block_size):
+            return parent + 1
+        return self._run((stream, start), parent, stream, start)
+
+    def _run(self, head: tuple[str, int] | None, *name: object) -> int:
+        """The first key of the run of that name, which begins with ``head``."""
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = len(self._heads)
+            self._heads.append(head)
+        return run * RUN

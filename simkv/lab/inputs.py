@@ -139,7 +139,7 @@ class TableDelta(NamedTuple):
 class TableWatch:
     """Knows what the device's tables hold, and so what has to be sent.
 
-    The scheduler's tables are lists that only grow while they are the same object; another object
+    The scheduler's tables are columns that only grow while they are the same object; another object
     (after a preemption, or where a cached prefix took the place of own blocks) is sent as a whole.
     """
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from simkv.core.blocks import BlockPool
@@ -165,7 +166,7 @@ def _release_first_block_first(self: BlockPool, owner: int, **_: Any) -> None:
     for block in self.tables.pop(owner, ()):
         self._references[block] -= 1
         if self._references[block] == 0:
-            self._free[block] = None
+            self._free.append(np.array([block], dtype=np.intc))
 
 
 # ruff: noqa: E501

@@ -392,7 +392,14 @@ def test_keyless_blocks_are_reused_first_and_tails_are_evicted_before_heads() ->
     step(scheduler, ended={0})
     scheduler.add(ask(1, 23))
     step(scheduler)
-    assert scheduler.pool.tables[1] == [4, 5, 6, 7, 8, 3]  # block 4 was not full, 3 is the tail
+    assert list(scheduler.pool.tables[1]) == [
+        4,
+        5,
+        6,
+        7,
+        8,
+        3,
+    ]
     scheduler.add(shared(2, 14, 12))
     scheduler.abort(1)
     assert step(scheduler).context == [8]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Sequence:
     computed: int = 0
     failures: int = 0
     registered: int = 0
-    keys: list[int] = field(default_factory=list)
+    keys: array[int] = field(default_factory=lambda: array("q"))
 
     @property
     def id(self) -> int:

@@ -12,9 +12,11 @@ engine never rejects a request at arrival and does not notice when a client goes
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 
+from simkv.core.blocks import NO_BLOCKS
 from simkv.core.prefix import BlockKeys
 from simkv.core.scheduler import Need, blocks_for
 from simkv.schedulers.mistralrs.config import MistralrsConfig
@@ -123,7 +125,7 @@ class Bucketed(Queues):
         ahead = [key[0] - length for key in map(self._key, self.running) if key[1] == images]
         return min((steps for steps in ahead if steps > 0), default=FOREVER)
 
-    def _evict_for(self, q: Sequence, hit: list[int]) -> bool:
+    def _evict_for(self, q: Sequence, hit: array[int]) -> bool:
         """The head has waited too long: evict until it is admitted, or give it up."""
         while self.running:
             self._preempt(self.running.pop(), q, "patience")
@@ -222,7 +224,7 @@ class Bucketed(Queues):
         self._register(q, self._known_tokens(q))
         self._release(q)
 
-    def _admits(self, q: Sequence, hit: list[int]) -> bool:
+    def _admits(self, q: Sequence, hit: array[int]) -> bool:
         if not self._allocate(q, q.length, hit):
             return False
         q.failures = 0
@@ -247,10 +249,10 @@ class Bucketed(Queues):
         self.pool.release(q.id)
         q.registered = 0
 
-    def _lookup(self, q: Sequence) -> list[int]:
+    def _lookup(self, q: Sequence) -> array[int]:
         """Cached blocks of the prompt; its last token is always computed."""
         if not self.config.prefix_caching:
-            return []
+            return NO_BLOCKS
         self._keys.extend(q.keys, q.content, q.length)
         return self.pool.lookup(q.keys[: (q.length - 1) // self.config.block_size])
 
@@ -265,7 +267,7 @@ class Bucketed(Queues):
         if not self.config.prefix_caching:
             return
         self._keys.extend(q.keys, q.content, tokens)
-        table = self.pool.tables.get(q.id, [])
+        table = self.pool.tables.get(q.id, NO_BLOCKS)
         full = min(tokens // self.config.block_size, len(table))
         for index in range(q.registered, full):
             self.pool.register(table[index], q.keys[index])

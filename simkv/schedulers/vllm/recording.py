@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
+from simkv.core.blocks import NO_BLOCKS
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
@@ -58,7 +59,9 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
     batch = scheduler.schedule()
     tables = scheduler.cache.tables if scheduler.cache else {}
     rows = batch.rows()
-    new_blocks = [[row.id, tables.get(row.id, [])[held.get(row.id, 0) :]] for row in rows]
+    new_blocks = [
+        (row.id, tables.get(row.id, NO_BLOCKS)[held.get(row.id, 0) :].tolist()) for row in rows
+    ]
     line = {
         "hits": [[row.id, row.context] for row in rows if row.id not in running],
         "new_blocks": [[i, blocks] for i, blocks in new_blocks if blocks],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ class RequestState:
     in_flight: int = 0
     stale: int = 0
     registered: int = 0
-    keys: list[int] = field(default_factory=list)
+    keys: array[int] = field(default_factory=lambda: array("q"))
 
 
 class FcfsQueue:

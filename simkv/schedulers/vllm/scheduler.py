@@ -13,13 +13,14 @@ The code reads as 0.33.0; where other versions differ it asks ``Rules``.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from itertools import accumulate, takewhile
 from math import inf
 from operator import attrgetter
 
-from simkv.core.blocks import BlockCounter, BlockPool
+from simkv.core.blocks import NO_BLOCKS, BlockCounter, BlockPool
 from simkv.core.prefix import BlockKeys, Content
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Held, Row, Why, blocks_for
@@ -546,19 +547,19 @@ class VllmScheduler:
             return self._names_outputs
         return any(s.stream.startswith("o") for s in self.waiting.head().prompt.segments)
 
-    def _hits(self, r: RequestState) -> list[int]:
+    def _hits(self, r: RequestState) -> array[int]:
         """Cached blocks that ``r`` can start from; at least its last token is left to compute."""
         if not self.cache or r.content is None or r.computed:
-            return []
+            return NO_BLOCKS
         blocks = (r.length - 1) // self.config.block_size
         self._keys.extend(r.keys, r.content, blocks * self.config.block_size)
         return self.cache.lookup(r.keys[:blocks])
 
-    def _fits(self, r: RequestState, hits: list[int], end: int) -> bool:
+    def _fits(self, r: RequestState, hits: array[int], end: int) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
         if self._reserve:
             end = r.length
-        revived = sum(map(self.cache.is_free, hits)) if self.cache else 0
+        revived = self.cache.unheld(hits) if self.cache else 0
         reserve = self._watermark if self.running else 0
         needed = blocks_for(end, self.config.block_size) - len(hits)
         return needed + revived + reserve <= self.pool.free
@@ -582,8 +583,7 @@ class VllmScheduler:
             return
         self._keys.extend(r.keys, r.content, tokens)
         table = self.cache.tables[r.id]
-        for index in range(r.registered, full):
-            self.cache.register(table[index], r.keys[index])
+        self.cache.register_all(table[r.registered : full], r.keys[r.registered : full])
         r.registered = full
 
     def _dispatch(self, step: Step) -> Batch:

@@ -14,8 +14,10 @@ Here the KV of all tokens but the last is fetched, less what the prefix cache ha
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Hashable, Mapping
 
+from simkv.core.blocks import NO_BLOCKS
 from simkv.core.scheduler import Batch, Completion, blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import RequestState, Step
@@ -102,13 +104,13 @@ class VllmTransferScheduler(VllmScheduler):
         self._loads.append((r.id, missing))
         return True
 
-    def _hits(self, r: RequestState) -> list[int]:
-        return [] if r.id in self._ready else super()._hits(r)
+    def _hits(self, r: RequestState) -> array[int]:
+        return NO_BLOCKS if r.id in self._ready else super()._hits(r)
 
     def _least(self, r: RequestState) -> int:  # noqa: ARG002
         return 0  # one whose KV is there has blocks
 
-    def _fits(self, r: RequestState, hits: list[int], end: int) -> bool:
+    def _fits(self, r: RequestState, hits: array[int], end: int) -> bool:
         if r.id not in self._ready:
             return super()._fits(r, hits, end)
         size = self.config.block_size
