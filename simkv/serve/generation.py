@@ -99,6 +99,7 @@ class Desk:
     late: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
+        self.streamed: set[int] = set()
         self._known = Prefixes()
         self._random = np.random.default_rng(self.front.seed)
         self.under_way = 0
@@ -120,6 +121,8 @@ class Desk:
             for prompt, limit in zip(prompts, limits, strict=True)
         ]
         self.names[called] = [answer.request.id for answer in answers]
+        if body.stream:
+            self.streamed.update(self.names[called])
         self.under_way += 1
         return Generation(prefix, called, list(prompts), answers)
 
@@ -129,6 +132,7 @@ class Desk:
         for prompt, answer in zip(call.prompts, call.answers, strict=True):
             self.live.leave(answer)
             number = answer.request.id
+            self.streamed.discard(number)
             emitted = self.front.texts.emitted(number, answer.tokens)
             self._known.answer(prompt, emitted, f"o{number}")
 

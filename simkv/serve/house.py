@@ -13,6 +13,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
 from simkv.serve.again import Explainer, scenario_of, write_trace
 from simkv.serve.app import application
+from simkv.serve.figures import Figures
 from simkv.serve.generation import Desk, Front
 from simkv.serve.guard import Guard
 from simkv.serve.live import Live
@@ -63,6 +64,7 @@ class House:
             by_priority=getattr(engine, "policy", None) != "fcfs",
         )
         self.desk = Desk(self.live, self.front)
+        self.figures = Figures(self.desk, engine, options.speed)
         self.explainer = Explainer(self.scenario, folder)
         self._ending = ToldToEnd()
         self._socket = bind(options.host, options.port)
@@ -89,7 +91,7 @@ class House:
 
     def serve(self) -> None:
         """Serve until a signal comes."""
-        app = application(self.desk, self.explainer, self.describe, lambda: b"")
+        app = application(self.desk, self.explainer, self.describe, self.figures.text)
         guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.why)
         site = Site(guard, self.live, self._socket, lambda: self.desk.under_way)
         try:

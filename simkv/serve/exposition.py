@@ -1,0 +1,174 @@
+"""Figures for Prometheus, under the names, types, labels and buckets of the engine that is served.
+
+What an engine registers is data, read from its wheel (``metrics/<engine>.json``, made by
+``tools/engine_metrics.py``); each row says which measure of ``meters`` it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from simkv.core.engine import EngineConfig
+from simkv.serve.meters import Bucketed, Measured, Meter
+
+FOLDER = Path(__file__).parent / "metrics"
+#: Upper bounds of how late tokens go out (s of ours).
+LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A metric of an engine: all its ``labels``, those last that are its own (``extra``)."""
+
+    name: str
+    kind: str
+    measure: str
+    labels: Sequence[str]
+    extra: Sequence[str]
+    buckets: Sequence[float] | None
+
+    @property
+    def help(self) -> str:
+        """Its name in words."""
+        return self.name.partition(":")[2].replace("_", " ")
+
+
+def registered(engine: str) -> list[Registered]:
+    """What an engine registers of what is modelled; names of our own if nobody has read its."""
+    path = FOLDER / f"{engine}.json"
+    data = json.loads((path if path.exists() else FOLDER / "simkv.json").read_text())
+    rows = []
+    for row in data["metrics"]:
+        own = [label for label in row["labels"] if label not in data["labels"][row["of"]]]
+        labels = [*data["labels"][row["of"]], *own]
+        buckets = row.get("buckets")
+        rows.append(Registered(row["name"], row["type"], row["measure"], labels, own, buckets))
+    return rows
+
+
+def info(engine: str) -> tuple[str, list[str]] | None:
+    """The gauge of an engine that tells its knobs, and which of them."""
+    path = FOLDER / f"{engine}.json"
+    found = json.loads(path.read_text()).get("info") if path.exists() else None
+    return (found["name"], found["knobs"]) if found else None
+
+
+def bounds(rows: Sequence[Registered], longest: int) -> dict[str, Sequence[float]]:
+    """The buckets of each measure; those of token counts end at the longest request (1, 2, 5)."""
+    steps = [m * 10**e for e in range(12) for m in (1, 2, 5) if m * 10**e <= longest]
+    return {row.measure: row.buckets or steps for row in rows if row.kind == "histogram"}
+
+
+class Exposition:
+    """Collects from the meters of all replicas when it is asked to."""
+
+    def __init__(
+        self,
+        rows: Sequence[Registered],
+        meters: Callable[[], Sequence[Meter]],
+        constant: Mapping[str, str],
+        speed: float,
+        config: EngineConfig,
+    ) -> None:
+        self._rows, self._meters, self._constant = rows, meters, constant
+        self._speed, self._config = speed, config
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.lag = Histogram(
+            "simkv:clock_lag_seconds",
+            "seconds between the moment at which a token was due and that at which it was written",
+            buckets=LAGS,
+            registry=self.registry,
+        )
+
+    def text(self) -> bytes:
+        """The whole, in the text format."""
+        return bytes(generate_latest(self.registry))
+
+    def describe(self) -> list[Metric]:
+        """Nothing, so that registering does not collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All that the engine would have, and how fast its clock goes."""
+        speed = GaugeMetricFamily("simkv:speed", "simulated seconds in one of ours")
+        speed.add_metric([], self._speed)
+        yield speed
+        present = [(str(i), meter, meter.now()) for i, meter in enumerate(self._meters())]
+        for row in self._rows:
+            family = _FAMILIES[row.kind](row.name, row.help, labels=row.labels)
+            for index, meter, now in present:
+                given = [
+                    index if label == "engine" else self._constant.get(label, "0")
+                    for label in row.labels[: len(row.labels) - len(row.extra)]
+                ]
+                for own, value in _values(row, meter, now):
+                    _add(family, [*given, *own], value)
+            yield family
+        if told := info(self._config.name):
+            name, knobs = told
+            values = [str(getattr(self._config, knob)) for knob in knobs]
+            family = GaugeMetricFamily(name, "knobs of the engine", labels=["engine", *knobs])
+            for index, *_ in present:
+                family.add_metric([index, *values], 1)
+            yield family
+
+
+_FAMILIES: dict[str, Any] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+def _values(
+    row: Registered, meter: Meter, now: Mapping[str, Measured]
+) -> Iterator[tuple[list[str], float | Bucketed]]:
+    """A metric's values, each with those of its own labels."""
+    if row.measure in now:
+        yield from _labelled(now[row.measure])
+        return
+    if "is_streaming" in row.extra:
+        for streaming, tally in meter.tallies.items():
+            spread = tally.spreads.get(row.measure)
+            value = tally.counts[row.measure] if spread is None else spread
+            yield [str(streaming).lower()], value
+        return
+    streamed, whole = meter.tallies[True], meter.tallies[False]
+    if row.kind == "histogram":
+        yield [], streamed.spreads[row.measure].plus(whole.spreads[row.measure])
+    elif row.extra:
+        ours, theirs = streamed.by_label[row.measure], whole.by_label[row.measure]
+        yield from _labelled({label: count + theirs[label] for label, count in ours.items()})
+    else:
+        yield [], streamed.counts[row.measure] + whole.counts[row.measure]
+
+
+def _labelled(value: Measured) -> Iterator[tuple[list[str], float]]:
+    if isinstance(value, Mapping):
+        yield from (([label], number) for label, number in value.items())
+    else:
+        yield [], value
+
+
+def _add(family: Any, labels: Sequence[str], value: float | Bucketed) -> None:
+    if not isinstance(value, Bucketed):
+        family.add_metric(labels, value)
+        return
+    below, buckets = 0, []
+    for bound, count in zip([*map(float, value.bounds), float("inf")], value.counts, strict=True):
+        below += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), below))
+    family.add_metric(labels, buckets, value.total)
