@@ -1,4 +1,4 @@
-"""Figures for Prometheus, under the names, types, labels and buckets of the engine that is served.
+"""Meters for Prometheus, under the names, types, labels and buckets of the engine that is served.
 
 What an engine registers is data, read from its wheel (``metrics/<engine>.json``, made by
 ``tools/engine_metrics.py``); each row says which measure of ``meters`` it stands for.
@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 
 from simkv.core.engine import EngineConfig
-from simkv.serve.meters import Bucketed, Measured, Meter
+from simkv.serve.meters import Measured, Meter, SeenValues
 
 FOLDER = Path(__file__).parent / "metrics"
 #: Upper bounds of how late tokens go out (s of ours).
@@ -135,7 +135,7 @@ _FAMILIES: dict[str, Any] = {
 
 def _values(
     row: Registered, meter: Meter, now: Mapping[str, Measured]
-) -> Iterator[tuple[list[str], float | Bucketed]]:
+) -> Iterator[tuple[list[str], float | SeenValues]]:
     """A metric's values, each with those of its own labels."""
     if row.measure in now:
         yield from _labelled(now[row.measure])
@@ -163,8 +163,8 @@ def _labelled(value: Measured) -> Iterator[tuple[list[str], float]]:
         yield [], value
 
 
-def _add(family: Any, labels: Sequence[str], value: float | Bucketed) -> None:
-    if not isinstance(value, Bucketed):
+def _add(family: Any, labels: Sequence[str], value: float | SeenValues) -> None:
+    if not isinstance(value, SeenValues):
         family.add_metric(labels, value)
         return
     below, buckets = 0, []

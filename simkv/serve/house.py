@@ -13,7 +13,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
 from simkv.serve.again import Explainer, scenario_of, write_trace
 from simkv.serve.app import application
-from simkv.serve.figures import Figures
+from simkv.serve.gauges import Meters
 from simkv.serve.generation import Desk, Front
 from simkv.serve.guard import Guard
 from simkv.serve.live import Live
@@ -64,7 +64,7 @@ class House:
             by_priority=getattr(engine, "policy", None) != "fcfs",
         )
         self.desk = Desk(self.live, self.front)
-        self.figures = Figures(self.desk, engine, options.speed)
+        self.figures = Meters(self.desk, engine, options.speed)
         self.explainer = Explainer(self.scenario, folder)
         self._ending = ToldToEnd()
         self._socket = bind(options.host, options.port)

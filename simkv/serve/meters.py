@@ -25,7 +25,7 @@ LABELS = {
 Measured = float | Mapping[str, float]
 
 
-class Bucketed:
+class SeenValues:
     """Values that were seen, by how often they fell into buckets with these upper bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -38,9 +38,9 @@ class Bucketed:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def plus(self, other: Bucketed) -> Bucketed:
+    def plus(self, other: SeenValues) -> SeenValues:
         """Both together."""
-        both = Bucketed(self.bounds)
+        both = SeenValues(self.bounds)
         both.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         both.total = self.total + other.total
         return both
@@ -52,7 +52,7 @@ class Counts:
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.counts: Counter[str] = Counter()
         self.by_label = {measure: Counter(dict.fromkeys(v, 0)) for measure, v in LABELS.items()}
-        self.spreads = {measure: Bucketed(those) for measure, those in bounds.items()}
+        self.spreads = {measure: SeenValues(those) for measure, those in bounds.items()}
 
     def see(self, measure: str, value: float) -> None:
         """A value of what somebody wants to know the spread of."""

@@ -45,11 +45,14 @@ class Served:
     process: subprocess.Popen[str]
     folder: Path
 
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.url, timeout=60, verify=False, trust_env=False)
+
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, **options)
+        return self.client.post(path, json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **options)
+        return self.client.get(path, **options)
 
     def end(self) -> str:
         """Tell it to end, as Kubernetes does; returns what it printed."""

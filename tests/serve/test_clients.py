@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 
@@ -122,7 +121,7 @@ def test_refusals_are_the_api_s_own(
 @pytest.mark.parametrize("content", [b"{", b"[1,", b'{"prompt": NaN}', b"\xff", b"[" * 9999, b""])
 def test_what_is_no_json_is_refused(served: Served, content: bytes) -> None:
     headers = {"content-type": "application/json"}
-    response = httpx.post(f"{served.url}/v1/completions", content=content, headers=headers)
+    response = served.client.post("/v1/completions", content=content, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == 400
 
@@ -138,7 +137,7 @@ def test_a_body_over_the_limit_is_refused(served: Served) -> None:
             yield b" " * 65536
 
     headers = {"content-type": "application/json"}
-    response = httpx.post(f"{served.url}/v1/completions", content=pieces(), headers=headers)
+    response = served.client.post("/v1/completions", content=pieces(), headers=headers)
     assert response.status_code == 413
 
 
@@ -155,9 +154,9 @@ def test_an_explanation_sums_to_the_request_s_time(served: Served) -> None:
 
 
 def test_a_client_that_is_gone_leaves_the_engine(served: Served) -> None:
-    with httpx.stream(
+    with served.client.stream(
         "POST",
-        f"{served.url}/v1/completions",
+        "/v1/completions",
         json={"prompt": "y", "max_tokens": 3000, "stream": True},
     ) as response:
         lines = response.iter_lines()

@@ -24,7 +24,7 @@ FLEET = "fleet: {replicas: 2, router: round_robin}\n"
 WORKLOAD = "workload: {requests: [{prompt_tokens: 1, output_tokens: 1}]}\n"
 
 
-def loaded(tmp_path: Path, more: str = "", blocks: int = 100) -> Scenario:
+def loaded(tmp_path: Path, more: str = "", blocks: int = 66) -> Scenario:
     path = tmp_path / "served.yaml"
     path.write_text(scenario(blocks, 1024) + WORKLOAD + more)
     (tmp_path / COSTS.name).write_text(COSTS.read_text())
@@ -90,6 +90,6 @@ def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path) -> None:
     asyncio.run(visit(live, 8))
     write_trace(tmp_path / "came.csv", live.journal)
     path = tmp_path / "again.yaml"
-    path.write_text(scenario(100, 1024) + "workload: {trace: came.csv}\n")
+    path.write_text(scenario(66, 1024) + "workload: {trace: came.csv}\n")
     again = load(path)["run"]
     assert generate(again.workload, None) == live.journal

@@ -13,10 +13,10 @@ from simkv.serve.generation import Desk, finish_reason
 from simkv.serve.meters import Meter
 
 
-class Figures:
+class Meters:
     """Lets the meters of all replicas know what happens behind a desk.
 
-    Figures of a request that went to several replicas count at the last.
+    Meters of a request that went to several replicas count at the last.
     """
 
     def __init__(self, desk: Desk, config: EngineConfig, speed: float) -> None:
