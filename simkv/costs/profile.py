@@ -22,6 +22,7 @@ Feature = Literal[
     "prefill_tokens",
     "prefill_context",
     "prefill_pairs",
+    "prefill_mean",
     "decode_seqs",
     "decode_context",
     "tokens",
@@ -52,9 +53,10 @@ class Term(Data):
     It is a function of one ``feature`` of the step (a count: sequences, tokens, tokens of context,
     or ``steps``, which is 1; ``slots`` are the tokens as padded for CUDA graphs, ``group_tokens``
     those of all engines in lock-step, ``emits`` the sequences that have a token sampled,
-    ``decode_mean`` the mean context of the decodes, ``decode_tail`` by how much the longest is
-    above it, ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as
-    linear ``pieces``, or as a ``table`` of measured ``[value, seconds]`` points with straight lines
+    ``prefill_mean`` how many tokens one of a prefill attends to at the mean, ``decode_mean`` the
+    mean context of the decodes, ``decode_tail`` by how much the longest is above it,
+    ``mixed_decode_seqs`` the decodes beside prefills), given as ``seconds`` per unit, as linear
+    ``pieces``, or as a ``table`` of measured ``[value, seconds]`` points with straight lines
     between them. ``when`` restricts it to steps that prefill anything, that decode anything, that
     do both (``mixed``) or that do nothing but decode (``pure decode``).
     """
@@ -181,6 +183,8 @@ def feature_of(load: Load, feature: Feature, graph_sizes: Sequence[int] = ()) ->
         return load.group_tokens or load.prefill_tokens + load.decode_seqs
     if feature == "decode_mean":
         return load.decode_context / load.decode_seqs if load.decode_seqs else 0
+    if feature == "prefill_mean":
+        return load.prefill_pairs / load.prefill_tokens if load.prefill_tokens else 0
     if feature == "decode_tail":
         return max(load.longest - load.decode_context / load.decode_seqs, 0) if load.longest else 0
     if feature == "mixed_decode_seqs":

@@ -20,7 +20,9 @@ Read in this order; each file is about one thing.
     probes.py     `simkv calibrate`: which parts of steps are measured, the most useful first
     stand.py      a model to time them on
     campaign.py   all points within a time, every measurement written at once
+    steadied.py   the measurements without the device's drift; stalls counted
     fit.py        from the measurements to a cost profile and its error
+    whole.py      what whole steps cost beyond the sum of their parts
     calibrate.py  both, and what the host adds
     clocks.py     what the device says of itself meanwhile, a line a second
     machine.py    what a run was made on, how long something takes, and the device's two ceilings

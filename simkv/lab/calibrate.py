@@ -23,12 +23,13 @@ from simkv.costs.profile import Profile
 from simkv.lab.campaign import Measurement, check_same, measure
 from simkv.lab.clocks import clocks_logged
 from simkv.lab.executor import Pass
-from simkv.lab.fit import Host, MedianPass, RealStep, by_part, drift, fit_profile
+from simkv.lab.fit import Host, MedianPass, RealStep, by_part, fit_profile
 from simkv.lab.machine import machine
 from simkv.lab.probes import Limits, plan
 from simkv.lab.served import Served, Setup, pass_rows
 from simkv.lab.service import real_runs
 from simkv.lab.stand import Stand
+from simkv.lab.steadied import drift, stalled
 
 
 def calibrate(
@@ -94,7 +95,8 @@ def calibrate(
             source=[
                 f"simkv {__version__}, {len(samples)} measurements, {about['date']}",
                 f"torch {about['torch']}, {about.get('nvidia_smi') or about['python']}",
-                f"the device drifted by {100 * drift(samples):+.1f} % during the campaign",
+                f"the device drifted by {100 * drift(samples):+.1f} % during the campaign, which "
+                f"is reckoned out; {stalled(samples)} measurements stalled once, not counted",
             ],
         )
     except ValueError as error:

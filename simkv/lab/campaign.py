@@ -27,7 +27,8 @@ BATCH = 20
 
 
 class Measurement(NamedTuple):
-    """One measurement: seconds at the median and the tenth and ninetieth percentile of repeats.
+    """One measurement: seconds at the median and the tenth and ninetieth percentile of repeats, and
+    at most.
 
     ``longest`` is the longest context of a decode, ``size`` what the step was padded to, ``at_s``
     the time since the campaign began.
@@ -47,6 +48,7 @@ class Measurement(NamedTuple):
     median_s: float
     p10_s: float
     p90_s: float
+    most_s: float
     repeats: int
     at_s: float
 
@@ -98,7 +100,7 @@ def _sample(
     longest = max(point.decodes, default=0)
     load = Load(0, 0, 0, 0, 0) if point.swaps else point.load
     size = f"{point.decodes[0]} blocks" if point.swaps else "x".join(map(str, stand.size(point)))
-    spread = (float(median), float(low), float(high))
+    spread = (float(median), float(low), float(high), max(seconds))
     return Measurement(key, passed, point.part, *load[:6], longest, size, *spread, len(seconds), at)
 
 

@@ -1,7 +1,7 @@
 """From the measurements of a campaign to a cost profile, and its error on steps it never saw.
 
     step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
-         + what a whole step costs beyond its parts, alone and in service + host
+         all by one factor, + what a whole step costs beyond its parts, alone and in service + host
 
 ``rest`` is a table over the sizes that steps are padded to, since matrix products cost by tiles;
 a size that was not measured lies on the straight line between its neighbours.
@@ -39,12 +39,12 @@ from simkv.costs.profile import (
 )
 from simkv.lab.buckets import decode_bucket, token_bucket
 from simkv.lab.campaign import Measurement
+from simkv.lab.steadied import steadied
+from simkv.lab.whole import KINDS, as_a_whole, constant, on_device
 
 Floats = npt.NDArray[np.float64]
 #: Parts of steps that the terms are fitted to.
 FITTED = ("rest", "decode", "mixed decode", "prefill")
-#: The kinds of steps whose constants are told apart, and whether they have prefills.
-KINDS: tuple[tuple[When, bool], ...] = (("pure decode", False), ("prefill", True))
 
 
 class Host(NamedTuple):
@@ -104,12 +104,6 @@ def by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]]:
     return parts
 
 
-def drift(samples: Sequence[Measurement]) -> float:
-    """Last sentinel over the first, less one; 0 if there are not two."""
-    seen = [s.median_s for s in samples if s.key.startswith("sentinel")]
-    return seen[-1] / seen[0] - 1.0 if len(seen) > 1 else 0.0
-
-
 def fit_profile(
     samples: Sequence[Measurement],
     host: Host,
@@ -130,7 +124,7 @@ def fit_profile(
     other sizes, which tell the profile's error. Without them it is told by whole steps of the
     campaign, and is that of the device alone.
     """
-    parts = by_part(samples)
+    parts = by_part(steadied(samples))
     for part in ("rest", "decode", "prefill"):
         if not parts.get(part):
             raise ValueError(f"no point of part {part!r} was measured; a longer budget is needed")
@@ -157,11 +151,11 @@ def fit_profile(
             "prefill attention",
             "prefill",
             parts["prefill"],
-            ["prefill_pairs", "prefill_tokens", "prefill_seqs"],
+            ["prefill_pairs", "prefill_tokens", "prefill_seqs", "prefill_mean"],
         ),
         *_copies("swap out", "swap_out_blocks", parts.get("swap out", [])),
         *_copies("swap in", "swap_in_blocks", parts.get("swap in", [])),
-        _constant("more rows to sample", _mixed_extra(both, prefilling), "mixed"),
+        constant("more rows to sample", _mixed_extra(both, prefilling), "mixed"),
         Term(name="host, per step", feature="steps", seconds=host.step_s),
         Term(
             name="host, per sequence that decodes", feature="decode_seqs", seconds=host.sequence_s
@@ -197,8 +191,10 @@ def fit_profile(
         source=source,
     )
     seen, unseen = halves(parts.get("step", []))
-    profile = profile.model_copy(update={"terms": [*terms, *_residual(profile, seen)]})
-    cost = StepCost(_on_device(profile))
+    profile = profile.model_copy(
+        update={"terms": as_a_whole(profile, [(step.load, step.seconds) for step in seen])}
+    )
+    cost = StepCost(on_device(profile))
     told_by = [(step.load, step.seconds) for step in unseen]
     if real:
         extra = _in_service(cost, real)
@@ -229,7 +225,7 @@ def _in_service(cost: Callable[[Load], float], real: Sequence[RealStep]) -> list
             if bool(step.load.prefill_seqs) is prefills
         ]
         if beyond:
-            terms.append(_constant(f"service, {when}", median(beyond), when))
+            terms.append(constant(f"service, {when}", median(beyond), when))
     return terms
 
 
@@ -239,24 +235,8 @@ def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPa
     return ordered[::2], ordered[1::2]
 
 
-def _residual(profile: Profile, steps: Sequence[MedianPass]) -> list[Term]:
-    """What whole steps cost beyond the sum of their parts, or less, by kind."""
-    if not steps:
-        return []
-    cost = StepCost(_on_device(profile))
-    beyond = {
-        when: [s.seconds - cost(s.load) for s in steps if bool(s.load.prefill_seqs) is prefills]
-        for when, prefills in KINDS
-    }
-    return [
-        _constant(f"whole steps beyond their parts, {when}", median(found), when)
-        for when, found in beyond.items()
-        if found
-    ]
-
-
 #: What the attention of decodes hangs on.
-DECODES: list[Feature] = ["decode_context", "decode_seqs", "decode_tail"]
+DECODES: list[Feature] = ["decode_context", "decode_seqs", "decode_mean", "decode_tail"]
 
 
 def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> list[Term]:
@@ -267,11 +247,6 @@ def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> li
         *_lines("decode attention", "pure decode", alone, DECODES),
         *_lines("decode attention beside prefills", "mixed", beside, DECODES),
     ]
-
-
-def _constant(name: str, seconds: float, when: When) -> Term:
-    """So many seconds a step, which may be less than none."""
-    return Term(name=name, feature="steps", when=when, pieces=[Piece(base=seconds)])
 
 
 def errors(
@@ -288,12 +263,6 @@ def errors(
 def _rms(cost: Callable[[Load], float], steps: Sequence[tuple[Load, float]]) -> float | None:
     gaps = [cost(load) - seconds for load, seconds in steps]
     return float(np.sqrt(np.mean(np.square(gaps)))) if gaps else None
-
-
-def _on_device(profile: Profile) -> Profile:
-    """The profile without the host's terms, which the campaign's steps do not have."""
-    terms = [term for term in profile.terms if not term.name.startswith("host")]
-    return profile.model_copy(update={"terms": terms})
 
 
 def _copies(name: str, feature: Feature, points: Sequence[MedianPass]) -> list[Term]:

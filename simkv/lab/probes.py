@@ -171,7 +171,7 @@ def _steps(limits: Limits, random: np.random.Generator) -> list[Probe]:
         decodes = _lognormal(random, max(rows, 1), mean, 0.7, limits.context)
         prefills: tuple[tuple[int, int], ...] = ()
         if index % 2:
-            budget = int(random.integers(16, max(limits.tokens // 4, 32)))
+            budget = int(np.exp(random.uniform(np.log(16), np.log(limits.tokens))))
             count = int(random.integers(1, 4))
             context = int(random.integers(0, limits.context // 2)) if index % 4 == 1 else 0
             prefills = ((max(budget // count, 2), context),) * count
