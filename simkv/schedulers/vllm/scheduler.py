@@ -493,9 +493,9 @@ class VllmScheduler:
             step.prefill |= prefill
             blocks = blocks_for(start + n, self.config.block_size) - len(hits)
             self._grant(r, n, blocks, step)
-        if not step.hold:
-            self._backlog = len(self.waiting) > 0
         aside = self.waiting.come_back()
+        if not step.hold:
+            self._backlog = len(self.waiting) > sum(r.stale for r in aside)
         # Who has stepped aside for want of blocks may be kept out by the interval next time.
         kept_out_later = aside and self._holds
         if kept_out_later or any(r.stale for r in aside) or self._may_be_hit_soon():
