@@ -31,6 +31,7 @@ coverage: $(TESTED)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/serve.py
 
 # From the operator tables of aiconfigurator-core and data sheets; needs EXTRAS=dev,hardware.
 profiles: $(TESTED)

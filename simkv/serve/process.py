@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -101,6 +102,8 @@ async def serve(
     A second signal ends it at once. ``ready`` is called when clients may come.
     """
     loop = asyncio.get_running_loop()
+    gc.collect()
+    gc.freeze()  # what is there now stays, and going through it would hold up the clock
     stop, now = asyncio.Event(), asyncio.Event()
 
     def end() -> None:
