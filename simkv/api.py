@@ -29,6 +29,7 @@ from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document, read_document
 from simkv.scenario.load import resolve
 from simkv.scenario.overruled import notes_on_overruled
+from simkv.scenario.own.source import trusting
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import bench_for
@@ -115,29 +116,30 @@ IN_NOTEBOOKS = (
 )
 
 
-def run(scenario: Source, **overrides: Any) -> RunOutcome:
+def run(scenario: Source, *, trust: bool = False, **overrides: Any) -> RunOutcome:
     """Run all variants of a scenario in this process.
 
     ``overrides`` are fields by their paths as in ``--set``, with two underscores for a dot
     (``engine__block_size=16``) or with ``**{"engine.block_size": 16}``. Files that a mapping or a
-    loaded scenario names are looked for in the current folder. Raises InputError for what cannot be
-    used.
+    loaded scenario names are looked for in the current folder. With ``trust`` the code of
+    schedulers that it names as files is run. Raises InputError for what cannot be used.
     """
     document = _document(scenario)
     assignments = [assignment(path.replace("__", "."), value) for path, value in overrides.items()]
     _warn(notes_on_overruled(document, assignments, ""))
-    variants = resolve(document, assignments)
+    with trusting(trust):
+        variants = resolve(document, assignments)
     folder = document.path.parent
     return RunOutcome({name: run_scenario(found, folder) for name, found in variants.items()})
 
 
-def compare(*scenarios: Source, **overrides: Any) -> pd.DataFrame:
+def compare(*scenarios: Source, trust: bool = False, **overrides: Any) -> pd.DataFrame:
     """The figures of all variants of one or more scenarios, side by side.
 
     A row per figure, a column per variant; with several scenarios the columns have two levels, the
     scenario's name and the variant. ``overrides`` apply to all of them; see ``run``.
     """
-    outcomes = [run(scenario, **overrides) for scenario in scenarios]
+    outcomes = [run(scenario, trust=trust, **overrides) for scenario in scenarios]
     if len(outcomes) == 1:
         return outcomes[0].figures
     names: list[str] = []
@@ -163,6 +165,7 @@ def sweep(
     executor: Literal["local", "ray"] = "local",
     address: str | None = None,
     advance: Callable[[int, int], None] | None = None,
+    trust: bool = False,
 ) -> pd.DataFrame:
     """Run a scenario at every point of a grid, or at sampled ones; a row per run.
 
@@ -170,13 +173,15 @@ def sweep(
     ``sample`` is ``random:N`` or ``lhs:N``, drawn from ``seed``. With ``repeats`` each point runs
     with so many seeds. What is done is kept in the file ``store``, if given, and not done again.
     ``jobs`` processes work at a time, by default one per core: a script then needs the usual
-    ``if __name__ == "__main__":``. ``advance`` is told how many of how many runs are done. Raises
-    InputError for what cannot be used, before anything is run, and RunsFailed if runs failed.
+    ``if __name__ == "__main__":``. ``advance`` is told how many of how many runs are done;
+    ``trust`` as for ``run``. Raises InputError for what cannot be used, before anything is run, and
+    RunsFailed if runs failed.
     """
     axes = [axis_of(path, values) for path, values in over.items()]
     given = _assignments(overrides)
     drawn = None if sample is None else parse_sample(sample)
-    whole = sweep_of(find(Path(scenario)), axes, given, drawn, seed, repeats)
+    with trusting(trust):
+        whole = sweep_of(find(Path(scenario)), axes, given, drawn, seed, repeats)
     _warn(whole.notes)
     with bench_for(None if store is None else Path(store), jobs, executor, address) as bench:
         return table(whole, finish(whole, bench, advance))
@@ -276,6 +281,7 @@ def plan(
     executor: Literal["local", "ray"] = "local",
     address: str | None = None,
     advance: Callable[[int, int], None] | None = None,
+    trust: bool = False,
     **asked: Any,
 ) -> Plans:
     """The ``smallest`` or ``largest`` value of a knob with which the ``objectives`` hold.
@@ -288,8 +294,11 @@ def plan(
     """
     for name in asked.keys() - PlanRequest.model_fields.keys():
         raise TypeError(f"plan() got an unexpected keyword argument {name!r}")
-    prepared = prepare(find(Path(scenario)), request_of(asked))
-    with bench_for(None if store is None else Path(store), jobs, executor, address) as bench:
+    with (
+        trusting(trust),
+        bench_for(None if store is None else Path(store), jobs, executor, address) as bench,
+    ):
+        prepared = prepare(find(Path(scenario)), request_of(asked))
         return Plans({one.label or "run": make_plan(one, bench, advance) for one in prepared})
 
 

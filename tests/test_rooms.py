@@ -17,6 +17,7 @@ ORDER = [
     "costs",
     "workload",
     "scenario",
+    "own",
     "loop",
     "why",
     "measure",

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# usage: check-scenarios.sh OUT SCENARIO...
+# usage: check-scenarios.sh [--trust] OUT SCENARIO...
+# With --trust the code of schedulers that scenarios name as files is run.
 # Runs each scenario that has an `expect:` and writes OUT/<name>/ (figures and tables),
 # OUT/<name>.xml (JUnit) and OUT/<name>.html (the report). Goes on after a failure.
 # Exit 0: all came as expected; 1: something was missed; 2: a scenario could not be run, or none was there.
 set -uo pipefail
+trust=()
+if [ "${1-}" = --trust ]; then
+    trust=(--trust)
+    shift
+fi
 if [ $# -lt 2 ]; then
-    echo "usage: check-scenarios.sh OUT SCENARIO..." >&2
+    echo "usage: check-scenarios.sh [--trust] OUT SCENARIO..." >&2
     exit 2
 fi
 out=$1 worst=0 checked=0
@@ -18,10 +24,10 @@ for file in "$@"; do
     fi
     checked=$((checked + 1))
     name=${file#./} name=${name%.*} name=${name//\//-}
-    simkv run "$file" --out "$out/$name" --junit "$out/$name.xml" --no-plots
+    simkv run "$file" --out "$out/$name" --junit "$out/$name.xml" --no-plots "${trust[@]}"
     code=$?
     if [ "$code" -lt 2 ]; then
-        simkv report "$out/$name" --out "$out/$name.html" --no-whatif || code=2
+        simkv report "$out/$name" --out "$out/$name.html" --no-whatif "${trust[@]}" || code=2
     fi
     [ "$code" -gt "$worst" ] && worst=$code
 done

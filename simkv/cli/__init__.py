@@ -15,6 +15,7 @@ from simkv.cli import (
     diagnose,
     explain,
     lab,
+    own,
     plan,
     profile,
     profiles,
@@ -47,6 +48,7 @@ app.command()(sweep.sweep)
 app.command()(plan.plan)
 app.add_typer(counterfactual.app)
 app.command()(serve.serve)
+app.command()(own.check_scheduler)
 app.command()(zoo.zoo)
 app.command()(conform.conform)
 app.command()(record.record)

@@ -22,6 +22,22 @@ Perfetto = Annotated[
 ]
 
 
+def _trust(yes: bool) -> None:
+    if yes or "simkv.scenario.own.source" in sys.modules:
+        from simkv.scenario.own.source import trust
+
+        trust(yes)
+
+
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        callback=_trust,
+        help="Run the code of schedulers that the scenario names as files.",
+    ),
+]
+
 INTERRUPTED = 130
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import progress, show, tell_overruled
+from simkv.cli.common import Trust, progress, show, tell_overruled
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import check_new_file
 
@@ -48,6 +48,7 @@ def shrink(
         str | None, typer.Option(help="Of the scenario; default the first that shows it.")
     ] = None,
     set_: Overrides = None,
+    _trusted: Trust = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Default: print it.")
     ] = None,
@@ -107,6 +108,7 @@ def bisect(
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Of the scenario; default the first.")] = None,
     set_: Overrides = None,
+    _trusted: Trust = False,
     as_json: AsJson = False,
     max_runs: MaxRuns = None,
     workers: Workers = None,
@@ -147,6 +149,7 @@ def whatif(
         bool, typer.Option("--all", help="Every value, not only the best of each field.")
     ] = False,
     set_: Overrides = None,
+    _trusted: Trust = False,
     as_json: AsJson = False,
     workers: Workers = None,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from simkv.cli.common import Trust
 from simkv.core.errors import InputError, nearest
 
 
@@ -21,6 +22,7 @@ def explain(
     variant: Annotated[
         str | None, typer.Option(help="A variant of the scenario; default all of them, in brief.")
     ] = None,
+    _trusted: Trust = False,
 ) -> None:
     """Tell why a run, or one request, went as it did: who waited for what, and behind whom.
 

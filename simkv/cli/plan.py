@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from simkv.cli.common import Interrupted, complain, progress, show, tell_overruled
+from simkv.cli.common import Interrupted, Trust, complain, progress, show, tell_overruled
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder
 
@@ -39,6 +39,7 @@ def plan(
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster; default RAY_ADDRESS, or one started here.")
     ] = None,
+    _trusted: Trust = False,
     **asked: Any,
 ) -> None:
     """The smallest fleet or cache, or the highest rate, that meets the objectives; what it costs.

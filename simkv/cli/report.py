@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Perfetto, progress
+from simkv.cli.common import Perfetto, Trust, progress
 from simkv.core.errors import InputError
 from simkv.core.files import check_file, make_folder
 
@@ -37,6 +37,7 @@ def report(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write reports of the zoo and an index instead."),
     ] = None,
+    _trusted: Trust = False,
 ) -> None:
     """Explain runs on one HTML page: who starved, behind whom, and what would fix it.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import Junit, Perfetto, progress, show, tell_overruled
+from simkv.cli.common import Junit, Perfetto, Trust, progress, show, tell_overruled
 from simkv.core.errors import InputError
 from simkv.core.files import check_file
 
@@ -47,6 +47,7 @@ def run(
         str | None,
         typer.Option(metavar="KINDS", help="Also write what the real server would: vllm-log,otel."),
     ] = None,
+    _trusted: Trust = False,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit 0 whoever starved; for those who only look.")
     ] = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from simkv.cli.common import Interrupted, complain, progress, show
+from simkv.cli.common import Interrupted, Trust, complain, progress, show
 from simkv.core.errors import InputError
 from simkv.core.files import check_folder, write_text
 from simkv.core.version import __version__
@@ -43,6 +43,7 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Override a field at all points."),
     ] = None,
+    _trusted: Trust = False,
     sample: Annotated[
         str | None, typer.Option(metavar="random:N|lhs:N", help="Draw N points instead of a grid.")
     ] = None,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError
-from simkv.core.files import check_folder, replacing, write_text
+from simkv.core.files import check_folder, disk_errors, replacing, write_text
 from simkv.core.table import write_rows
 from simkv.core.version import __version__
 from simkv.measure.result import Result
 from simkv.report.published import Comparison
+from simkv.scenario.fields import sources
 from simkv.scenario.saving import to_yaml
 from simkv.why.diagnosis import ledger_rows, preemption_rows
 
@@ -144,6 +145,20 @@ def _write_all(folder: Path, results: dict[str, Result], comparisons: Sequence[C
             if name.endswith(".json"):
                 text = profile.model_dump_json(indent=1, exclude_none=True)
                 write_text(folder / Path(name).name, text + "\n")
+    _write_sources(folder, results.values())
+
+
+def _write_sources(folder: Path, results: Iterable[Result]) -> None:
+    """The schedulers of one's own that decided, byte for byte; those of packages stay there."""
+    kept: dict[str, bytes] = {}
+    for result in results:
+        for source in sources(result.scenario).values():
+            name = Path(source.path).name
+            if kept.setdefault(name, source.code) != source.code:
+                raise InputError(f"{source.path}: another {name} decides in another variant")
+    for name, code in kept.items():
+        with disk_errors(folder / name, "written"):
+            (folder / name).write_bytes(code)
 
 
 def _profile(result: Result) -> dict[str, Any]:

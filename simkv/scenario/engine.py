@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, fields
-from functools import reduce
+from collections.abc import Hashable, Sequence
+from dataclasses import MISSING, asdict, fields
+from functools import lru_cache, reduce
 from operator import or_
-from typing import Annotated, Any, Literal, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -15,28 +16,35 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
     create_model,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from simkv.core.engine import EngineConfig
+from simkv.core.engine import EngineConfig, EngineSpec
+from simkv.core.errors import InputError, nearest
+from simkv.scenario.own.source import installed
+from simkv.scenario.own.spec import own_spec
 from simkv.schedulers.registry import ENGINES, spec_of
 
 #: In place of the size of the cache, for an editor; the reader of files has put a number there.
 Auto = Literal["auto"]
 
 
-def _strict_model(config: type[EngineConfig]) -> type[BaseModel]:
+def _strict_model(spec: EngineSpec) -> type[BaseModel]:
     """A pydantic model with the fields of an engine's config, which is a plain dataclass."""
+    config = spec.config
     hints = get_type_hints(config, include_extras=True)
-    spec = next(engine for engine in ENGINES.values() if engine.config is config)
     hints[spec.memory] = Annotated[
         hints[spec.memory],
         BeforeValidator(lambda size: size, json_schema_input_type=hints[spec.memory] | Auto),
     ]
     definitions: dict[str, Any] = {
-        field.name: (hints[field.name], field.default) for field in fields(config)
+        field.name: (hints[field.name], ... if field.default is MISSING else field.default)
+        for field in fields(config)
     }
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
@@ -48,7 +56,7 @@ class _CheckedByModel:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        configs = {_strict_model(engine.config): engine.config for engine in ENGINES.values()}
+        configs = {_strict_model(engine): engine.config for engine in ENGINES.values()}
 
         def build(model: BaseModel) -> EngineConfig:
             config: EngineConfig = configs[type(model)](**dict(model))
@@ -57,7 +65,56 @@ class _CheckedByModel:
         choice: Any = reduce(or_, configs)
         if len(configs) > 1:
             choice = Annotated[choice, Field(discriminator="name")]
-        return handler.generate_schema(Annotated[choice, AfterValidator(build)])
+        known = handler.generate_schema(Annotated[choice, AfterValidator(build)])
+        return core_schema.with_info_wrap_validator_function(_own_or_known, known)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), OF_OWN]}
+
+
+#: A scheduler of one's own, for an editor; only its file knows its knobs.
+OF_OWN = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "not": {"enum": sorted(ENGINES)}},
+        "file": {"type": "string", "description": "A scheduler of one's own (Python); --trust."},
+    },
+    "required": ["name"],
+}
+
+
+def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """A config of a scheduler of one's own if ``data`` names one, else of an engine of simkv."""
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str) or name in ENGINES:
+        return known(data)
+    file = data.get("file")
+    if file is None and name not in installed():
+        return known(data)
+    try:
+        folder = (info.context or {}).get("folder", Path())
+        spec = own_spec(name, None if file is None else str(file), folder)
+    except InputError as error:
+        raise PydanticCustomError("own", "{why}", {"why": str(error)}) from error
+    names = [field.name for field in fields(spec.config)]
+    for field in data:
+        if field not in names:
+            known_here = (
+                f"unknown field{nearest(str(field), names)}; known here: {', '.join(names)}"
+            )
+            raise PydanticCustomError("own", "{why}", {"why": f"{field}: {known_here}"})
+    path = spec.config.__dataclass_fields__["file"].default
+    model = _own_model(cast(Hashable, spec.config))
+    checked = model.model_validate({**data, "file": path} if path else data)
+    return spec.config(**dict(checked))
+
+
+@lru_cache(maxsize=64)
+def _own_model(config: Any) -> type[BaseModel]:
+    """The model of a config of one's own; a check of a scheduler asks for it by the hundred."""
+    return _strict_model(config.own_spec)
 
 
 #: The config of an engine, as a mapping in the file and when it is dumped.

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from simkv.core.engine import EngineConfig
+from simkv.scenario.own.source import OwnCode
+from simkv.scenario.own.spec import source_of
 from simkv.scenario.roles import Role, names_of
 from simkv.scenario.scenario import Scenario
 
@@ -35,6 +38,19 @@ def profiles(scenario: Scenario) -> dict[tuple[str | int, ...], str]:
         if group.profile is not None:
             found["fleet", "replicas", index, "profile"] = group.profile
     return found
+
+
+def sources(scenario: Scenario) -> dict[tuple[str | int, ...], OwnCode]:
+    """The code of schedulers of one's own that a scenario names, by where it names its file."""
+    groups = scenario.fleet.groups if scenario.fleet else []
+    engines: dict[tuple[str | int, ...], EngineConfig | None] = {("engine",): scenario.engine}
+    for index, group in enumerate(groups):
+        engines["fleet", "replicas", index, "engine"] = group.engine
+    return {
+        (*path, "file"): source
+        for path, engine in engines.items()
+        if engine is not None and (source := source_of(engine)) is not None
+    }
 
 
 @dataclass(frozen=True)

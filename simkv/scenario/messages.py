@@ -76,7 +76,7 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
         return f"unknown field{nearest(str(location[-1]), known)}; known here: {', '.join(known)}"
     if kind in ("missing", "missing_argument", "union_tag_not_found"):
         return "missing; this field is needed"
-    if kind in ("value_error", "assertion_error", "neither"):
+    if kind in ("value_error", "assertion_error", "neither", "own"):
         return re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     if kind in ("union_tag_invalid", "literal_error"):
         known = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags"))))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from simkv.scenario.fields import ABOUT, DECISIVE, profiles
+from simkv.scenario.fields import ABOUT, DECISIVE, profiles, sources
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import fields_of_others
 
@@ -28,7 +28,7 @@ def resolved(scenarios: Mapping[str, Scenario]) -> dict[str, Any]:
     """A scenario file that gives these runs again: overrides applied, engine defaults filled in.
 
     What all variants share stands once, and so does what the first one of them says of its run. A
-    profile that is a file is meant to lie beside it.
+    profile that is a file is meant to lie beside it, and so is a scheduler.
     """
     trees = {name: _tree(scenario) for name, scenario in scenarios.items()}
     first, *others = trees.values()
@@ -57,11 +57,13 @@ def _tree(scenario: Scenario) -> dict[str, Any]:
     tree |= scenario.model_dump(include=short, exclude_defaults=True)
     if scenario.workload.trace is not None:
         tree["workload"]["trace"] = str(scenario.workload.path.resolve())
-    for path, profile in profiles(scenario).items():
+    files = {path: source.path for path, source in sources(scenario).items()}
+    for path, file in (profiles(scenario) | files).items():
         node: Any = tree
         for key in path[:-1]:
             node = node[key]
-        node[path[-1]] = Path(profile).name
+        if node.get(path[-1]) is not None:
+            node[path[-1]] = Path(file).name
     return {name: tree[name] for name in Scenario.model_fields if name in tree}
 
 

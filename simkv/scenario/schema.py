@@ -11,6 +11,7 @@ from pydantic_core import core_schema
 
 from simkv.core.told import told
 from simkv.scenario.document import find_key
+from simkv.scenario.engine import OF_OWN
 from simkv.scenario.scenario import Scenario, ScenarioFile
 from simkv.schedulers.registry import ENGINES
 
@@ -50,7 +51,7 @@ def _partial(node: Any) -> Any:
     """
     if isinstance(node, list):
         return [_partial(value) for value in node]
-    if not isinstance(node, dict):
+    if not isinstance(node, dict) or node == OF_OWN:  # known by its name alone
         return node
     result = {
         "anyOf" if key == "oneOf" else key: value if key == "items" else _partial(value)

@@ -18,8 +18,9 @@ ENGINES: Mapping[str, EngineSpec] = {
 
 
 def spec_of(config: EngineConfig) -> EngineSpec:
-    """The engine that ``config`` is for."""
-    return ENGINES[config.name]
+    """The engine that ``config`` is for; a config of one's own brings its own."""
+    own: EngineSpec | None = getattr(config, "own_spec", None)
+    return own or ENGINES[config.name]
 
 
 def build(config: EngineConfig) -> Scheduler:

@@ -1,8 +1,8 @@
 """A name for all that decides how a run comes out, and for nothing else.
 
-That is the scenario's fields that take part in it, the contents of its profiles and its trace, and
-the sources of simkv that a run goes through. Rooms below those (reports, the command line) may
-change without an effect on any run.
+That is the scenario's fields that take part in it, the contents of its profiles, its trace and its
+own schedulers, and the sources of simkv that a run goes through. Rooms below those (reports, the
+command line) may change without an effect on any run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from simkv.costs.profile import PACKAGED, Profile, profile_path
 from simkv.scenario.costs import Costs, all_costs
 from simkv.scenario.fields import run_fields
+from simkv.scenario.fields import sources as of_own
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import Workload
 
@@ -39,6 +40,7 @@ def digest_of(scenario: Scenario, folder: Path, **more: Any) -> str:
         "scenario": run_fields(scenario),
         "profiles": [_costs(costs, folder) for _, costs in all_costs(scenario)],
         "trace": _trace(scenario.workload),
+        "own": [source.digest for source in of_own(scenario).values()],
         **more,
     }
     text = json.dumps(whole, sort_keys=True)

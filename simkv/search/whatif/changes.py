@@ -104,6 +104,8 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
         return get_args(kind)
     if kind is bool or bool in get_args(kind):
         return (True, False)
+    if isinstance(value, str):
+        return ()
     if value is None or (isinstance(value, int) and value <= 0):
         return INSTEAD_OF_NOTHING
     if value == 0:

@@ -37,9 +37,11 @@ def write_shrunk(
     comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
     profile = shrunk.scenario.profile
     if profile is not None and profile.endswith(".json"):
-        there = (folder / profile).resolve()
-        profile = str(there) if out is None else os.path.relpath(there, out.parent.resolve())
-    text = comment + _yaml(_tree(shrunk, wanted, profile and Path(profile).as_posix()))
+        profile = _beside(str((folder / profile).resolve()), out)
+    tree = _tree(shrunk, wanted, profile)
+    if file := tree["engine"].get("file"):
+        tree["engine"]["file"] = _beside(file, out)
+    text = comment + _yaml(tree)
     with tempfile.TemporaryDirectory() as scratch, writing(out or Path(scratch) / "x.yaml") as new:
         new.write_text(text, encoding="utf-8", newline="\n")
         found = evaluate(trial(load(new)["run"], new.parent))
@@ -101,6 +103,11 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def _beside(path: str, out: Path | None) -> str:
+    """How a file is named: relative to ``out``, or from the root where that is not known."""
+    return path if out is None else Path(os.path.relpath(path, out.parent.resolve())).as_posix()
+
+
 def _tree(shrunk: Shrunk, wanted: Condition, profile: str | None) -> dict[str, Any]:
     """The file as plain data, without what is at its default."""
     scenario = shrunk.scenario
@@ -122,7 +129,7 @@ def _engine(scenario: Scenario) -> dict[str, Any]:
     return {
         knob.name: getattr(engine, knob.name)
         for knob in fields(engine)
-        if knob.name in ("name", "variant") or getattr(engine, knob.name) != knob.default
+        if knob.name in ("name", "variant", "file") or getattr(engine, knob.name) != knob.default
     }
 
 

@@ -1,0 +1,107 @@
+"""A scheduler of one's own against its twins: does it see the future, or does chance decide?
+
+One twin has the same requests, step by step; all must come out the same. In two others requests
+emit other numbers of tokens, which nobody can know before they end: in one the shortest are the
+longest, in one those that end last are drawn anew. Until the first of them ends, all must decide
+alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf, isclose
+
+from simkv.core.request import Request
+from simkv.loop.record import Record
+from simkv.loop.world import ReplicaSpec, ScenarioRun, serve_scenario
+from simkv.scenario.own.laws import Watched
+from simkv.scenario.scenario import Scenario
+from simkv.workload.clients import Clients
+from simkv.workload.workload import clients
+
+#: Twins with another future have other numbers for their requests, lest somebody who looks for
+#: them in memory finds those of the run.
+APART = 1 << 40
+
+
+def compare_twins(scenario: Scenario, replicas: Sequence[ReplicaSpec], run: ScenarioRun) -> None:
+    """Raise LawBroken if the run's scheduler is one of our user's and would decide otherwise
+    beside a twin. In a fleet only calls are watched."""
+    scheduler = run.stints[0].engine.scheduler
+    if scenario.fleet is not None or not isinstance(scheduler, Watched):
+        return
+    plain = _twin(scenario, replicas)
+    watched = _watched(plain)
+    if why := _unlike(run.record, plain.record):
+        law = "leaps" if scheduler.leapt else "chance"
+        raise scheduler.broken(law, why, _first(scheduler.trail, watched.trail))
+    for futures in _other_futures(run.record):
+        other = _watched(_twin(scenario, replicas, futures, APART))
+        ours = min(watched.over.get(i, watched.step) for i in futures)
+        theirs = min(other.over.get(i + APART, other.step) for i in futures)
+        until = min(ours, theirs)
+        step = _first(watched.trail[:until], other.trail[:until])
+        del other
+        if (
+            step is not None
+            and _first(watched.trail, _watched(_twin(scenario, replicas, shift=APART)).trail)
+            is None
+        ):  # it was not the other numbers of the requests
+            what = "it decides otherwise if requests will emit other numbers of tokens"
+            raise scheduler.broken("future", what, step)
+
+
+def _twin(
+    scenario: Scenario,
+    replicas: Sequence[ReplicaSpec],
+    futures: Mapping[int, int] | None = None,
+    shift: int = 0,
+) -> ScenarioRun:
+    """The same again, step by step; requests emit as many tokens as ``futures`` say, by id."""
+    sent = clients(scenario.workload, scenario.timeout)
+    requests = [_with_future(futures or {}, request, shift) for request in sent.requests]
+    after = {i + shift: (before + shift, think) for i, (before, think) in sent.after.items()}
+    others = Clients(requests, after, sent.max_concurrency)
+    return serve_scenario(scenario, replicas, leaping=False, sent=others)
+
+
+def _other_futures(record: Record) -> Iterator[dict[int, int]]:
+    """How many tokens requests emit in other worlds, by id; those left out emit the same."""
+    lives = sorted(record.lives.values(), key=lambda life: (life.ended_at or inf, life.request.id))
+    tokens = {life.request.id: life.request.output_tokens for life in lives}
+    if not tokens:
+        return
+    both = min(tokens.values()) + max(tokens.values())
+    yield {i: both - n for i, n in tokens.items()}
+    yield {i: 1 + 7919 * (i + 1) % tokens[i] for i in list(tokens)[len(tokens) // 2 :]}
+
+
+def _with_future(futures: Mapping[int, int], request: Request, shift: int) -> Request:
+    tokens = min(futures.get(request.id, request.output_tokens), request.max_tokens)
+    return replace(request, id=request.id + shift, output_tokens=tokens)
+
+
+def _watched(run: ScenarioRun) -> Watched:
+    scheduler = run.stints[0].engine.scheduler
+    assert isinstance(scheduler, Watched)
+    return scheduler
+
+
+def _first(ours: Sequence[int], others: Sequence[int]) -> int | None:
+    """The first step, from 1, in which two trails differ."""
+    pairs = enumerate(zip(ours, others, strict=False), start=1)
+    return next((step for step, (a, b) in pairs if a != b), None)
+
+
+def _unlike(record: Record, other: Record) -> str:
+    """In what two records that should be the same differ, if in anything."""
+    for i, life in record.lives.items():
+        twin = other.lives[i]
+        same = (life.outcome, life.tokens) == (twin.outcome, twin.tokens)
+        if not same or not isclose(life.ended_at or 0.0, twin.ended_at or 0.0, rel_tol=1e-9):
+            return (
+                f"request {i}: {life.outcome} at {life.ended_at} s, and {twin.outcome} at "
+                f"{twin.ended_at} s when it is done again step by step"
+            )
+    return ""

@@ -1,0 +1,147 @@
+"""The laws as properties of a scheduler of one's own: random scenarios until one breaks a law.
+
+found = check(Path("fcfs.py"), examples=200)
+found.counterexample    # None, or the smallest scenario that was found to break one, as plain data
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+
+from simkv.core.errors import InputError
+from simkv.measure.simulate import run_scenario
+from simkv.scenario.own.laws import LawBroken
+from simkv.scenario.own.source import trusting
+from simkv.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+#: Seeds of the search, so that a check comes out the same.
+SEED = 20
+
+
+@dataclass
+class Checked:
+    """What came of a check: how many scenarios ran, and the one that broke a law, if one did."""
+
+    scenarios: int = 0
+    broken: LawBroken | None = None
+    counterexample: dict[str, Any] | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
+
+    def to_yaml(self, out: Path) -> str:
+        """The counterexample as a scenario file that lies at ``out``."""
+        assert self.counterexample is not None
+        engine = self.counterexample["engine"]
+        beside = Path(os.path.relpath(engine["file"], out.resolve().parent)).as_posix()
+        text = io.StringIO()
+        text.write(f"# simkv run {out.name} --trust\n# {' '.join(str(self.broken).split())}\n")
+        YAML().dump({**self.counterexample, "engine": {**engine, "file": beside}}, text)
+        return text.getvalue()
+
+
+def check(file: Path, examples: int = 200, knobs: dict[str, Any] | None = None) -> Checked:
+    """Run random scenarios with the scheduler in ``file``, whose code is run, until one breaks a
+    law, and shrink that one. ``knobs`` are not drawn.
+
+    Raises InputError if there is no scheduler in the file, or no Hypothesis.
+    """
+    try:
+        import hypothesis
+    except ImportError as error:
+        raise InputError(
+            "check-scheduler: Hypothesis is missing; pip install 'simkv[own]'"
+        ) from error
+    found = Checked(knobs=knobs or {})
+    with trusting(True):
+        _scenario(file, {**_PLAIN, "engine": {}}, found.knobs)  # which says what is wrong with it
+
+        @hypothesis.seed(SEED)
+        @hypothesis.settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            report_multiple_bugs=False,
+            print_blob=False,
+            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+            suppress_health_check=list(hypothesis.HealthCheck),
+            verbosity=hypothesis.Verbosity.quiet,
+        )
+        @hypothesis.given(_drawn())
+        def keeps_the_laws(drawn: dict[str, Any]) -> None:
+            found.scenarios += 1
+            tree, scenario = _scenario(file, drawn, found.knobs)
+            try:
+                run_scenario(scenario, Path(), intervals=False)
+            except LawBroken as error:
+                found.broken, found.counterexample = error, tree
+                raise
+
+        try:
+            keeps_the_laws()
+        except LawBroken:
+            pass
+        except hypothesis.errors.Flaky:  # broken once and not again: chance
+            assert found.broken is not None
+    return found
+
+
+_PLAIN: dict[str, Any] = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]}
+
+
+def _scenario(
+    file: Path, drawn: dict[str, Any], knobs: dict[str, Any]
+) -> tuple[dict[str, Any], Scenario]:
+    """A drawn scenario as plain data, and checked. Raises InputError."""
+    tree = {
+        "name": "counterexample",
+        "workload": {"requests": drawn["requests"]},
+        "engine": {"name": _name(file), "file": str(file.resolve()), **drawn["engine"], **knobs},
+        "profile": "unit-step",
+    }
+    from pydantic import ValidationError
+
+    try:
+        return tree, Scenario.model_validate(tree, context={"folder": Path()})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(f"{file}: {first.get('ctx', {}).get('why', first['msg'])}") from error
+
+
+def _name(file: Path) -> str:
+    return file.stem.replace("_", "").lower() or "own"
+
+
+def _drawn() -> SearchStrategy[dict[str, Any]]:
+    """Up to eight short requests and a cache of some blocks: enough for all that goes wrong."""
+    from hypothesis import strategies as st
+
+    request = st.fixed_dictionaries(
+        {
+            "prompt_tokens": st.integers(1, 30),
+            "output_tokens": st.integers(1, 16),
+        },
+        optional={
+            "arrival": st.sampled_from([0.3, 1.0, 2.5, 9.0, 40.0]),
+            "max_tokens": st.integers(16, 24),
+            "timeout": st.sampled_from([3.0, 12.0, 60.0]),
+            "priority": st.integers(0, 2),
+        },
+    )
+    engine = st.fixed_dictionaries(
+        {"num_blocks": st.integers(2, 40), "block_size": st.sampled_from([4, 1, 2, 8])},
+        optional={
+            "max_num_seqs": st.integers(1, 6),
+            "max_num_batched_tokens": st.integers(4, 64),
+        },
+    )
+    return st.fixed_dictionaries(
+        {"requests": st.lists(request, min_size=1, max_size=8), "engine": engine}
+    )

@@ -1,0 +1,130 @@
+"""Where the code of a scheduler of one's own comes from, and whether it may be run.
+
+It is run from an installed package (entry points ``simkv.schedulers``), or from a file where the
+command itself says so: ``--trust``, or ``trust=True``. A scenario alone never suffices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from simkv.core.errors import InputError, nearest
+from simkv.core.files import disk_errors
+
+GROUP = "simkv.schedulers"
+_TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """The code of a scheduler: its bytes, and the file that they are from."""
+
+    path: str
+    code: bytes
+
+    @property
+    def shown(self) -> str:
+        """The file as a message names it: from here, if it is in here."""
+        path, here = Path(self.path), Path.cwd()
+        return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+    @property
+    def digest(self) -> str:
+        """A hash of the bytes."""
+        return hashlib.sha256(self.code).hexdigest()
+
+
+def trust(yes: bool) -> None:
+    """From now on in this process files that scenarios name are run, or not."""
+    _TRUSTED.set(yes)
+
+
+@contextmanager
+def trusting(yes: bool) -> Iterator[None]:
+    """The same for a while; what was allowed before stays allowed."""
+    token = _TRUSTED.set(yes or _TRUSTED.get())
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
+
+
+def installed() -> list[str]:
+    """Names of the schedulers that installed packages bring."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def from_package(name: str) -> tuple[Any, OwnCode]:
+    """The scheduler that an installed package brings under this name. Raises InputError."""
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            try:
+                found = point.load()
+                path = Path(inspect.getfile(found))
+            except Exception as error:
+                raise InputError(f"{name}: {point.value} cannot be loaded: {error}") from error
+            return found, OwnCode(str(path), path.read_bytes())
+    raise InputError(f"no installed package has a scheduler {name!r}{nearest(name, installed())}")
+
+
+def from_file(path: Path, name: str) -> tuple[Any, OwnCode]:
+    """The scheduler in a file. Raises InputError if it may not be run, or is none."""
+    if not _TRUSTED.get():
+        raise InputError(
+            f"{path} is code that the scenario would run; read it, then say --trust (in Python "
+            "trust=True)"
+        )
+    with disk_errors(path, "read"):
+        code = path.read_bytes()
+    source = OwnCode(str(path.resolve()), code)
+    return run(source, name), source
+
+
+@lru_cache(maxsize=64)
+def run(source: OwnCode, name: str) -> Any:
+    """The scheduler class that the code defines: the only one, or that called ``name``.
+
+    Raises InputError if it cannot be run or defines none.
+    """
+    module = ModuleType(f"simkv_own_{source.digest[:16]}")
+    module.__file__ = source.path
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source.code, source.path, "exec"), module.__dict__)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        line = line_of(error, source.path) or getattr(error, "lineno", None) or 1
+        what = f"{type(error).__name__}: {error}"
+        raise InputError(f"{source.shown}:{line}: cannot be run: {what}") from error
+    own = [
+        one
+        for one in vars(module).values()
+        if isinstance(one, type) and one.__module__ == module.__name__ and hasattr(one, "schedule")
+    ]
+    chosen = own if len(own) == 1 else [one for one in own if one.__name__.lower() == name.lower()]
+    if not chosen:
+        what = f"{len(own)} schedulers, none of them called {name}" if own else "no scheduler"
+        raise InputError(f"{source.shown}:1: defines {what}; expected a class with schedule()")
+    return chosen[0]
+
+
+def line_of(error: BaseException, path: str) -> int | None:
+    """The line of a file in which an error was raised, or that called what raised it."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -1,0 +1,120 @@
+"""A scheduler of one's own as an engine: its knobs, its spec, and how it travels to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, field, is_dataclass, make_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from simkv.core.engine import EngineSpec, Tabled
+from simkv.core.errors import InputError
+from simkv.core.recording import Recording
+from simkv.core.scheduler import Variant
+from simkv.core.setting import EngineSetting
+from simkv.scenario.own import source as sources
+from simkv.scenario.own.laws import Watched
+from simkv.scenario.own.source import OwnCode
+from simkv.scenario.own.start import OwnConfig
+
+#: The one variant of a scheduler of one's own.
+OWN = "own"
+
+
+def own_spec(name: str, file: str | None, folder: Path) -> EngineSpec:
+    """The engine ``name``: of a ``file`` beside ``folder``, or of an installed package.
+
+    Raises InputError if its code may not be run, or is no scheduler.
+    """
+    if file is None:
+        of, source = sources.from_package(name)
+        return _spec(name, None, of, source)
+    of, source = sources.from_file(folder / file, name)
+    return _spec(name, source.path, of, source)
+
+
+def source_of(config: Any) -> OwnCode | None:
+    """The code that a config's scheduler is of; None for the engines of simkv."""
+    found: OwnCode | None = getattr(config, "own_source", None)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _spec(name: str, file: str | None, of: Any, source: OwnCode) -> EngineSpec:
+    own = _config_of(of, source)
+    config = make_dataclass(
+        own.__name__,
+        [
+            ("name", Literal[name], field(default=name)),
+            ("variant", Literal["own"], field(default=OWN)),
+            ("file", str | None, field(default=file)),
+        ],
+        bases=(own,),
+        frozen=True,
+        namespace={"__reduce__": _reduce, "own_source": source, "__doc__": own.__doc__},
+    )
+    config.__module__ = own.__module__
+
+    def build(config: Any) -> Watched:
+        return Watched(lambda: of(config), of, source)
+
+    spec = EngineSpec(
+        name=name,
+        config=config,
+        variants={OWN: Variant(source.path, (of.__doc__ or name).strip().splitlines()[0])},
+        build=build,
+        with_tables=_no_tables,
+        recording=Recording(config=_nowhere, prompt=_nowhere, knobs=asdict, shown=lambda _: {}),
+        setting=_setting,
+        cache_lines=(),
+        cache_example="",
+        memory="num_blocks",
+    )
+    config.own_spec = spec  # type: ignore[attr-defined]
+    return spec
+
+
+def _config_of(of: type[Any], source: OwnCode) -> type[Any]:
+    """The dataclass of the knobs: that of the annotation of ``config``."""
+    try:
+        own = get_type_hints(of).get("config", OwnConfig)
+    except Exception as error:
+        raise InputError(f"{source.shown}:1: {of.__name__}.config: {error}") from error
+    if not (isinstance(own, type) and is_dataclass(own)):
+        raise InputError(f"{source.shown}:1: {of.__name__}.config: expected a frozen dataclass")
+    needed = {"num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"}
+    if missing := sorted(needed - own.__dataclass_fields__.keys()):
+        raise InputError(
+            f"{source.shown}:1: {own.__name__} lacks {', '.join(missing)}; derive it from OwnConfig"
+        )
+    return own
+
+
+def _reduce(config: Any) -> tuple[Any, ...]:
+    return _again, (config.name, config.file, config.own_source, asdict(config))
+
+
+def _again(name: str, file: str | None, source: OwnCode, knobs: Mapping[str, Any]) -> Any:
+    """A config in another process, of the same bytes; there it is as trusted as here."""
+    of = sources.run(source, name) if file else sources.from_package(name)[0]
+    return _spec(name, file, of, source).config(**knobs)
+
+
+def _setting(config: Any) -> EngineSetting:
+    return EngineSetting(
+        engine=config.name,
+        release=OWN,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        asynchronous=False,
+        block_size=config.block_size,
+    )
+
+
+def _no_tables(config: Any) -> Tabled:
+    raise InputError(f"engine {config.name}: a scheduler of one's own runs in simulations only")
+
+
+def _nowhere(_: Any) -> Any:
+    raise InputError("there are no recordings of a scheduler of one's own")
