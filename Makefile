@@ -13,7 +13,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # as slow, too dear for all of them.
 COUNTED := core costs measure schedulers
 
-.PHONY: demo test coverage bench profiles reports site walks picture calibrate-silicon follow validation format clean
+.PHONY: demo test coverage bench loop profiles reports site walks picture calibrate-silicon follow validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero --plots $(DEMO)
@@ -32,6 +32,10 @@ coverage: $(TESTED)
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/serve.py
+
+# The whole loop on this machine's CPU: a campaign, its profile, cases predicted, served and judged.
+loop: $(TESTED)
+	PYTHON=$(BIN)/python calibrate/loop.sh build/loop
 
 # From the operator tables of aiconfigurator-core and data sheets; needs EXTRAS=dev,hardware.
 profiles: $(TESTED)

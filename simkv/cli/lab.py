@@ -33,6 +33,9 @@ PoolLayout = Annotated[
 ]
 WarmUp = Annotated[float | None, typer.Option(help="Seconds of steps before the clock starts.")]
 Threads = Annotated[int, typer.Option(help="Threads of torch on a CPU.")]
+Clock = Annotated[
+    str, typer.Option(help="wall, or on a CPU that others use: cpu, the time of this thread.")
+]
 Repeats = Annotated[int, typer.Option(help="Runs of each point; their median counts.")]
 ServedFolder = Annotated[Path, typer.Argument(help="A folder that `simkv gpu serve` has written.")]
 ProfileFile = Annotated[Path, typer.Option(help="The cost profile to be judged (JSON).")]
@@ -206,9 +209,10 @@ def calibrate(
     repeats: Repeats = 20,
     warm_up: WarmUp = None,
     threads: Threads = 1,
+    clock: Clock = "wall",
 ) -> None:
     """Measure what steps cost on this device, fit a cost profile, and tell how wrong it is."""
-    setup = device_setup(device, model, layout, True, warm_up, threads, 0)
+    setup = device_setup(device, model, layout, True, warm_up, threads, 0, clock)
     budget_s = seconds_of(budget)
     from simkv.lab import calibrate as campaign
     from simkv.lab.probes import SMALL, Limits
@@ -251,6 +255,7 @@ def device_setup(
     warm_up: float | None,
     threads: int,
     seed: int,
+    clock: str = "wall",
 ) -> Setup:
     """Checked options. Raises InputError for what there is not."""
     if find_spec("torch") is None:
@@ -273,12 +278,25 @@ def device_setup(
         raise InputError(f"--device {device}: expected cuda, cuda:<n> or cpu") from error
     if kind not in ("cuda", "cpu") or (kind == "cuda" and not torch.cuda.is_available()):
         raise InputError(f"--device {device}: torch {torch.__version__} finds no such device here")
+    _use_clock(clock, kind, threads)
     if kind == "cpu":
         torch.set_num_threads(threads)
     if warm_up is None:
         warm_up = 10.0 if kind == "cuda" else 0.0
     shape = MODELS[model]
     return Setup(shape, device, layouts[layout], 2816 if graphs else 0, warm_up, seed)
+
+
+def _use_clock(clock: str, kind: str, threads: int) -> None:
+    """Take the clock for all that is timed. Raises InputError for one that would tell nothing."""
+    from simkv.lab import ticks
+
+    clocks: dict[str, ticks.ClockName] = {"wall": "wall", "cpu": "cpu"}
+    if clock not in clocks:
+        raise InputError(f"--clock {clock}: expected wall or cpu")
+    if clock == "cpu" and (kind != "cpu" or threads != 1):
+        raise InputError("--clock cpu: is that of one thread; use --device cpu --threads 1")
+    ticks.use(clocks[clock])
 
 
 def _report(name: str, run: Served, different: int | None) -> str:

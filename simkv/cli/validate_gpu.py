@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simkv.cli.common import progress
 from simkv.cli.lab import (
+    Clock,
     Device,
     Model,
     PoolLayout,
@@ -20,7 +21,10 @@ from simkv.cli.lab import (
     device_setup,
     seconds_of,
 )
-from simkv.core.errors import InputError
+from simkv.core.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from simkv.proof.validation.served.sizing import Trial
 
 #: Share of the time for planning and serving; the rest is for comparing.
 SERVING = 0.85
@@ -39,12 +43,16 @@ def validate_gpu(
     only_plan: Annotated[
         bool, typer.Option("--only-plan", help="Write the plan and its predictions; serve nothing.")
     ] = False,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Serve only these cases; may be repeated.")
+    ] = None,
     other_gpu: Annotated[
         bool, typer.Option("--other-gpu", help="Judge a profile of another device than this one.")
     ] = False,
     layout: PoolLayout = "block",
     warm_up: WarmUp = None,
     threads: Threads = 1,
+    clock: Clock = "wall",
     seed: Annotated[int, typer.Option(help="Seed of the workloads.")] = 0,
 ) -> None:
     """Serve a set of scenarios for real and judge a profile by them, at three levels.
@@ -68,7 +76,9 @@ def validate_gpu(
     judged_profile = load_profile(profile.name, profile.parent)
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: expected 1 or more")
-    setup = None if only_plan else device_setup(device, model, layout, True, warm_up, threads, 0)
+    setup = None
+    if not only_plan:
+        setup = device_setup(device, model, layout, True, warm_up, threads, 0, clock)
     trials = read_plan(out, judged_profile)
     if trials is None:
         scale = suite.SMALL if small else suite.FULL
@@ -76,6 +86,7 @@ def validate_gpu(
         sized_by = nominal(judged_profile)
         trials = suite.plan(judged_profile, scale, seconds, seed, sized_by=sized_by)
         write_plan(out, trials, judged_profile)
+    trials = _wanted(trials, case or [])
     for trial in trials:
         size, preemptions = trial.scenario.workload.size, trial.predicted["preemptions"]
         print(
@@ -105,3 +116,13 @@ def validate_gpu(
     print(f"Written to {out}: {', '.join(path.name for path in files)}, runs/")
     if any(one.found.verdict.step is not None for one in found):
         raise typer.Exit(1)
+
+
+def _wanted(trials: list[Trial], names: list[str]) -> list[Trial]:
+    """The trials of these names, all if there is none. Raises InputError."""
+    known = [trial.name for trial in trials]
+    for name in names:
+        if name not in known:
+            hint = nearest(name, known)
+            raise InputError(f"--case {name}: is not in the plan{hint}; {', '.join(known)}")
+    return [trial for trial in trials if not names or trial.name in names]

@@ -143,7 +143,7 @@ def check_same(path: Path, about: dict[str, Any]) -> None:
         path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         return
     there = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("shape", "limits", "device", "torch", "version", "layout"):
+    for name in ("shape", "limits", "device", "torch", "version", "layout", "clock"):
         if there.get(name) != about[name]:
             raise InputError(
                 f"{path}: {name} was {there.get(name)}, now {about[name]}; use another --out"

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from statistics import median, stdev
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+
+from simkv.lab.ticks import clock, ticks
 
 #: What is asked of a GPU about itself.
 SMI_FIELDS = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
@@ -34,6 +35,7 @@ def machine(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
+        "clock": clock(),
     }
     if torch.device(device).type == "cuda":
         import triton
@@ -121,9 +123,9 @@ def _settled(found: list[float]) -> bool:
 def _host_times(run: Callable[[], Any], repeats: int) -> list[float]:
     found = []
     for _ in range(repeats):
-        begin = perf_counter()
+        begin = ticks()
         run()
-        found.append(perf_counter() - begin)
+        found.append(ticks() - begin)
     return found
 
 

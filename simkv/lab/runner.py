@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from simkv.lab.inputs import StepSize, TableWatch, fields_of, fill, packed_lengt
 from simkv.lab.model import Transformer, draw_weights
 from simkv.lab.pool import KVPool, Layout, SwapSpace
 from simkv.lab.prompts import prompt_ids
+from simkv.lab.ticks import ticks
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Runner:
         Everything is read before this returns. Raises RuntimeError for a row that is longer than
         ``max_len``.
         """
-        begin = perf_counter()
+        begin = ticks()
         decodes, prefills = split_rows(rows)
         premature = self._check(rows, emits)
         count = len(decodes) + sum(row.tokens for row in prefills)
@@ -184,7 +184,7 @@ class Runner:
         delta = self._watch.delta(rows, tables, self._seats)
         emitting = [(row.id, i) for i, row in enumerate(decodes) if row.id in emits]
         emitting += [(row.id, i) for i, row in enumerate(prefills, size.decodes) if row.id in emits]
-        prepared = perf_counter()
+        prepared = ticks()
         clock = _DeviceClock() if self.on_gpu else _HostClock()
         for swap in swapped_out:
             self._host_space.out(swap.id, swap.table)
@@ -196,7 +196,7 @@ class Runner:
         sampled = self._host(len(found))
         sampled.copy_(found, non_blocking=True)
         clock.stop()
-        launched = perf_counter()
+        launched = ticks()
         return StepUnderWay(
             size,
             size in self.graphs.sizes,
@@ -219,9 +219,9 @@ class Runner:
 
     def wait(self, flight: StepUnderWay) -> StepDone:
         """Block until a step has run."""
-        begin = perf_counter()
+        begin = ticks()
         gpu_s = flight.clock.seconds()
-        wait_s = perf_counter() - begin
+        wait_s = ticks() - begin
         found = flight.sampled.tolist()
         tokens = {i: found[place] for i, place in flight.emitting}
         timing = Timing(
@@ -247,13 +247,13 @@ class Runner:
         sizes = [step_size(*count, most) for count in counts]
         if self.on_gpu and not self.graphs.sizes:  # else each was built when it was captured
             sizes += graph_sizes(most, GRAPH_TOKENS)
-        end = perf_counter() + seconds
+        end = ticks() + seconds
         while True:
             for size in sizes:
                 self.enqueue(padding(size, self.config.seats), size)
             if self.on_gpu:
                 torch.cuda.synchronize()
-            if perf_counter() >= end:
+            if ticks() >= end:
                 return
 
     def retire(self, request_id: int) -> None:
@@ -312,10 +312,10 @@ class _HostClock:
     """Time of a step that runs where it is launched."""
 
     def __init__(self) -> None:
-        self._begin = self._end = perf_counter()
+        self._begin = self._end = ticks()
 
     def stop(self) -> None:
-        self._end = perf_counter()
+        self._end = ticks()
 
     def seconds(self) -> float:
         return self._end - self._begin

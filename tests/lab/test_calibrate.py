@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import count
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.load import Load
-from simkv.costs.profile import Profile, StepCost, load_profile
+from simkv.costs.profile import Profile, StepCost
 from simkv.lab import campaign
 from simkv.lab.buckets import step_size
 from simkv.lab.calibrate import host_of
@@ -234,42 +233,6 @@ def test_host_time_is_what_the_device_does_not_explain():
     idle = SimpleNamespace(seconds=7e-5, timing=None, load=Load(0, 0, 0, 0, 0))
     found = host_of([*passes, idle])
     assert np.allclose(found, (2e-4, 3e-6, 7e-5, 0.0))
-
-
-def test_calibrate_and_simulate(tmp_path):
-    out = tmp_path / "campaign"
-    arguments = ["gpu", "calibrate", str(out), "--device", "cpu", "--model", "tiny", "--small"]
-    arguments += ["--budget", "10m", "--repeats", "1"]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "mixed" in result.output
-    assert {p.name for p in out.iterdir()} == {
-        "campaign.json",
-        "clocks.csv",
-        "passes.csv",
-        "profile.json",
-        "samples.csv",
-    }
-    profile = load_profile("profile.json", out)
-    assert profile.basis == "measured"
-    assert profile.fit.held_out["all"].points > 20
-    scenario = out / "short.yaml"
-    scenario.write_text(
-        "name: short\nprofile: profile.json\n"
-        "workload: {burst: {num_prompts: 4, prompt_tokens: 30, output_tokens: 5}}\n"
-        "engine: {name: vllm, num_gpu_blocks: 50, max_model_len: 100}\n"
-    )
-    run = CliRunner().invoke(
-        app, ["run", str(scenario), "--out", str(tmp_path / "run"), "--no-plots"]
-    )
-    assert run.exit_code == 0, run.output
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert next(iter(summary["variants"].values()))["finished"] == 4
-    before = (out / "samples.csv").read_bytes()
-    CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert (out / "samples.csv").read_bytes() == before  # nothing was left to measure
-    with pytest.raises(InputError, match="limits was"):
-        CliRunner().invoke(app, [*arguments, "--kv-tokens", "4096"], catch_exceptions=False)
 
 
 def test_too_short_a_budget_says_so(tmp_path):

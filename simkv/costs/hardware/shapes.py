@@ -67,6 +67,7 @@ MODELS = {
     for shape in (
         _published("llama-3-8b", "meta-llama/Meta-Llama-3-8B", 500000.0, 1e-5),
         _published("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B", 1e6, 1e-6, qkv_bias=True),
+        ModelShape("small", 6, 384, 6, 2, 64, 1024, 2048, 10000.0, 1e-5),
         ModelShape("tiny", 2, 64, 4, 2, 16, 128, 512, 10000.0, 1e-5),
     )
 }
