@@ -10,7 +10,7 @@ the profile are those of these. Of all rounds the one counts whose simulation ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,14 @@ from simkv.costs.error import by_kind
 from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.profile import Fit, Profile
 from simkv.costs.sources.sync import DECODES, Traits, traits
-from simkv.ingest.engine import ServerSetup
+from simkv.ingest.engine import WAITED, ServerSetup
 from simkv.ingest.from_steps import prices_of_steps, surely, usable
 from simkv.ingest.frozen import Frozen
 from simkv.ingest.guess import Likely, first_guess, likely
 from simkv.ingest.prices import PRICES, StepPrices, terms_of
 from simkv.ingest.replay import simulate, times
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import spec_of
 
 Floats = npt.NDArray[np.float64]
 #: The relative error that a request's time has, whatever the prices: more is not asked of a fit.
@@ -39,6 +40,8 @@ SCATTER, OF_MEANS = 0.05, 0.01
 LEFT_OUT = 4
 #: Requests that are fitted to at most, and simulations of them.
 MOST_REQUESTS, ROUNDS = 1000, 8
+#: Sizes of the KV cache that are tried too, over the one that was guessed.
+NEAR_SIZES = (0.88, 0.94, 1.06)
 #: Requests with fewer output tokens tell little of a decode step.
 SHORT = 4
 
@@ -105,8 +108,9 @@ def calibrate(
     setup: ServerSetup,
     steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Profile:
-    """The profile with which ``scenario`` takes what was ``observed`` of its ``requests``.
+) -> tuple[Profile, Scenario]:
+    """The profile with which ``scenario`` takes what was ``observed`` of its ``requests``; and the
+    scenario, with the size of its KV cache that fits best where that is not told.
 
     The two are of the same requests in the same order; ``steps`` are those that the server logged
     (see ``from_steps``), if it did. ``tell`` hears of the simulations done. Raises InputError if
@@ -119,7 +123,7 @@ def calibrate(
     if steps is not None and usable(steps):
         guess, errors, prefills = prices_of_steps(steps)
         if not timed:
-            return _of_steps(guess, errors, prefills, shape, setup, len(steps))
+            return _of_steps(guess, errors, prefills, shape, setup, len(steps)), scenario
         aims = surely(guess)
     elif timed:
         guess = first_guess(observed, budget)
@@ -129,8 +133,28 @@ def calibrate(
             "no request has both a time to its first token and an end, and no steps are logged: "
             "there is nothing to tell what steps cost by"
         )
-    fitter = _Fitter(scenario, requests, observed, shape, front, aims, tell)
-    return fitter.profile(fitter.fitted(_between(guess, aims)), setup)
+    sizes = _sizes(scenario, observed, setup)
+    fitters = [_Fitter(one, requests, observed, shape, front, aims, tell) for one in sizes]
+    found = [fitter.fitted(_between(guess, aims)) for fitter in fitters]
+    best = min(range(len(found)), key=lambda place: found[place][1])
+    return fitters[best].profile(found[best][0], setup), sizes[best]
+
+
+def _sizes(scenario: Scenario, observed: pd.DataFrame, setup: ServerSetup) -> list[Scenario]:
+    """The scenario, and where the size of its cache is not told but felt, with others near it."""
+    if not setup.guessed or not (observed["queue_ms"] > 1e3 * WAITED).any():
+        return [scenario]
+    spec = spec_of(scenario.engine)
+    size, block = getattr(scenario.engine, spec.memory), spec.block_size(scenario.engine)
+    unit = block if spec.memory_in_tokens else 1
+    found = [scenario]
+    for factor in NEAR_SIZES:
+        try:
+            engine = replace(scenario.engine, **{spec.memory: int(size * factor) // unit * unit})
+        except ValueError:
+            continue
+        found.append(scenario.model_copy(update={"engine": engine}))
+    return found
 
 
 def _shape(setup: ServerSetup, budget: int) -> Traits | None:
@@ -211,8 +235,8 @@ class _Fitter:
         self.kept = np.array([few or i % LEFT_OUT != 3 for i in range(len(self.requests))])
         self.done = 0
 
-    def fitted(self, start: StepPrices) -> StepPrices:
-        """The prices of least error."""
+    def fitted(self, start: StepPrices) -> tuple[StepPrices, float]:
+        """The prices of least error, and that error."""
         best, least, prices = start, np.inf, start
         for _ in range(ROUNDS):
             simulated, frozen = self._simulated(prices)
@@ -223,7 +247,7 @@ class _Fitter:
             if np.abs(np.log(np.array(astuple(moved)) / np.array(astuple(prices)))).max() < 1e-3:
                 break
             prices = moved
-        return best
+        return best, least
 
     def _missed(self, simulated: pd.DataFrame) -> float:
         """How far a simulation is from what was measured."""

@@ -52,7 +52,8 @@ class Asked:
 class ServerSetup:
     """The engine's section, the ``hardware`` as far as it is known, and where each value is from.
 
-    ``assumed`` says of each setting that nobody told what is taken in its place.
+    ``assumed`` says of each setting that nobody told what is taken in its place. ``guessed`` if the
+    size of the KV cache is one of them, or follows from the GPU.
     """
 
     engine: dict[str, Any]
@@ -61,6 +62,7 @@ class ServerSetup:
     tp: int
     sources: dict[str, str]
     assumed: tuple[str, ...]
+    guessed: bool = False
 
 
 def set_up(evidence: Evidence, asked: Asked) -> ServerSetup:
@@ -87,6 +89,7 @@ class _Maker:
         self.by_flag = dict(_flags(spec))
         self.sources: dict[str, str] = {}
         self.assumed: list[str] = []
+        self.guessed = False
         self.tp = asked.tp or int(self._told("tensor_parallel_size", "tp_size") or 1)
         self.gpu = asked.gpu
         self.model = asked.model or _text(self._told("model", "model_path", "model_tag"))
@@ -109,7 +112,13 @@ class _Maker:
         self._memory(engine)
         self._tell_defaults(engine)
         return ServerSetup(
-            self._valid(engine), self.gpu, self.model, self.tp, self.sources, tuple(self.assumed)
+            self._valid(engine),
+            self.gpu,
+            self.model,
+            self.tp,
+            self.sources,
+            tuple(self.assumed),
+            self.guessed,
         )
 
     def _told(self, *names: str) -> Any:
@@ -176,6 +185,7 @@ class _Maker:
         block = int(engine.get(self.spec.block) or self._default(self.spec.block))
         if engine.get(memory) not in (None, "auto"):
             return
+        self.guessed = not tokens
         if tokens:
             engine[memory] = int(tokens) if self.spec.memory_in_tokens else int(tokens) // block
             self.sources[memory] = self._where("kv_tokens")
@@ -280,8 +290,13 @@ def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
     return 2 * int(peak) + 1, "twice what requests held, for nobody waited"
 
 
+def kv_memory(engine: EngineConfig) -> int:
+    """The knob that says how large the KV cache is, in its own unit."""
+    size: int = getattr(engine, spec_of(engine).memory)
+    return size
+
+
 def kv_tokens(engine: EngineConfig) -> int:
     """Tokens that the KV cache of an engine holds."""
-    spec = spec_of(engine)
-    size: int = getattr(engine, spec.memory)
+    spec, size = spec_of(engine), kv_memory(engine)
     return size if spec.memory_in_tokens else size * spec.block_size(engine)

@@ -2,8 +2,9 @@
 
 Stage 1 writes ``evidence.json`` (settings, notes) and ``requests.csv``, ``arrivals.csv``,
 ``observed.csv`` and ``iterations.csv`` as far as there are any; stage 2 ``workload.csv`` and
-``scenario.yaml``; stage 3 ``profile.json``; stage 4 ``diagnosis.md``, ``compared.csv``,
-``observed.png`` and ``report.html``.
+``scenario.yaml``; stage 3 ``profile.json``, and where requests are drawn ``ensemble.csv``, the
+figures of those members that are likely (``workload.csv`` is the first of them then); stage 4
+``diagnosis.md``, ``compared.csv``, ``observed.png`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from simkv.ingest.evidence import Evidence, Stated
 
 EVIDENCE, WORKLOAD, SCENARIO = "evidence.json", "workload.csv", "scenario.yaml"
 PROFILE, DIAGNOSIS, REPORT = "profile.json", "diagnosis.md", "report.html"
-PICTURE, COMPARED, CHANGES = "observed.png", "compared.csv", "changes.csv"
+PICTURE, COMPARED, ENSEMBLE = "observed.png", "compared.csv", "ensemble.csv"
 #: The tables of an Evidence, and their files.
 TABLES = {
     "requests": "requests.csv",
@@ -31,7 +32,7 @@ TABLES = {
     "steps": "iterations.csv",
 }
 #: What is written there, so that a folder with other things in it is left alone.
-OWN = (EVIDENCE, WORKLOAD, SCENARIO, PROFILE, DIAGNOSIS, REPORT, PICTURE, COMPARED, CHANGES)
+OWN = (EVIDENCE, WORKLOAD, SCENARIO, PROFILE, DIAGNOSIS, REPORT, PICTURE, COMPARED, ENSEMBLE)
 
 
 def is_incident(folder: Path) -> bool:

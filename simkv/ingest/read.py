@@ -10,7 +10,7 @@ from typing import Protocol
 import pandas as pd
 
 from simkv.core.errors import InputError
-from simkv.ingest import sglang_log, vllm_log
+from simkv.ingest import prometheus, sglang_log, vllm_log
 from simkv.ingest.evidence import Evidence
 from simkv.workload.source import Selection, Source
 from simkv.workload.traces.find import HEAD_BYTES, find_format, look
@@ -40,6 +40,8 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
     source = Source(path, Selection(skip_bad=True), advance)
     head = look(path)
     beginning = "" if head.kind in ("folder", "tar", "parquet") else _beginning(source)
+    if prometheus.known(beginning):
+        return prometheus.read(source)
     if head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning):
         for reader in LOGS:
             if reader.known(beginning):

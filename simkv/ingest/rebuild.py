@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from simkv.core.errors import InputError
+from simkv.ingest.ensemble import can_draw, drawn
 from simkv.ingest.evidence import Evidence
 from simkv.workload.rows import NAME, Pieces, Rows
 from simkv.workload.source import Source
@@ -31,13 +32,17 @@ class Rebuilt:
     notes: tuple[str, ...]
 
 
-def rebuild(evidence: Evidence, source: Source, *, caching: bool = True) -> Rebuilt:
-    """The requests that the sources tell one by one.
+def rebuild(evidence: Evidence, source: Source, *, caching: bool = True, seed: int = 0) -> Rebuilt:
+    """The requests that the sources tell one by one, or those drawn with ``seed`` to agree with
+    their sums (see ``ensemble``).
 
     ``source`` names what prompts share; with ``caching`` the hit rate of the log is made a common
-    beginning of all prompts. Raises InputError where no source tells requests.
+    beginning of all prompts. Raises InputError where nothing tells of requests.
     """
     requests = evidence.requests
+    if is_drawn(evidence):
+        assert evidence.series is not None
+        requests = drawn(evidence.histograms, evidence.series, seed)
     if requests is None:
         requests = _only_arrivals(evidence.arrivals)
     if requests is None or not len(requests):
@@ -70,6 +75,12 @@ def rebuild(evidence: Evidence, source: Source, *, caching: bool = True) -> Rebu
             "in the prefix cache; no source tells which"
         )
     return Rebuilt(rows, origin, whole.drop(columns=["emits"]), tuple(notes))
+
+
+def is_drawn(evidence: Evidence) -> bool:
+    """Whether requests are drawn, for no source tells them one by one."""
+    there = evidence.requests is not None
+    return not there and evidence.series is not None and can_draw(evidence.histograms)
 
 
 def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:

@@ -23,23 +23,24 @@ from simkv.costs.profile import Profile, load_profile
 from simkv.ingest import folder as files
 from simkv.ingest.calibrate import calibrate
 from simkv.ingest.compare import compare
-from simkv.ingest.engine import Asked, ServerSetup, kv_tokens, set_up
+from simkv.ingest.engine import Asked, ServerSetup, kv_memory, kv_tokens, set_up
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.explain import Answer, answer, refuse, waiting
 from simkv.ingest.from_steps import with_context
 from simkv.ingest.join import join
+from simkv.ingest.members import members, spread, write_rebuilt
 from simkv.ingest.mend import mend
 from simkv.ingest.picture import write_picture
 from simkv.ingest.read import read
-from simkv.ingest.rebuild import Rebuilt, rebuild
+from simkv.ingest.rebuild import Rebuilt, is_drawn, rebuild
 from simkv.ingest.replay import times
 from simkv.measure.simulate import run_scenario
 from simkv.report.html import write_html
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import spec_of
 from simkv.search.whatif.evaluate import Evaluator
 from simkv.workload.source import Source
-from simkv.workload.traces.own import used_columns, write_file
 from simkv.workload.workload import clients
 
 #: What stands in for step costs until they are known.
@@ -63,16 +64,22 @@ def rebuild_stage(folder: Path, asked: Asked) -> tuple[Rebuilt, ServerSetup]:
     setup = set_up(evidence, asked)
     source = Source(folder / files.WORKLOAD)
     caching = setup.engine.get("enable_prefix_caching") is not False
-    rebuilt = rebuild(evidence, source, caching=caching)
+    rebuilt = rebuild(evidence, source, caching=caching, seed=_seed(folder))
     if not (folder / files.WORKLOAD).is_file():
         with disk_errors(folder / files.WORKLOAD, "written"):
-            columns = used_columns(rebuilt.rows, ["arrival"])
-            write_file(folder / files.WORKLOAD, [rebuilt.rows], columns, source)
+            write_rebuilt(folder / files.WORKLOAD, rebuilt, source)
     if not (folder / files.SCENARIO).is_file():
         there = (folder / files.PROFILE).is_file()
         profile = files.PROFILE if there else UNKNOWN
         files.write_scenario(folder, setup, profile, rebuilt.notes)
     return rebuilt, setup
+
+
+def _seed(folder: Path) -> int:
+    """Which member of an ensemble the workload is, where requests are drawn."""
+    if not (folder / files.ENSEMBLE).is_file():
+        return 0
+    return int(pd.read_csv(folder / files.ENSEMBLE)["seed"].iloc[0])
 
 
 def calibrate_stage(folder: Path, asked: Asked, tell: Tell = lambda _done, _total: None) -> Profile:
@@ -83,15 +90,25 @@ def calibrate_stage(folder: Path, asked: Asked, tell: Tell = lambda _done, _tota
     scenario, requests = _scenario(folder)
     _same(rebuilt, requests, folder)
     evidence = files.read_evidence(folder)
-    steps = evidence.steps
-    if steps is not None:
-        steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
-    profile = calibrate(scenario, requests, rebuilt.observed, setup, steps, tell)
+    if is_drawn(evidence):
+        table, profile = members(evidence, setup, scenario, tell)
+        with disk_errors(folder / files.ENSEMBLE, "written"):
+            table.to_csv(folder / files.ENSEMBLE, index=False, lineterminator="\n")
+        (folder / files.WORKLOAD).unlink()
+        rebuild_stage(folder, asked)
+        memory = int(table["memory"].iloc[0])
+    else:
+        steps = evidence.steps
+        if steps is not None:
+            steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
+        profile, fitted = calibrate(scenario, requests, rebuilt.observed, setup, steps, tell)
+        memory = kv_memory(fitted.engine)
     write_text(folder / files.PROFILE, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
+    knob = spec_of(scenario.engine).memory
     text = (folder / files.SCENARIO).read_text(encoding="utf-8")
-    write_text(
-        folder / files.SCENARIO, text.replace(f"profile: {UNKNOWN}", f"profile: {files.PROFILE}")
-    )
+    text = text.replace(f"profile: {UNKNOWN}", f"profile: {files.PROFILE}")
+    guessed = f"  {knob}: {kv_memory(scenario.engine)}\n"
+    write_text(folder / files.SCENARIO, text.replace(guessed, f"  {knob}: {memory}\n"))
     return profile
 
 
@@ -122,6 +139,8 @@ def explain_stage(
     )
     _write_compared(folder, likeness.moments, observed, simulated)
     notes = [*evidence.notes, *rebuilt.notes, *result.notes]
+    if (folder / files.ENSEMBLE).is_file():
+        notes += spread(pd.read_csv(folder / files.ENSEMBLE))
     if not likeness.reproduced:
         found = refuse(likeness, setup, evidence, notes)
     else:

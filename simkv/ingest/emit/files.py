@@ -9,6 +9,7 @@ from simkv.core.errors import InputError, nearest
 from simkv.core.files import make_folder, write_text
 from simkv.ingest.emit.bench import bench
 from simkv.ingest.emit.otel import spans
+from simkv.ingest.emit.prometheus import query_range
 from simkv.ingest.emit.sglang_log import sglang_log
 from simkv.ingest.emit.vllm_log import Wanted, vllm_log
 from simkv.measure.result import Result
@@ -22,6 +23,7 @@ KINDS = {
     "vllm-log-iterations": "vllm.log",
     "sglang-log": "sglang.log",
     "otel": "spans.jsonl",
+    "prometheus": "metrics.json",
     "bench": "bench.json",
 }
 
@@ -32,6 +34,7 @@ _ENGINES = {
     "vllm-log-requests": "vllm",
     "vllm-log-iterations": "vllm",
     "otel": "vllm",
+    "prometheus": "vllm",
     "sglang-log": "sglang",
 }
 
@@ -84,6 +87,8 @@ def _once(kinds: Sequence[str]) -> list[str]:
 def _lines(result: Result, kind: str, kinds: Sequence[str]) -> Iterator[str]:
     if kind == "otel":
         return spans(result.record)
+    if kind == "prometheus":
+        return iter([query_range(result.record)])
     if kind == "bench":
         return iter([bench(result.record)])
     config = result.scenario.engine

@@ -1,0 +1,119 @@
+"""Recorded runs, reduced to what a user would have, and diagnosed from that alone.
+
+    python -m benchmarks.diagnose_truth FOLDER [CASE…]
+
+``FOLDER`` has cases as ``simkv validate case`` takes them. Of each the spans are made (queue,
+prefill, first token and end of every request), and scrapes every 15 s; the reader is told engine,
+version, GPU, model and the two limits that its operator set. Printed are the errors of the
+simulated means against the full record, which victims (the worst decile by queue time) are found,
+and for scrapes whether the 90 % interval has the true mean.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from simkv.ingest import folder as files
+from simkv.ingest import stages
+from simkv.ingest.emit.prometheus import scraped
+from simkv.ingest.engine import Asked
+from simkv.ingest.ensemble import interval
+from simkv.ingest.members import FIGURES
+from simkv.ingest.replay import simulate, times
+from simkv.scenario.load import load
+from simkv.workload.workload import clients
+
+BEGIN = 1.7e9
+
+
+def main() -> None:
+    """Diagnose every case from its spans and from scrapes, and print the errors."""
+    root, *wanted = sys.argv[1:]
+    for path in sorted(Path(root).glob("*/case.json")):
+        case = json.loads(path.read_text())
+        if wanted and path.parent.name not in wanted:
+            continue
+        if case["engine"].get("data_parallel", 1) > 1:
+            print(f"{path.parent.name}: two engines in lock-step, left out")
+            continue
+        table = _table(path.parent / "requests.csv")
+        asked = _asked(case)
+        _from_spans(path.parent.name, table, asked)
+        _from_scrapes(path.parent.name, table, asked)
+
+
+def _table(path: Path) -> pd.DataFrame:
+    table = pd.read_csv(path)
+    if "queued_s" in table:
+        prefill = 1e3 * (table["first_token_s"] - table["scheduled_s"])
+        table = table.assign(arrival_s=table["queued_s"], prefill_ms=prefill)
+    return table.assign(t_s=table["arrival_s"] + BEGIN).sort_values("t_s", ignore_index=True)
+
+
+def _asked(case: dict[str, Any]) -> Asked:
+    engine = case["engine"]
+    limits = {name: engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return Asked(
+        "vllm", engine["version"], engine["gpu"].partition(" (")[0], case["model"], 1, limits
+    )
+
+
+def _span(row: pd.Series) -> str:
+    told = {
+        "gen_ai.latency.time_to_first_token": row["ttft_ms"] / 1e3,
+        "gen_ai.latency.e2e": row["e2e_ms"] / 1e3,
+        "gen_ai.latency.time_in_queue": row["queue_ms"] / 1e3,
+        "gen_ai.latency.time_in_model_prefill": row["prefill_ms"] / 1e3,
+        "gen_ai.usage.prompt_tokens": float(row["prompt_tokens"]),
+        "gen_ai.usage.completion_tokens": float(row["output_tokens"]),
+    }
+    attributes = [{"key": key, "value": {"doubleValue": value}} for key, value in told.items()]
+    start = str(round(row["t_s"] * 1e9))
+    span = {"name": "llm_request", "startTimeUnixNano": start, "attributes": attributes}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+
+
+def _from_spans(name: str, table: pd.DataFrame, asked: Asked) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, out = Path(folder) / "spans.jsonl", Path(folder) / "out"
+        path.write_text("".join(f"{_span(row)}\n" for _, row in table.iterrows()))
+        stages.read_stage([path], out)
+        profile = stages.calibrate_stage(out, asked)
+        scenario = next(iter(load(out / files.SCENARIO, []).values()))
+        requests = clients(scenario.workload, None).requests
+        made = times(simulate(scenario, profile, requests), profile.front_s)
+    said = ", ".join(
+        f"{key} {100 * (made[column].mean() / table[column].mean() - 1):+.1f} %"
+        for key, column in FIGURES.items()
+    )
+    count = max(len(table) // 10, 1)
+    least = table["queue_ms"].nlargest(count).iloc[-1]
+    true = set(table.index[table["queue_ms"] >= least])
+    seen = set(made["queue_ms"].nlargest(count).index)
+    print(f"{name}: spans: {said}; simulated victims F1 {len(true & seen) / count:.2f}")
+
+
+def _from_scrapes(name: str, table: pd.DataFrame, asked: Asked) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, out = Path(folder) / "metrics.json", Path(folder) / "out"
+        path.write_text(scraped(table))
+        stages.read_stage([path], out)
+        stages.calibrate_stage(out, asked)
+        members = pd.read_csv(out / files.ENSEMBLE)
+    said = []
+    for key, column in FIGURES.items():
+        true = table[column].mean() / 1e3
+        low, high = interval(members[key].tolist(), members[f"{key}_observed"].mean())
+        inside = "inside" if low <= true <= high else "outside"
+        said.append(f"{key} {100 * (members[key].mean() / true - 1):+.1f} % ({inside})")
+    print(f"{name}: scrapes: {', '.join(said)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

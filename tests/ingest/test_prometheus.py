@@ -1,0 +1,114 @@
+"""Metrics: query_range answers and plain scrapes, resets and gaps, and requests drawn from sums."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.ingest.emit.prometheus import scraped
+from simkv.ingest.ensemble import AT_ONCE, drawn, interval
+from simkv.ingest.evidence import Evidence
+from simkv.ingest.read import read
+
+BEGIN = 1.7e9
+
+
+def served(count: int = 200) -> pd.DataFrame:
+    """Requests that came one after the other within ten minutes."""
+    luck = np.random.default_rng(1)
+    prompts, outputs = luck.integers(20, 3000, count), luck.integers(2, 400, count)
+    queue = luck.exponential(300.0, count)
+    first, whole = queue + 0.1 * prompts, queue + 0.1 * prompts + 20.0 * (outputs - 1)
+    return pd.DataFrame(
+        {
+            "t_s": BEGIN + np.sort(luck.random(count) * 600),
+            "prompt_tokens": prompts,
+            "output_tokens": outputs,
+            "queue_ms": queue,
+            "prefill_ms": 0.1 * prompts,
+            "ttft_ms": first,
+            "tpot_ms": 20.0,
+            "e2e_ms": whole,
+        }
+    )
+
+
+def metrics(tmp_path: Path) -> Evidence:
+    path = tmp_path / "metrics.json"
+    path.write_text(scraped(served()))
+    return read(path)
+
+
+def test_sums_of_a_query_range(tmp_path: Path) -> None:
+    found = metrics(tmp_path)
+    told = served()
+    assert found.engine == "vllm"
+    assert sum(found.histograms["output_tokens"]["count"]) == len(told)
+    assert sum(found.histograms["e2e"]["sum"]) == pytest.approx(told["e2e_ms"].sum() / 1e3)
+    assert found.series is not None
+    assert found.series["running"].max() > 0
+
+
+@pytest.mark.parametrize("seed", range(len(AT_ONCE)))
+def test_every_member_agrees_with_the_sums(tmp_path: Path, seed: int) -> None:
+    found, told = metrics(tmp_path), served()
+    assert found.series is not None
+    member = drawn(found.histograms, found.series, seed)
+    assert len(member) == len(told)
+    for name in ("prompt_tokens", "output_tokens"):
+        assert member[name].sum() == pytest.approx(told[name].sum(), rel=0.01)
+        shares = [np.quantile(table[name], (0.25, 0.5, 0.75)) for table in (member, told)]
+        assert shares[0] == pytest.approx(shares[1], rel=0.25)
+    assert member["e2e_ms"].mean() == pytest.approx(told["e2e_ms"].mean(), rel=0.05)
+    assert member["t_s"].is_monotonic_increasing
+    other = drawn(found.histograms, found.series, seed + len(AT_ONCE))
+    assert not member["prompt_tokens"].equals(other["prompt_tokens"])
+
+
+SCRAPE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="m"}} {running}
+vllm:num_requests_waiting{{engine="0",model_name="m"}} 2.0
+vllm:gpu_cache_usage_perc{{engine="0",model_name="m"}} 0.5
+vllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}
+"""
+
+
+def test_plain_scrapes_resets_and_gaps(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    values = [(0, 100), (15, 400), (30, 50), (45, 80), (300, 90)]
+    path.write_text(
+        "".join(
+            f"# scraped {BEGIN + at}\n" + SCRAPE.format(running=3, tokens=tokens)
+            for at, tokens in values
+        )
+    )
+    found = read(path)
+    assert found.histograms["output"] == [0, 300, 50, 30, 10]  # what was there at first is not new
+    assert found.series is not None
+    assert found.series["usage"].tolist() == [0.5] * 5
+    assert any("1 counters were reset" in note for note in found.notes)
+    assert any("1 gaps" in note for note in found.notes)
+
+
+def test_scrapes_without_a_time_are_refused_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(SCRAPE.format(running=1, tokens=5))
+    with pytest.raises(InputError, match=r"metrics.txt:3: should have the time of this scrape"):
+        read(path)
+    path.write_text(json.dumps(json.loads(scraped(served()))["data"]) + "}")
+    with pytest.raises(InputError, match=r"metrics\.txt"):
+        read(path)
+
+
+def test_an_interval_is_as_wide_as_its_members_and_their_bias() -> None:
+    low, high = interval([1.0, 1.1, 0.9])
+    wider = interval([1.0, 1.1, 0.9], observed=2.0)
+    assert low == pytest.approx(1 - 0.19)
+    assert high == pytest.approx(1 + 0.19)
+    assert wider[1] > 2.0 > high
