@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -44,6 +45,13 @@ def serve(
         float, typer.Option(help="Seconds for answers under way when told to end.")
     ] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Of how long answers are.")] = 0,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Publish what the prefix cache holds (ZMQ), as vLLM."),
+    ] = None,
+    kv_replay: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where those ask who missed some of it.")
+    ] = None,
 ) -> None:
     """Serve a scenario's engine over HTTP: clients take it for the real one, and it says why.
 
@@ -71,6 +79,7 @@ def serve(
         )
     chosen = variants[variant or next(iter(variants))]
     options = Options(host, port, speed, api_key, model_name, tokenizer, grace, seed)
+    options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
     house = House(chosen, path.parent, options, complain)
     print(house.banner, flush=True)
     house.serve()

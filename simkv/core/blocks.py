@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from simkv.core.freequeue import FreeQueue, Ints, ints
 
@@ -46,6 +47,10 @@ class BlockPool:
     def cached(self) -> int:
         """Blocks that carry a key of the prefix cache, in use or free."""
         return len(self._key_of) - self._key_of.count(0)
+
+    def keys(self) -> npt.NDArray[np.int64]:
+        """By block the key that it carries now, 0 for none; a view that changes with the pool."""
+        return np.frombuffer(self._key_of, dtype=np.int64)
 
     def held(self, owner: int) -> int:
         """Blocks in the table of ``owner``; 0 if it has none."""

@@ -28,7 +28,8 @@ class Meters:
         constant = {"model_name": desk.front.model, "engine_type": "unified"}
         self._exposition = Exposition(rows, self._all, constant, speed, config)
         desk.late = self._exposition.lag.observe
-        desk.live.told, desk.live.over = self._told, self._over
+        desk.live.told.append(self._told)
+        desk.live.over = self._over
 
     def text(self) -> bytes:
         """All figures in the text format of Prometheus."""

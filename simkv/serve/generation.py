@@ -100,6 +100,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.streamed: set[int] = set()
+        self._prompts: dict[int, array[int]] = {}
         self._known = Prefixes()
         self._random = np.random.default_rng(self.front.seed)
         self.under_way = 0
@@ -121,6 +122,7 @@ class Desk:
             for prompt, limit in zip(prompts, limits, strict=True)
         ]
         self.names[called] = [answer.request.id for answer in answers]
+        self._prompts.update(zip(self.names[called], prompts, strict=True))
         if body.stream:
             self.streamed.update(self.names[called])
         self.under_way += 1
@@ -133,8 +135,15 @@ class Desk:
             self.live.leave(answer)
             number = answer.request.id
             self.streamed.discard(number)
+            del self._prompts[number]
             emitted = self.front.texts.emitted(number, answer.tokens)
             self._known.answer(prompt, emitted, f"o{number}")
+
+    def tokens(self, number: int, count: int) -> array[int]:
+        """The first tokens of a request under way: its prompt, and what it emits after that."""
+        prompt = self._prompts.get(number, array("q"))
+        emitted = self.front.texts.emitted(number, max(count - len(prompt), 0))
+        return (prompt + emitted)[:count]
 
     def sent(self, due: float) -> None:
         """A token was written that was due then."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simkv.loop.world import specs
 from simkv.scenario.saving import to_yaml
@@ -21,6 +22,9 @@ from simkv.serve.process import Site, ToldToEnd, bind, serve
 from simkv.serve.scenario import answer_length
 from simkv.serve.texts import texts
 
+if TYPE_CHECKING:
+    from simkv.serve.kvevents import CacheTeller
+
 
 @dataclass(frozen=True)
 class Options:
@@ -34,6 +38,8 @@ class Options:
     tokenizer: Path | None = None
     grace: float = 30.0
     seed: int = 0
+    kv_events: str | None = None
+    kv_replay: str | None = None
 
 
 class House:
@@ -65,9 +71,19 @@ class House:
         )
         self.desk = Desk(self.live, self.front)
         self.figures = Meters(self.desk, engine, options.speed)
+        self.teller = self._teller(spec.block_size(engine))
         self.explainer = Explainer(self.scenario, folder)
         self._ending = ToldToEnd()
         self._socket = bind(options.host, options.port)
+
+    def _teller(self, block_size: int) -> CacheTeller | None:
+        options = self.options
+        if options.kv_events is None:
+            return None
+        from simkv.serve.kvevents import CacheTeller
+
+        tokens = self.desk.tokens
+        return CacheTeller(self.live, options.kv_events, options.kv_replay, block_size, tokens)
 
     @property
     def address(self) -> str:
@@ -95,9 +111,12 @@ class House:
         guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.why)
         site = Site(guard, self.live, self._socket, lambda: self.desk.under_way)
         try:
-            asyncio.run(serve([site], self._ending, self.options.grace, lambda: None))
+            beside = [self.teller.replay()] if self.teller else []
+            asyncio.run(serve([site], self._ending, self.options.grace, beside))
         finally:
             self.explainer.close()
+            if self.teller:
+                self.teller.close()
 
     def describe(self) -> str:
         """A scenario file of what is served and what came so far, ready to run again."""

@@ -58,8 +58,9 @@ class Live:
     """A scenario's engine, or its fleet, served at ``speed`` times real time.
 
     ``journal`` is what came, by the number of the request; who left has a ``timeout``. ``replicas``
-    are those that there are or were. ``told`` is called with a replica and the numbers of those
-    whose clients are given a token; ``over`` with every life that ends; ``warn`` with a sentence.
+    are those that there are or were. Each of ``told`` is called with a replica and the numbers of
+    those whose clients are given a token; ``over`` with every life that ends; ``warn``
+    with a sentence.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Live:
         self.journal: list[Request] = []
         self.replicas: list[Replica] = []
         self.answers: dict[int, Reply] = {}
-        self.told: Callable[[Replica, Sequence[int]], None] = lambda *_: None
+        self.told: list[Callable[[Replica, Sequence[int]], None]] = []
         self.over: Callable[[Life], None] = lambda _: None
         self.warn: Callable[[str], None] = lambda _: None
         self.born = int(time.time())
@@ -188,7 +189,8 @@ class Live:
         for number in numbers:
             if answer := self.answers.get(number):
                 answer.give(due, replica if self._resumes else None)
-        self.told(replica, numbers)
+        for tell in self.told:
+            tell(replica, numbers)
 
     def _ended(self, life: Life) -> None:
         answer = self.answers.get(life.request.id)

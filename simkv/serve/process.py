@@ -7,7 +7,7 @@ import contextlib
 import gc
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,11 +95,14 @@ class ToldToEnd:
 
 
 async def serve(
-    sites: Sequence[Site], ending: ToldToEnd, grace: float, ready: Callable[[], None]
+    sites: Sequence[Site],
+    ending: ToldToEnd,
+    grace: float,
+    beside: Sequence[Coroutine[Any, Any, None]] = (),
 ) -> None:
     """Serve until a signal comes and those that are under way have ended, or ``grace`` (s) later.
 
-    A second signal ends it at once. ``ready`` is called when clients may come.
+    A second signal ends it at once. What runs ``beside`` ends with it.
     """
     loop = asyncio.get_running_loop()
     gc.collect()
@@ -118,9 +121,7 @@ async def serve(
     ]
     for site in sites:
         site.live.start()
-    while not all(server.started for server in servers):
-        await asyncio.sleep(0.005)
-    ready()
+    others = [asyncio.ensure_future(one) for one in beside]
     await stop.wait()
     ending.told = True
     for server in servers:
@@ -131,6 +132,8 @@ async def serve(
     for site in sites:
         site.live.cut_off()
     await asyncio.gather(*running)
+    for other in others:
+        other.cancel()
 
 
 def _config(app: Any) -> uvicorn.Config:
