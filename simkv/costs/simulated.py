@@ -47,8 +47,9 @@ class SimulatedExecutor:
                 return ahead
             return [self._cost(later(load, step)) for step in range(1, steps + 1)]
         base, slope = self._cost.of_decodes(load.decode_seqs)
-        context, seqs = load.decode_context, load.decode_seqs
-        return [base + slope * (context + step * seqs) for step in range(1, steps + 1)]
+        seqs = load.decode_seqs
+        contexts = range(load.decode_context + seqs, load.decode_context + (steps + 1) * seqs, seqs)
+        return [base + slope * context for context in contexts]
 
     def ran(self, load: Load, seconds: Sequence[float]) -> None:
         if self._inside(later(load, 1)) and self._inside(later(load, len(seconds))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from heapq import heappush
-from typing import Any
+from typing import Any, ClassVar
 
 import simpy
 from simpy.events import EventPriority
@@ -22,7 +22,7 @@ class Moment(simpy.Event):
     """
 
     #: Rank of what happens before all other events of its time.
-    BEFORE = -2
+    BEFORE: ClassVar[int] = -2
 
     def __init__(self, env: simpy.Environment, time: float, rank: int = 0) -> None:
         super().__init__(env)

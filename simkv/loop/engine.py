@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
+from operator import sub
 from typing import Literal, NamedTuple
 
 import simpy
@@ -23,6 +25,8 @@ from simkv.loop.replica import Replica
 #: How an iteration goes on: with the next at once, after an idle pass, or when something comes.
 Turn = Literal["on", "idle", "sleep"]
 
+#: A row of the step log that no run comes to.
+NEVER = 1 << 60
 #: A leap is not planned further ahead than this many steps.
 FARTHEST = 512
 
@@ -241,14 +245,14 @@ class Engine(Replica):
             self._left[i] += 1
             self.record.lives[i].dropped.append(row)
 
-    def _next_finish(self) -> float:
+    def _next_finish(self) -> int:
         """Row of the step log in which a member of the decode group gets its last token next."""
         while self._finishes:
             row, i, since = self._finishes[0]
             if self.record.decoding_since(i) == since:
                 return row
             heappop(self._finishes)
-        return float("inf")
+        return NEVER
 
     def _plan_leap(self, batch: Batch, load: Load) -> Leap | None:
         """The stretch of steps like the one just launched, if it is one of decodes only."""
@@ -263,10 +267,7 @@ class Engine(Replica):
         if most < 1:
             return None
         steps = self.scheduler.leap(int(most) + 1) - 1
-        ends, end = [], newest.end
-        for seconds in self.executor.foresee(load, steps):
-            end += seconds
-            ends.append(end)
+        ends = list(accumulate(self.executor.foresee(load, steps), initial=newest.end))[1:]
         if not ends:
             return None
         moments = [oldest.end, *ends] if oldest is newest else [oldest.end, newest.end, *ends[:-1]]
@@ -282,8 +283,7 @@ class Engine(Replica):
         self.leaps += 1
         batch, ends = newest.batch, leap.ends[:done]
         self.record.repeat(batch, leap.moments[:done], ends, self.scheduler.skip(done))
-        starts = [newest.end, *ends[:-1]]
-        self.executor.ran(leap.load, [b - a for a, b in zip(starts, ends, strict=True)])
+        self.executor.ran(leap.load, list(map(sub, ends, [newest.end, *ends[:-1]])))
         if batch.decodes:
             self._group_row = newest.row + done
         lasts: dict[int, list[int]] = {}

@@ -97,12 +97,12 @@ class StepLog:
     start: array[float] = field(default_factory=lambda: array("d"))
     end: array[float] = field(default_factory=lambda: array("d"))
     kind: list[str] = field(default_factory=list)
-    prefill_seqs: array[int] = field(default_factory=lambda: array("q"))
+    prefill_seqs: array[int] = field(default_factory=lambda: array("i"))
     prefill_tokens: array[int] = field(default_factory=lambda: array("q"))
-    decode_seqs: array[int] = field(default_factory=lambda: array("q"))
-    preempted: array[int] = field(default_factory=lambda: array("q"))
-    waiting: array[int] = field(default_factory=lambda: array("q"))
-    running: array[int] = field(default_factory=lambda: array("q"))
+    decode_seqs: array[int] = field(default_factory=lambda: array("i"))
+    preempted: array[int] = field(default_factory=lambda: array("i"))
+    waiting: array[int] = field(default_factory=lambda: array("i"))
+    running: array[int] = field(default_factory=lambda: array("i"))
     free_blocks: array[int] = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
@@ -266,22 +266,17 @@ class Record:
 
         They are ``decided`` at those times, end at ``ends`` and leave ``free_blocks``.
         """
-        log, steps = self.steps, len(ends)
-        log.decided.extend(decided)
+        log, steps, times = self.steps, len(ends), array("d", ends)
+        log.decided.fromlist(list(decided))
         log.start.append(log.end[-1])
-        log.start.extend(ends[:-1])
-        log.end.extend(ends)
-        log.free_blocks.extend(free_blocks)
-        log.kind.extend([log.kind[-1]] * steps)
-        for column in (
-            log.prefill_seqs,
-            log.prefill_tokens,
-            log.decode_seqs,
-            log.waiting,
-            log.running,
-        ):
-            column.extend([column[-1]] * steps)
-        log.preempted.extend([0] * steps)
+        log.start.extend(times[:-1])
+        log.end.extend(times)
+        log.free_blocks.fromlist(list(free_blocks))
+        log.kind.extend(log.kind[-1:] * steps)
+        log.preempted.extend(array("i", (0,)) * steps)
+        log.prefill_tokens.extend(log.prefill_tokens[-1:] * steps)
+        for column in (log.prefill_seqs, log.decode_seqs, log.waiting, log.running):
+            column.extend(column[-1:] * steps)
         for i, _ in batch.scheduled:
             segments = self.lives[i].segments
             segments[-1] = segments[-1]._replace(last=segments[-1].last + steps)

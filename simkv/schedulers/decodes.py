@@ -104,9 +104,10 @@ class DecodeGroup(Generic[R]):
 
     def growth(self, steps: int) -> list[int]:
         """How many members need a block in each of the next ``steps`` steps."""
-        size, first = self.block_size, self.scheduled
-        counts = [len(members) for members in self._borders]
-        return [counts[step % size] for step in range(first, first + steps)]
+        first = self.scheduled % self.block_size
+        counts = list(map(len, self._borders))
+        round_ = counts[first:] + counts[:first]
+        return (round_ * (steps // self.block_size + 1))[:steps]
 
     def stopped(self, steps: int) -> list[R]:
         """Members that reach their ``stop_length`` with ``steps`` steps; each is named once."""

@@ -106,7 +106,8 @@ class PriorityQueue:
     def add(self, r: RequestState) -> None:
         insort(self._requests, r, key=self._urgency)
 
-    put_back = add
+    def put_back(self, r: RequestState) -> None:
+        self.add(r)
 
     def remove(self, r: RequestState) -> None:
         del self._requests[bisect_left(self._requests, self._urgency(r), key=self._urgency)]
@@ -144,8 +145,6 @@ class HeapQueue(PriorityQueue):
             heappush(self._heap, (r.prompt.priority, r.prompt.arrival, r))
         except TypeError:
             self.tied = True
-
-    put_back = add
 
     def remove(self, r: RequestState) -> None:
         super().remove(r)

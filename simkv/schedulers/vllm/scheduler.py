@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from itertools import accumulate, takewhile
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, sub
 
 from simkv.core.blocks import NO_BLOCKS, BlockCounter, BlockPool
 from simkv.core.prefix import BlockKeys, Content
@@ -183,7 +183,7 @@ class VllmScheduler:
     def skip(self, steps: int) -> list[int]:
         """Let the group decode: blocks for those at a border, one step after the other."""
         group, before = self.decoding, self.pool.free
-        free = [before - taken for taken in accumulate(group.growth(steps))]
+        free = list(accumulate(group.growth(steps), sub, initial=before))[1:]
         self._since_prefill += steps
         if self._backlog or self._since_prefill >= self.config.prefill_schedule_interval:
             self._backlog = len(self.waiting) > 0  # not all of these steps held prefills back
