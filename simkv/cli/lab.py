@@ -284,7 +284,8 @@ def device_setup(
     if warm_up is None:
         warm_up = 10.0 if kind == "cuda" else 0.0
     shape = MODELS[model]
-    return Setup(shape, device, layouts[layout], 2816 if graphs else 0, warm_up, seed)
+    largest = 2816 if graphs else 0
+    return Setup(shape, device, layouts[layout], largest, warm_up, seed, overlap=kind == "cuda")
 
 
 def _use_clock(clock: str, kind: str, threads: int) -> None:

@@ -15,6 +15,7 @@ Read in this order; each file is about one thing.
     prompts.py    token ids of prompts, equal where the workload says so
     runner.py     runs batches: prepare, launch (graph or eager), wait
     executor.py   the seam: wall clock, a scheduler watched, an executor that measures
+    overlap.py    steps of pipelined schedulers, prepared while the device runs the last
     serve.py      `simkv gpu serve`: a scenario for real
     served.py     what it was and did, and what it leaves behind
     trials.py     `simkv validate gpu`: the scenarios that judge a profile, one after another

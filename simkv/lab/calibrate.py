@@ -19,15 +19,16 @@ from simkv.core.errors import InputError
 from simkv.core.files import make_folder, write_text
 from simkv.core.version import __version__
 from simkv.costs.hardware.shapes import ModelShape
-from simkv.costs.profile import Profile
+from simkv.costs.profile import Profile, StepCost
 from simkv.lab.campaign import Measurement, check_same, measure
 from simkv.lab.clocks import clocks_logged
 from simkv.lab.executor import Pass
-from simkv.lab.fit import Host, MedianPass, RealStep, by_part, fit_profile
+from simkv.lab.fit import Host, MedianPass, RealStep, by_part, errors, fit_profile
 from simkv.lab.machine import machine
+from simkv.lab.overlap import overlapped
 from simkv.lab.probes import Limits, plan
 from simkv.lab.served import Served, Setup, pass_rows
-from simkv.lab.service import real_runs
+from simkv.lab.service import OVERLAPPED, real_runs
 from simkv.lab.stand import Stand
 from simkv.lab.steadied import drift, stalled
 
@@ -47,7 +48,8 @@ def calibrate(
     serving adds, the others how wrong the profile is. Leaves in ``folder`` the raw measurements
     (``samples.csv``), what they were made on (``campaign.json``), what the device said of itself
     all the while (``clocks.csv``), every pass of the real runs (``passes.csv``), and the profile
-    (``profile.json``). Raises InputError if the folder holds a
+    (``profile.json``); where steps overlap, that of pipelined engines, too
+    (``profile-overlapped.json``). Raises InputError if the folder holds a
     campaign of something else, or too little was measured for a fit.
     """
     begin = perf_counter()
@@ -79,6 +81,8 @@ def calibrate(
         if torch.device(setup.device).type == "cuda":
             torch.cuda.empty_cache()
         fitted, *others = _served(setup, limits, folder / "passes.csv")
+        ahead = [run for run in others if run.scenario.name.endswith(OVERLAPPED)]
+        others = [run for run in others if run not in ahead]
     real = real_steps(fitted.passes)
     judged = [step for run in others for step in real_steps(run.passes)]
     host = host_of(fitted.passes)
@@ -101,9 +105,18 @@ def calibrate(
         )
     except ValueError as error:
         raise InputError(f"{folder}: {error}") from error
-    text = profile.model_dump_json(indent=1, exclude_none=True) + "\n"
-    write_text(folder / "profile.json", text)
+    _write(profile, folder / "profile.json")
+    if ahead:
+        steps = [(s.load, s.seconds) for run in ahead for s in real_steps(run.passes)]
+        found = overlapped(profile)
+        fit = found.fit.model_copy(update={"held_out": errors(StepCost(found), steps)})
+        found = found.model_copy(update={"fit": fit})
+        _write(found, folder / "profile-overlapped.json")
     return profile, samples
+
+
+def _write(profile: Profile, path: Path) -> None:
+    write_text(path, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
 def _served(setup: Setup, limits: Limits, path: Path) -> list[Served]:

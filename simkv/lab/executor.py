@@ -14,6 +14,7 @@ and a simulation that is fed them must decide the same.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from time import sleep
 from typing import Any, NamedTuple, cast
@@ -24,7 +25,7 @@ from simkv.core.engine import Tables
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Kind, Row, Scheduler
 from simkv.costs.load import Load
-from simkv.lab.runner import Runner, Timing
+from simkv.lab.runner import Runner, StepUnderWay, Timing
 from simkv.lab.ticks import clock, ticks
 
 #: The operating system may oversleep by about this much (s); the rest is waited for awake.
@@ -82,11 +83,22 @@ class Pass(NamedTuple):
     preempted: int
 
 
+class Enqueued(NamedTuple):
+    """A step that the device has been given, and what there was to know of it then."""
+
+    flight: StepUnderWay
+    batch: Batch
+    rows: list[Row]
+    load: Load
+    schedule_s: float
+
+
 class TorchExecutor:
     """Runs what its scheduler decides on a device and measures it; ``passes`` is the log.
 
-    A step is over when ``run`` returns, so a pipelined scheduler's next decision does not overlap
-    with it: each step's host time adds to its device time, and both are in the log.
+    A step is over when ``run`` returns, so the next decision does not overlap with it: each step's
+    host time adds to its device time, and both are in the log. Who would overlap them (``overlap``)
+    gives steps to the device by ``enqueue`` and waits for the oldest by ``finish``.
     """
 
     def __init__(self, runner: Runner, tables: Tables, clock: WallClock) -> None:
@@ -98,6 +110,7 @@ class TorchExecutor:
         self._rows: list[Row] = []
         self._schedule_s = 0.0
         self._busy_until = 0.0
+        self._under_way: deque[Enqueued] = deque()
 
     def watch(self, scheduler: Scheduler) -> Scheduler:
         """The same scheduler, for the engine; its requests and decisions come by here."""
@@ -109,12 +122,27 @@ class TorchExecutor:
 
     def run(self, load: Load) -> float:
         """Run the batch; returns the seconds since its decision or the end of the step before."""
+        self.enqueue(load)
+        return self.finish(float(self.clock.now))[1]
+
+    def enqueue(self, load: Load) -> None:
+        """Give the device the batch that was decided last, behind those that it has."""
         rows, batch = self._rows, self._batch
         listed = {i for i, _ in batch.scheduled}
         emits = {*batch.emits, *(row.id for row in rows if row.id not in listed)}
-        start = max(float(self.clock.now), self._busy_until)
         flight = self.runner.launch(rows, emits, self.tables, batch.swapped_out, batch.swapped_in)
+        self._under_way.append(Enqueued(flight, batch, rows, load, self._schedule_s))
+
+    @property
+    def under_way(self) -> int:
+        """Steps that the device has been given and that nobody has waited for."""
+        return len(self._under_way)
+
+    def finish(self, decided: float) -> tuple[float, float]:
+        """Wait for the oldest step, ``decided`` at that time; returns its start and its seconds."""
+        flight, batch, rows, load, schedule_s = self._under_way.popleft()
         done = self.runner.wait(flight)
+        start = max(decided, self._busy_until)
         seconds = self.clock.wall() - start
         self._busy_until = start + seconds
         prefills = [row for row in rows if row.tokens > 1]
@@ -123,7 +151,7 @@ class TorchExecutor:
                 batch.kind,
                 start,
                 seconds,
-                self._schedule_s,
+                schedule_s,
                 done.timing,
                 load,
                 max((row.context for row in rows if row.tokens == 1), default=0),
@@ -131,7 +159,7 @@ class TorchExecutor:
                 len(batch.preempted),
             )
         )
-        return seconds
+        return start, seconds
 
     def foresee(self, load: Load, steps: int) -> list[float]:  # noqa: ARG002
         """Nothing: what a step costs is known when it has run."""

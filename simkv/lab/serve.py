@@ -12,6 +12,7 @@ import torch
 
 from simkv.core.errors import InputError
 from simkv.lab.executor import TorchExecutor, WallClock
+from simkv.lab.overlap import OverlappedEngine
 from simkv.lab.runner import Runner, RunnerConfig, covering
 from simkv.lab.served import Served, Setup, figures
 from simkv.loop.engine import Engine
@@ -64,7 +65,8 @@ class DeviceServer:
             if advance:
                 advance()
 
-        engine = Engine(
+        kind = OverlappedEngine if self.setup.overlap else Engine
+        engine = kind(
             self.clock,
             self.executor.watch(self.recorder),
             self.executor,

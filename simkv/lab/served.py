@@ -27,7 +27,8 @@ class Setup:
     """What to serve with: a model's shape, a device, and how its cache lies in memory.
 
     ``graph_tokens`` is the largest step that may become a CUDA graph (0: none); ``warm_up`` are
-    the seconds of steps before the clock starts, which bring a GPU to its working clocks.
+    the seconds of steps before the clock starts, which bring a GPU to its working clocks. With
+    ``overlap`` a pipelined scheduler's next step is prepared while the device runs the last.
     """
 
     shape: ModelShape
@@ -36,6 +37,7 @@ class Setup:
     graph_tokens: int = 2816
     warm_up: float = 0.0
     seed: int = 0
+    overlap: bool = False
 
     @property
     def itemsize(self) -> int:

@@ -17,6 +17,9 @@ from simkv.lab.serve import check_fits, runner_config, serve_steadily
 from simkv.lab.served import Served, Setup
 from simkv.scenario.scenario import Scenario
 
+#: What the name of a run with a pipelined scheduler ends in.
+OVERLAPPED = "-overlapped"
+
 
 @dataclass(frozen=True)
 class ServiceLoad:
@@ -28,17 +31,18 @@ class ServiceLoad:
     prompt: int
     budget: int
 
-    def scenario(self, limits: Limits) -> Scenario:
+    def scenario(self, limits: Limits, *, pipelined: bool = False) -> Scenario:
         """Twice as many requests as may be in flight, as a scenario within ``limits``.
 
-        None ends before all have their prompts in, so that as many decode as may.
+        With ``pipelined`` the scheduler decides a step ahead. None ends before all have their
+        prompts in, so that as many decode as may.
         """
         longest = limits.context // 2
         shortest_output = max(16, self.in_flight * self.prompt // self.budget)
         longest_output = 3 * shortest_output
         return Scenario.model_validate(
             {
-                "name": self.name,
+                "name": self.name + OVERLAPPED * pipelined,
                 "workload": {
                     "max_concurrency": self.in_flight,
                     "arrivals": {
@@ -63,7 +67,7 @@ class ServiceLoad:
                     "max_num_seqs": limits.decodes,
                     "max_num_batched_tokens": self.budget,
                     "max_model_len": longest + longest_output + 1,
-                    "async_scheduling": False,
+                    "async_scheduling": pipelined,
                 },
                 "profile": "unit-step",
             }
@@ -90,11 +94,14 @@ def judged_on(limits: Limits) -> list[ServiceLoad]:
 def real_runs(setup: Setup, limits: Limits) -> Iterator[tuple[str, Served]]:
     """All of them by name on one runner, each as it ends, that which is fitted to first.
 
-    Raises InputError if model and cache do not fit the device.
+    Where steps overlap, the runs that judge once more, with a pipelined scheduler. Raises
+    InputError if model and cache do not fit the device.
     """
     setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # it has just been busy
     works = [fitted_on(limits), *judged_on(limits)]
     scenarios = [work.scenario(limits) for work in works]
+    if setup.overlap:
+        scenarios += [work.scenario(limits, pipelined=True) for work in judged_on(limits)]
     config = covering(runner_config(scenario, setup) for scenario in scenarios)
     check_fits(setup, config)
     runner = Runner(setup.shape, config, setup.device)

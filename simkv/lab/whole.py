@@ -66,7 +66,7 @@ OF_KIND: dict[When, tuple[When, ...]] = {
 
 def _scaled_when(term: Term, when: When, share: float) -> list[Term]:
     """The term times ``share`` in steps of a kind; as two terms if it counts in the others, too."""
-    if _of_host(term) or term.when == "any":
+    if of_host(term) or term.when == "any":
         return [term]
     if term.when == "decode":
         parts: tuple[When, ...] = ("pure decode", "mixed")
@@ -95,9 +95,10 @@ def constant(name: str, seconds: float, when: When) -> Term:
 
 def on_device(profile: Profile) -> Profile:
     """The profile without the host's terms, which the campaign's steps do not have."""
-    terms = [term for term in profile.terms if not _of_host(term)]
+    terms = [term for term in profile.terms if not of_host(term)]
     return profile.model_copy(update={"terms": terms})
 
 
-def _of_host(term: Term) -> bool:
+def of_host(term: Term) -> bool:
+    """Whether the term is of the host's work."""
     return term.name.startswith("host")

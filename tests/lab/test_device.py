@@ -8,7 +8,7 @@ import torch
 from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.serve import DeviceServer
 from simkv.lab.served import Setup
-from tests.lab import firsts, test_attention, test_model, test_serve
+from tests.lab import firsts, test_attention, test_model, test_overlap, test_serve
 from tests.lab.driver import RandomServer
 from tests.lab.firsts import ALLOWED
 
@@ -61,3 +61,15 @@ def test_a_real_run_replays(engine, variant):
     test_serve.check_l0(run)
     assert run.summary["finished"] == len(run.requests)
     assert run.summary["graph_share"] > 0.9
+
+
+def test_overlapped_steps_replay_and_emit_what_the_model_emits():
+    scenario = test_overlap.pipelined()
+    server = DeviceServer(scenario, Setup(TINY, "cuda", graph_tokens=128, overlap=True))
+    run = server.serve()
+    test_serve.check_l0(run)
+    one_by_one = DeviceServer(scenario, Setup(TINY, "cuda", graph_tokens=128))
+    one_by_one.serve()
+    for life in run.record.lives.values():
+        i, count = life.request.id, life.request.prompt_tokens + life.tokens
+        assert server.runner.tokens(i, count) == one_by_one.runner.tokens(i, count)

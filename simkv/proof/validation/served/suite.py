@@ -61,7 +61,7 @@ def plan(
 
     Raises InputError where no pool is small enough for the preemptions that are wanted.
     """
-    vllm = _vllm(scale)
+    vllm = _vllm(scale, pipelined=bool(profile.floor))
     sized = Sizes(sized_by, seconds, seed)
     decodes = sized.drawn(
         "decode-heavy", vllm, _lognormal(scale.prompt), _lognormal(scale.output), scale
@@ -145,8 +145,8 @@ def _incident(sized: Sizes, scale: Scale, name: str, variant: str) -> list[Trial
     ]
 
 
-def _vllm(scale: Scale) -> Document:
-    """The engine of most cases; the runner does not overlap steps, so neither does it."""
+def _vllm(scale: Scale, *, pipelined: bool) -> Document:
+    """The engine of most cases, which overlaps steps if the profile is of one that does."""
     return {
         "name": "vllm",
         "block_size": scale.block_size,
@@ -155,7 +155,7 @@ def _vllm(scale: Scale) -> Document:
         "max_num_batched_tokens": scale.budget,
         "max_model_len": scale.longest,
         "enable_prefix_caching": False,
-        "async_scheduling": False,
+        "async_scheduling": pipelined,
     }
 
 
