@@ -20,10 +20,13 @@ StepKind = Literal["decode", "prefill", "mixed"]
 LARGEST = 0.9
 
 
-def scales(errors: Mapping[str, StepError], side: Side, runs: float = 0.0) -> dict[StepKind, float]:
+def scales(
+    errors: Mapping[str, StepError], side: Side, runs: float = 0.0, *, lasting: bool = False
+) -> dict[StepKind, float]:
     """Factors on the cost of a step by its kind: 95 of 100 real steps lie within both sides.
 
-    ``runs`` is how far other runs on other hosts are from the one that was measured.
+    ``runs`` is how far other runs on other hosts are from the one that was measured. With
+    ``lasting`` the mean of many steps lies within both sides.
 
     An error is the predicted time over the real one, less 1. A kind of step that was not measured
     takes the error of all, or the largest that there is.
@@ -33,7 +36,7 @@ def scales(errors: Mapping[str, StepError], side: Side, runs: float = 0.0) -> di
     kinds: tuple[StepKind, ...] = ("decode", "prefill", "mixed")
     for kind in kinds:
         error = errors.get(kind) or errors.get("all") or worst
-        found[kind] = _factor(hypot(error.p95, runs), side)
+        found[kind] = _factor(hypot(error.lasting if lasting else error.p95, runs), side)
     return found
 
 

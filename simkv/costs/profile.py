@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from math import sqrt
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -93,6 +94,14 @@ class StepError(Data):
     median: float
     p95: float
     bias: float
+
+    @property
+    def lasting(self) -> float:
+        """What is left of it in the mean of many steps: errors of single steps that were measured
+        by themselves cancel out, their bias does not, and is known as well as they scatter."""
+        if not self.points:
+            return self.p95
+        return min(self.p95, abs(self.bias) + self.p95 / sqrt(self.points))
 
 
 class Fit(Data):

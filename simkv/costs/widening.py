@@ -1,11 +1,19 @@
-"""How much less sure a step's cost is outside of the range that its profile was measured in."""
+"""How far off a profile may be in a run, and how much less sure it is out of its range.
+
+A figure of a run is made of many steps. Where a profile's errors are those of single steps that
+were measured on its device (basis ``measured``), they cancel out but for their bias; where they are
+those of other devices or configurations, all steps are off alike. Both have the spread of runs and
+hosts, and out of range what the profile was off by on ends of its data, per doubling.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf, log2, sqrt
 
-from simkv.costs.load import Load
+from simkv.core.errors import InputError
+from simkv.costs.erring import Erring, Side, StepKind, scales
+from simkv.costs.load import Executor, Load
 from simkv.costs.profile import Feature, Profile, feature_of
 
 #: One run on one host was measured: others differ by 2 to 4 per cent (held-back runs on the GPUs of
@@ -38,6 +46,23 @@ class Widening:
             if value and not low <= value <= high:
                 squares += (growth * doublings(value, low, high)) ** 2
         return sqrt(squares)
+
+
+def scales_of(profile: Profile, side: Side) -> dict[StepKind, float]:
+    """Factors on steps in range, if all are off by what the profile knows of its error."""
+    lasting = profile.basis == "measured"
+    return scales(profile.fit.held_out, side, RUNS, lasting=lasting)
+
+
+def off_by(profile: Profile, side: Side) -> Callable[[Executor], Executor]:
+    """Makes an executor's steps cheaper, or dearer, by what the profile knows of its error.
+
+    Raises InputError if it knows none.
+    """
+    if not profile.fit.held_out:
+        raise InputError(f"profile {profile.name} ({profile.basis}) knows no error of its own")
+    scale, wider = scales_of(profile, side), Widening(profile) or None
+    return lambda inner: Erring(inner, scale, wider)
 
 
 def doublings(value: float, low: float, high: float) -> float:

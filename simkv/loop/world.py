@@ -16,6 +16,7 @@ from simkv.costs.erring import Erring, StepKind
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.costs.widening import off_by
 from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet, Stint
 from simkv.loop.fleet.routers import SessionOf
@@ -160,6 +161,8 @@ def executor_of(scenario: Scenario, spec: ReplicaSpec, changed: Change | None) -
         executor = changed(executor)
     if scenario.step_scale is not None:
         executor = Erring(executor, _factors(scenario.step_scale))
+        if scenario.step_scale.error is not None:
+            executor = off_by(spec.profile, scenario.step_scale.error)(executor)
     return executor
 
 

@@ -1,24 +1,23 @@
 """How far the seconds of a simulation can be trusted, from what its cost profile knows of itself.
 
 A profile that was measured carries its error on steps that it was not fitted to, by kind of step.
-The run is simulated twice more, with every step cheaper and dearer by as much as 95 of 100 such
-steps are off, all in the same direction; what comes out is the interval of each figure. So
-queueing, preemptions and starvation are in it, not only the sum of the steps. It holds inside the
-range of the measurements; the share of the time outside is told beside it.
+The run is simulated twice more, with every step cheaper and dearer by what such steps are off by in
+the mean (``costs/widening.py``), all in the same direction; what comes out is the interval of each
+figure. So queueing, preemptions and starvation are in it, not only the sum of the steps. Out of
+range it widens; the share of the time there is told beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from simkv.core.figures import LATENCIES, STATISTICS, figure
-from simkv.costs.erring import Erring, Side, scales
+from simkv.costs.erring import Side
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile, StepError
-from simkv.costs.widening import RUNS, UNKNOWN, Widening
+from simkv.costs.widening import RUNS, UNKNOWN, off_by
 
 #: Figures that get an interval, named as in ``summary.json``.
 FIGURES = (
@@ -94,11 +93,7 @@ def fidelity(
 def both_sides(profile: Profile) -> list[Callable[[Executor], Executor]]:
     """Executors whose steps are all cheaper, and all dearer, than a profile with errors says."""
     sides: tuple[Side, ...] = ("cheaper", "dearer")
-    wider = Widening(profile) or None
-    return [
-        partial(Erring, scale=scales(profile.fit.held_out, side, RUNS), wider=wider)
-        for side in sides
-    ]
+    return [off_by(profile, side) for side in sides]
 
 
 def _ends(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -117,9 +112,10 @@ def _note(profile: Profile, outside: float, unknown: float, computed: bool) -> s
     worst = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in by_kind.items())
     said = f"costs by {profile.name} ({profile.basis}): 95 of 100 steps are off by at most {worst}"
     if computed:
+        what = "what is left of that in their mean" if profile.basis == "measured" else "that"
         said += (
-            f"; intervals are of runs with every step off by that and by the {100 * RUNS:g} % that "
-            f"runs and hosts differ by, one way and the other"
+            f"; intervals are of runs with every step off by {what} and by the {100 * RUNS:g} % "
+            f"that runs and hosts differ by, one way and the other"
         )
     if outside:
         said += f"; {100 * outside:.1f} % of the busy time lay outside its range"

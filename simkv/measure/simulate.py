@@ -103,8 +103,10 @@ def run_scenario(
 
 
 def _measured(executor: Executor) -> SimulatedExecutor:
-    """The executor that asks the profile, inside one with factors."""
-    inner = executor.inner if isinstance(executor, Erring) else executor
+    """The executor that asks the profile, inside those with factors."""
+    inner = executor
+    while isinstance(inner, Erring):
+        inner = inner.inner
     assert isinstance(inner, SimulatedExecutor)
     return inner
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -83,6 +83,8 @@ class StepScale(Section):
     """Steps that only compute prompts."""
     mixed: Factor = 1.0
     """Steps that do both."""
+    error: Literal["cheaper", "dearer"] | None = None
+    """All steps are off by what the profile knows of its own error, that way."""
 
 
 class Scenario(Section):

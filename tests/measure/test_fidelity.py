@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
+from simkv.core.errors import InputError
 from simkv.core.figures import figure
 from simkv.costs.erring import Erring, kind_of, scales
 from simkv.costs.load import Load
@@ -62,7 +64,7 @@ def test_a_profile_without_errors_gives_no_interval_and_says_so(tmp_path: Path) 
 
 def test_intervals_hold_the_run_and_what_the_error_makes_of_it(tmp_path: Path) -> None:
     fit = {"points": 9, "held_out": {"decode": error(0.02), "prefill": error(0.1)}}
-    result = run(tmp_path, fit=fit)
+    result = run(tmp_path, fit=fit, basis="composed of measured operators")
     found = result.fidelity
     assert set(found.intervals) == set(FIGURES)
     for name, (low, high) in found.intervals.items():
@@ -77,6 +79,35 @@ def test_intervals_hold_the_run_and_what_the_error_makes_of_it(tmp_path: Path) -
         assert low <= figure(slower.summary, name) <= high
     far = run(tmp_path, terms=[{**t, "seconds": 1.3 * t["seconds"]} for t in PROFILE["terms"]])
     assert figure(far.summary, "e2e_ms.mean") > found.intervals["e2e_ms.mean"][1]
+
+
+def test_errors_of_single_steps_cancel_out_in_a_run_but_their_bias_does_not(tmp_path: Path) -> None:
+    def half(p95: float, bias: float, basis: str = "measured") -> float:
+        errors = {"all": {**error(p95), "bias": bias}}
+        one = SCENARIO.replace("num_prompts: 30", "num_prompts: 1")
+        fit = {"points": 50, "held_out": errors}
+        found = run(tmp_path, one, fit=fit, basis=basis).fidelity
+        low, high = found.intervals["tpot_ms.mean"]
+        return (high - low) / (high + low)
+
+    assert half(0.2, 0.0) == pytest.approx(hypot(0.03, 0.2 / sqrt(50)), rel=0.1)
+    assert half(0.2, 0.1) == pytest.approx(hypot(0.03, 0.1 + 0.2 / sqrt(50)), rel=0.1)
+    assert half(0.2, 0.0, "assumed") == pytest.approx(0.2, rel=0.1)  # all steps alike
+    assert StepError(**{**error(0.2), "points": 0}).lasting == 0.2  # as somebody gave it
+    assert StepError(**{**error(0.2), "bias": 0.19}).lasting == 0.2
+
+
+def test_a_scenario_may_ask_for_one_side_of_the_error(tmp_path: Path) -> None:
+    fit = {"points": 9, "held_out": {"all": error(0.05)}, "beyond": {"decode_seqs": 0.2}}
+    inside = {"range": {"decode_seqs": [1, 1]}, "fit": fit}
+    low, high = run(tmp_path, **inside).fidelity.intervals["e2e_ms.mean"]
+    found = [
+        run(tmp_path, f"{SCENARIO}step_scale: {{error: {side}}}\n", **inside)
+        for side in ("cheaper", "dearer")
+    ]
+    assert [figure(one.summary, "e2e_ms.mean") for one in found] == [low, high]
+    with pytest.raises(InputError, match=r"profile p .measured. knows no error of its own"):
+        run(tmp_path, f"{SCENARIO}step_scale: {{error: dearer}}\n")
 
 
 def test_the_run_itself_is_the_same_with_and_without(tmp_path: Path) -> None:

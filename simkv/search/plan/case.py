@@ -43,7 +43,8 @@ class Candidates:
     """A scenario's variant at any value of a knob.
 
     ``candidates`` are the values in the order of the search: later ones should do better.
-    ``limits`` (ms) are those of goodput, ``factors`` on steps are those of the profile's error.
+    ``limits`` (ms) are those of goodput, ``factors`` on steps are those of the profile's error,
+    with ``own_error`` as the profile itself knows it, out of range too.
     With ``survive`` runs tell when a failure would be worst. ``option`` is by which the knob was
     given.
     """
@@ -56,6 +57,7 @@ class Candidates:
     objectives: tuple[Objective, ...]
     limits: Mapping[str, float]
     factors: Mapping[Side, Mapping[StepKind, float]]
+    own_error: bool = False
     survive: bool = False
     option: str = "--smallest"
     _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
@@ -99,9 +101,13 @@ class Candidates:
         scenario = repeated(scenario, condition.repeat)
         if condition.side is None:
             return scenario
-        own = (scenario.step_scale or StepScale()).model_dump()
-        dear = {kind: own[kind] * by for kind, by in self.factors[condition.side].items()}
-        return scenario.model_copy(update={"step_scale": StepScale(**dear)})
+        own = scenario.step_scale or StepScale()
+        if self.own_error:
+            scale = own.model_copy(update={"error": condition.side})
+        else:
+            by = self.factors[condition.side]
+            scale = own.model_copy(update={k: getattr(own, k) * x for k, x in by.items()})
+        return scenario.model_copy(update={"step_scale": scale})
 
 
 def ladder(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:

@@ -98,8 +98,8 @@ def prepare(
                     tuple(objectives),
                     asked.goodput,
                     {},
-                    bool(asked.survive),
-                    "--largest" if asked.largest else "--smallest",
+                    survive=bool(asked.survive),
+                    option="--largest" if asked.largest else "--smallest",
                 )
                 found.append(_prepared(asked, case, table, " ".join(point)))
         except InputError as error:
@@ -122,7 +122,7 @@ def _prepared(
         raise InputError(f"--survive: needs a fleet; {scenario.name} has none: fleet.replicas")
     profile = next(costs for _, costs in all_costs(scenario)).load(case.folder)
     error = error_of(profile, asked.profile_error)
-    case = replace(case, factors=error.factors)
+    case = replace(case, factors=error.factors, own_error=error.own)
     held_back = None
     if asked.held_back:
         held_back = replace(case, overrides=(*case.overrides, *asked.held_back), _scenarios={})

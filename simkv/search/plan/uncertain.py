@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from simkv.costs.erring import Side, StepKind, scales
 from simkv.costs.profile import Profile, StepError
+from simkv.costs.widening import RUNS, scales_of
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,19 @@ def most_violated(repeats: int, confidence: float = 0.95) -> float:
 @dataclass(frozen=True)
 class Error:
     """The error of a profile: factors on its steps by kind, one way and the other, and a word on
-    where they come from. No factors if no error is known."""
+    where they come from. No factors if no error is known. With ``own`` it is the profile's, and
+    grows out of its range."""
 
     factors: dict[Side, dict[StepKind, float]]
     note: str
+    own: bool = False
 
 
 def error_of(profile: Profile, given: float | None) -> Error:
     """What the profile says of its own error, or the relative error that the user has ``given``.
 
-    As in ``simkv.measure.fidelity``: 95 of 100 steps lie within it, and all are off the same way.
+    The profile's is that of the intervals in ``simkv.measure.fidelity``. All steps are off the same
+    way.
     """
     sides: tuple[Side, ...] = ("cheaper", "dearer")
     if given is not None:
@@ -64,5 +68,11 @@ def error_of(profile: Profile, given: float | None) -> Error:
     if not errors:
         return Error({}, f"profile {profile.name} ({profile.basis}) knows no error of its own")
     known = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in errors.items())
-    factors = {side: scales(errors, side) for side in sides}
-    return Error(factors, f"the error of profile {profile.name}: P95 of steps {known}")
+    factors = {side: scales_of(profile, side) for side in sides}
+    said = "what is left of it in their mean" if profile.basis == "measured" else "all alike"
+    return Error(
+        factors,
+        f"the error of profile {profile.name}: P95 of steps {known}, {said}, {100 * RUNS:g} % "
+        f"between runs and hosts, and more out of its range",
+        own=True,
+    )

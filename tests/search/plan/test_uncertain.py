@@ -8,6 +8,7 @@ import random
 import pytest
 
 from simkv.costs.profile import Fit, StepError, load_profile
+from simkv.costs.widening import RUNS, scales_of
 from simkv.search.plan.uncertain import Answers, coverage_of_range, error_of, most_violated, spread
 
 
@@ -49,5 +50,9 @@ def test_the_error_of_a_profile() -> None:
     assert error_of(profile, 0.0).factors == {}
     known = {"decode": StepError(points=9, median=0.01, p95=0.1, bias=0.0)}
     measured = profile.model_copy(update={"fit": Fit(points=9, held_out=known)})
-    assert error_of(measured, None).factors["cheaper"]["decode"] == pytest.approx(1 / 1.1)
+    found = error_of(measured, None)
+    assert found.own
+    assert found.factors["cheaper"]["decode"] == pytest.approx(1 / (1 + math.hypot(0.1, RUNS)))
+    assert found.factors == {s: scales_of(measured, s) for s in ("cheaper", "dearer")}  # type: ignore[arg-type]
+    assert not error_of(measured, 0.25).own
     assert error_of(measured, 0.25).factors == given
