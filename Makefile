@@ -71,7 +71,7 @@ picture: $(VENV)/.installed
 
 # What the commands of the tutorial and the how-tos print now, written into their pages: read the difference.
 walks: $(TESTED)
-	$(BIN)/python -m tests.walk docs/tutorial.md docs/how-to/*.md
+	$(BIN)/python -m tests.walk docs/tutorial.md docs/diagnose.md docs/how-to/*.md
 
 format: $(TESTED)
 	$(BIN)/ruff check --fix .

@@ -8,7 +8,8 @@ import pytest
 
 from tests.walk import ROOT, Step, updated, walk
 
-PAGES = [ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [DOCS / "tutorial.md", DOCS / "diagnose.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: Members that are drawn, of which the likelier half is kept; in turn so large a share of the
 #: requests between two scrapes comes at one moment.
-MEMBERS, AT_ONCE = 16, (0.0, 0.3, 0.6, 1.0)
+MEMBERS, AT_ONCE = 12, (0.0, 0.3, 0.6, 1.0)
 #: Of an open last bucket: it ends at so many times where it begins.
 OPEN = 2.0
 NEEDED = ("prompt_tokens", "output_tokens")

@@ -97,9 +97,8 @@ def answer(
     notes: Sequence[str],
 ) -> Answer:
     """The answer where it does: whom it hit, why, and what mends it."""
-    waits = waiting(result)
-    found = [v for v in result.diagnosis.verdicts if v.name != "timed out"]
-    healthy = not found and waits.share < WELL and waits.worst < WORST
+    waits, found = waiting(result), _verdicts_of(result)
+    healthy = is_well(result)
     cause = _cause(found, waits) if not healthy else "nothing"
     remedy = mending.remedies[0] if mending and mending.remedies and not healthy else None
     five = (
@@ -116,6 +115,17 @@ def answer(
     ]
     text = _document(five, likeness, setup, evidence, notes, rest)
     return Answer(five, text, healthy, True, cause, remedy)
+
+
+def is_well(result: Result) -> bool:
+    """Whether nothing is wrong: no verdict, and next to no waiting."""
+    waits = waiting(result)
+    return not _verdicts_of(result) and waits.share < WELL and waits.worst < WORST
+
+
+def _verdicts_of(result: Result) -> list[Verdict]:
+    """What went wrong; a request that was too long for its client is no fault of the server."""
+    return [verdict for verdict in result.diagnosis.verdicts if verdict.name != "timed out"]
 
 
 def _cause(found: Sequence[Verdict], waits: Waiting) -> str:

@@ -25,7 +25,7 @@ from simkv.ingest.calibrate import calibrate
 from simkv.ingest.compare import compare
 from simkv.ingest.engine import Asked, ServerSetup, kv_memory, kv_tokens, set_up
 from simkv.ingest.evidence import Evidence
-from simkv.ingest.explain import Answer, answer, refuse, waiting
+from simkv.ingest.explain import Answer, answer, is_well, refuse
 from simkv.ingest.from_steps import with_context
 from simkv.ingest.join import join
 from simkv.ingest.members import members, spread, write_rebuilt
@@ -145,8 +145,7 @@ def explain_stage(
         found = refuse(likeness, setup, evidence, notes)
     else:
         mending = None
-        ill = bool(result.diagnosis.verdicts) or waiting(result).share > 0
-        if try_flags and ill:
+        if try_flags and not is_well(result):
             with Evaluator(folder, workers, tick=tick) as evaluator:
                 mending = mend(scenario, evaluator)
         found = answer(result, observed, likeness, mending, setup, evidence, notes)
