@@ -23,8 +23,16 @@ def blocks(
         float | None,
         typer.Option(min=0.01, max=1.0, help="Default 0.92; 0.9 up to vLLM 0.19."),
     ] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1)] = 2048,
-    max_num_seqs: Annotated[int, typer.Option(min=1)] = 256,
+    mem_fraction_static: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=0.99, help="SGLang's share; left out, it is derived as there."),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Default 2048; of SGLang its chunk, 8192.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Default 256; of SGLang its rows, 2048.")
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="GPUs that share the experts as whole ones.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Groups of GPUs that attend apart.")] = 1,
@@ -32,9 +40,12 @@ def blocks(
     attention: Annotated[str | None, typer.Option(help="Weights of attention, if other.")] = None,
     experts: Annotated[str | None, typer.Option(help="Weights of experts, if other.")] = None,
     kv: Annotated[str | None, typer.Option(help="The KV cache: bf16, fp8 or nvfp4.")] = None,
-    variant: Annotated[str, typer.Option(help="The version of vLLM.")] = "0.33.0",
+    engine: Annotated[str, typer.Option(help="vllm or sglang.")] = "vllm",
+    variant: Annotated[
+        str | None, typer.Option(help="The engine's version; left out, its newest here.")
+    ] = None,
 ) -> None:
-    """Print the number of KV blocks: as vLLM would find it, or as an engine's log tells.
+    """Print the number of KV blocks: as the engine would find it, or as its log tells.
 
     Reckoned from the GPU's memory, the weights and an estimate of the largest step; how far that
     is off what engines were seen to log is in docs/hardware.md.
@@ -61,17 +72,36 @@ def blocks(
         "experts": experts,
         "kv": kv,
     }
-    knobs = {
-        "variant": variant,
-        "block_size": block_size,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_num_seqs": max_num_seqs,
-        "gpu_memory_utilization": gpu_memory_utilization,
-    }
-    _reckon({name: value for name, value in given.items() if value is not None}, knobs)
+    if engine == "sglang":
+        knobs = {
+            "page_size": block_size,
+            "chunked_prefill_size": max_num_batched_tokens,
+            "max_running_requests": max_num_seqs,
+            "mem_fraction_static": mem_fraction_static,
+            "enable_dp_attention": dp > 1,
+            "dp_size": dp,
+        }
+        other = ("--gpu-memory-utilization", gpu_memory_utilization, "--mem-fraction-static")
+    else:
+        most = max(max_num_batched_tokens or 2048, max_num_seqs or 256)
+        knobs = {
+            "block_size": block_size,
+            "max_num_batched_tokens": most,
+            "max_num_seqs": max_num_seqs or 256,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "startup_check": False,
+        }
+        other = ("--mem-fraction-static", mem_fraction_static, "--gpu-memory-utilization")
+    if other[1] is not None:
+        raise InputError(f"{other[0]}: {engine} has no such flag; its own is {other[2]}")
+    _reckon(engine, _said(given), _said({**knobs, "variant": variant}))
 
 
-def _reckon(given: dict[str, Any], knobs: dict[str, Any]) -> None:
+def _said(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
     from simkv.core.errors import nearest
@@ -80,11 +110,13 @@ def _reckon(given: dict[str, Any], knobs: dict[str, Any]) -> None:
     from simkv.scenario.hardware import HardwareSection, hardware_of
     from simkv.schedulers.registry import ENGINES
 
-    vllm = ENGINES["vllm"]
-    if knobs["variant"] not in vllm.variants:
+    if engine not in ("vllm", "sglang"):
+        raise InputError(f"--engine {engine}: expected vllm or sglang")
+    spec = ENGINES[engine]
+    if (variant := knobs.get("variant")) and variant not in spec.variants:
         raise InputError(
-            f"--variant {knobs['variant']}: not known{nearest(knobs['variant'], vllm.variants)}; "
-            f"expected one of {', '.join(vllm.variants)}"
+            f"--variant {variant}: not known{nearest(variant, spec.variants)}; "
+            f"expected one of {', '.join(spec.variants)}"
         )
     try:
         section = HardwareSection.model_validate(given)
@@ -92,15 +124,15 @@ def _reckon(given: dict[str, Any], knobs: dict[str, Any]) -> None:
         first = error.errors(include_url=False)[0]
         message = first["msg"].removeprefix("Value error, ")
         raise InputError(f"--{first['loc'][0]} {first['input']}: {message}") from error
-    most = max(knobs["max_num_batched_tokens"], knobs["max_num_seqs"])
     try:
-        config = vllm.config(**{**knobs, "max_num_batched_tokens": most, "startup_check": False})
+        config = spec.config(**knobs)
     except ValueError as error:
         raise InputError(f"--{str(error).replace('_', '-')}") from error
     room = kv_room(hardware_of(section), setting_of(config))
     if not room.num_gpu_blocks:
         raise InputError(room.refusal)
-    print(f"num_gpu_blocks: {room.num_gpu_blocks}")
+    size = spec.block_size(config) if spec.memory_in_tokens else 1
+    print(f"{spec.memory}: {room.num_gpu_blocks * size}")
     print(
         f"{room.hardware.gpu.name}: {room.usable / 1e9:.2f} GB usable, {room.weights / 1e9:.2f} GB "
         f"weights, {room.activations / 1e9:.2f} GB largest step, {room.outside / 1e9:.2f} GB "

@@ -111,6 +111,8 @@ def _note(profile: Profile, outside: float, unknown: float, computed: bool) -> s
     by_kind = {kind: error for kind, error in errors.items() if kind != "all"} or errors
     worst = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in by_kind.items())
     said = f"costs by {profile.name} ({profile.basis}): 95 of 100 steps are off by at most {worst}"
+    if profile.fit.note:
+        said += f" ({profile.fit.note})"
     if computed:
         what = "what is left of that in their mean" if profile.basis == "measured" else "that"
         said += (

@@ -15,7 +15,7 @@ from simkv.costs.operators.constants import Constants
 from simkv.costs.operators.spreads import Configuration, Spread, Spreads
 from simkv.costs.profile import Profile
 from simkv.proof.validation.silicon.calibrate import rules_of
-from simkv.proof.validation.silicon.fit import choose, fit, spread_of, values_for
+from simkv.proof.validation.silicon.fit import LADDERS, choose, fit, spread_of, values_for
 from simkv.proof.validation.silicon.lengths import drawn
 from simkv.proof.validation.silicon.point import nearest_variant, point_of
 from simkv.proof.validation.silicon.predict import CLIENT_MS, WIDER, Prediction, predict
@@ -306,6 +306,7 @@ def made_samples(scale: float, kind: Configuration, count: int, first: int) -> l
     return found
 
 
+PAIRS = LADDERS["and pair, six each"]
 HOPPER = Configuration("vllm", "hopper", "H100", "m1", "gqa", "none", "fp8")
 OTHER = replace(HOPPER, gpu="H200", model="m2")
 BLACKWELL = replace(HOPPER, family="blackwell", gpu="B200")
@@ -313,19 +314,29 @@ BLACKWELL = replace(HOPPER, family="blackwell", gpu="B200")
 
 def test_constants_that_made_the_points_are_found() -> None:
     samples = made_samples(1.3, HOPPER, 40, 0) + made_samples(0.9, BLACKWELL, 40, 100)
-    found = fit(samples, 2)
+    found = fit(samples, PAIRS)
     decode = MOVED.index("decode")
-    assert values_for(HOPPER, found, 2)[decode] == pytest.approx(1.3, abs=0.02)
-    assert values_for(BLACKWELL, found, 2)[decode] == pytest.approx(0.9, abs=0.02)
+    assert values_for(HOPPER, found, PAIRS)[decode] == pytest.approx(1.3, abs=0.02)
+    assert values_for(BLACKWELL, found, PAIRS)[decode] == pytest.approx(0.9, abs=0.02)
     unknown = replace(HOPPER, backend="sglang")
-    assert values_for(unknown, found, 2) is NONE
+    assert values_for(unknown, found, PAIRS) is NONE
 
 
 def test_finer_constants_are_taken_only_where_they_help() -> None:
     one = made_samples(1.2, HOPPER, 30, 0) + made_samples(1.2, OTHER, 30, 50)
-    assert choose(one).fineness == 1
+    assert choose(one).chosen == "engine"
     two = one + made_samples(0.8, BLACKWELL, 30, 100)
-    assert choose(two).fineness == 2
+    assert choose(two).chosen == "and GPU family"
+
+
+def test_a_level_changes_only_what_it_may() -> None:
+    samples = made_samples(1.3, HOPPER, 40, 0) + made_samples(0.9, BLACKWELL, 40, 100)
+    ladder = LADDERS["and GPU family"]
+    found = fit(samples, ladder)
+    wide, own = values_for(HOPPER, found, ladder[:1]), values_for(HOPPER, found, ladder)
+    assert own[MOVED.index("decode")] > wide[MOVED.index("decode")] + 0.1
+    for name in MOVED[2:]:
+        assert own[MOVED.index(name)] == wide[MOVED.index(name)]
 
 
 def test_a_spread_holds_ninety_of_a_hundred_of_the_like() -> None:
@@ -387,14 +398,15 @@ def test_a_fit_needs_measured_columns(tmp_path: Path) -> None:
 
 def test_rules_give_back_the_constants_of_each_kind_and_none_to_other_families() -> None:
     samples = made_samples(1.3, HOPPER, 30, 0) + made_samples(0.9, BLACKWELL, 30, 100)
-    fitted = replace(choose(samples), fineness=2, values=fit(samples, 2))
+    name = "and pair, six each"
+    fitted = replace(choose(samples), chosen=name, values=fit(samples, PAIRS))
     rules = rules_of(samples, fitted, "made up")
     for kind in (HOPPER, BLACKWELL, replace(HOPPER, family="ada", gpu="L40S")):
         found = Constants()
         for rule in rules:
             if all(getattr(kind, k) == v for k, v in rule["kind"].items()):
                 found = found.joined(Constants(**rule["constants"]))
-        expected = values_for(kind, fitted.values, 2) if kind.family != "ada" else NONE
+        expected = values_for(kind, fitted.values, PAIRS) if kind.family != "ada" else NONE
         for name, value in zip(MOVED, expected, strict=True):
             assert getattr(found, name) == pytest.approx(value, abs=1e-4)
 

@@ -42,6 +42,15 @@ COLLECTIVES = 1.9
 GRAPHS, GRAPHS_FROM = 1_000_000_000, (0, 20)
 #: Bytes of a GPU that a process of SGLang has in use before it loads weights.
 SGLANG_CONTEXT = 0.5 * GIB
+#: Decodes in SGLang's largest CUDA graph by default: MiB of a GPU below which they hold, on fewer
+#: than four GPUs and on more (``server_args.py``).
+SGLANG_GRAPHS = (
+    (20 * 1024, 8, 8),
+    (35 * 1024, 24, 80),
+    (60 * 1024, 32, 160),
+    (160 * 1024, 256, 512),
+    (float("inf"), 512, 512),
+)
 
 
 @dataclass(frozen=True)
@@ -114,10 +123,20 @@ def _since(table: Mapping[tuple[int, int], float], release: tuple[int, ...]) -> 
 
 
 def _static_share(hardware: Hardware, setting: EngineSetting) -> float:
-    """``mem_fraction_static`` as SGLang 0.5 derives it (``_handle_gpu_memory_settings``)."""
-    reserved = 512 + 1.5 * max(setting.max_num_batched_tokens, 2048)
-    reserved += 2 * max(setting.graph_sizes, default=0) + hardware.tp / 8 * 1024
+    """``mem_fraction_static`` as SGLang 0.5 derives it (``_handle_gpu_memory_settings``).
+
+    Its chunk is the server's, of which each rank of dp attention takes a share; its tensor
+    parallelism counts all GPUs.
+    """
     memory = hardware.gpu.memory_bytes / MIB
+    largest = next(
+        few if hardware.gpus < 4 else many for below, few, many in SGLANG_GRAPHS if memory < below
+    )
+    graphs = largest if setting.graph_sizes else 0
+    reserved = 512 + 1.5 * max(setting.max_num_batched_tokens * hardware.dp, 2048)
+    reserved += 2 * graphs + hardware.gpus / 8 * 1024
+    if hardware.dp > 1:
+        reserved += graphs * hardware.dp * (4.5 if graphs > 300 else 3)
     if memory > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     return round((memory - reserved) / memory, 3)

@@ -45,7 +45,7 @@ def compose(
     """The profile; its error is not known here (``fit`` says so), its range is the tables'."""
     parts = _parts(operators, hardware, setting)
     grid = attention_grid(operators, hardware)
-    on_top, host_sources = host(hardware, setting)
+    beside = host(hardware, setting)
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (1.0, float(TOKENS[-1])),
         "prefill_context": (0.0, float(CONTEXTS[-2])),
@@ -58,7 +58,8 @@ def compose(
         model=hardware.architecture.name,
         gpu=hardware.gpu.name,
         basis="composed of measured operators" if measured else "estimated from the data sheet",
-        terms=[*_terms(parts), *on_top],
+        terms=[*_terms(parts), *beside.on_top],
+        floor=beside.floor or None,
         grid=grid,
         graph_sizes=[] if setting.graph_mode == "eager" else list(setting.graph_sizes),
         idle_pass_s=IDLE_PASS_S,
@@ -68,7 +69,7 @@ def compose(
             note="operators that were measured by themselves; the error of whole steps is not "
             "known here",
         ),
-        source=[*source, *host_sources, *operators.notes],
+        source=[*source, *beside.sources, *operators.notes],
     )
 
 

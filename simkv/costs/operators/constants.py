@@ -22,7 +22,7 @@ from simkv.costs.operators.spreads import kind_of
 from simkv.costs.operators.tables import version_key
 
 #: Fields of a ``Kind`` that a rule may name.
-KindField = Literal["backend", "family", "gpu", "model", "attention", "experts", "weights"]
+KindField = Literal["backend", "family", "gpu", "model", "attention", "experts", "weights", "mlp"]
 Factor = Annotated[float, Field(gt=0)]
 PATH = Path(__file__).with_name("constants.json")
 

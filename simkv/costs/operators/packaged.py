@@ -74,14 +74,15 @@ def packaged(hardware: Hardware, setting: EngineSetting) -> Profile | None:
     if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():
         return None
     profile = Profile.model_validate_json(path.read_text(encoding="utf-8"))
-    terms, sources = host(hardware, setting)
+    beside = host(hardware, setting)
     made_for = [f"composed for {profile.engine}"] if setting.engine != SETTING.engine else []
     return profile.model_copy(
         update={
             "engine": f"{setting.engine} {setting.release}",
-            "terms": [*profile.terms, *terms],
+            "terms": [*profile.terms, *beside.on_top],
+            "floor": beside.floor or None,
             "graph_sizes": [] if setting.graph_mode == "eager" else list(setting.graph_sizes),
-            "source": [*profile.source, *made_for, *sources],
+            "source": [*profile.source, *made_for, *beside.sources],
         }
     )
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,21 @@ FAMILIES = {
     "ada": ("L4", "L40S", "L40", "4090"),
     "ampere": ("A100", "A10", "3090"),
 }
+
+
+WORDS = {"dense": "dense models", "moe": "mixtures of experts"}
+#: What configurations of a level have in common, in the order of ``Configuration.levels``.
+LIKENESS = (
+    "this model on this GPU in these formats",
+    "other models with such attention and formats on this GPU",
+    "other models with such attention and formats on {own.family} GPUs",
+    "{mlp} on {own.family} GPUs",
+    "{mlp} on other GPUs",
+    "other kinds of models on other GPUs",
+)
+#: What each release beyond those that were measured adds to the ends of an interval, as a share,
+#: and from how many on it adds no more. Assumed.
+WIDER, FARTHEST = 0.02, 10
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,10 @@ class Configuration:
     def mlp(self) -> str:
         """Whether the model is dense or a mixture of experts."""
         return "dense" if self.experts == "none" else "moe"
+
+    def likeness(self, level: str) -> str:
+        """What the configurations of one of the levels have in common with this one."""
+        return LIKENESS[self.levels().index(level)].format(mlp=WORDS[self.mlp], own=self)
 
     def levels(self) -> tuple[str, ...]:
         """Names of itself and of ever wider kinds, the nearest first."""
@@ -82,6 +102,18 @@ def kind_of(hardware: Hardware, setting: EngineSetting) -> Configuration:
     )
 
 
+def release_number(release: str) -> int:
+    """Minor releases since 0.0 (vLLM), or patch releases (SGLang, whose minor ones are rare).
+
+    0 of what has no number.
+    """
+    found = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?post\d+)?", release)
+    if not found:
+        return 0
+    major, minor, patch = (int(part or 0) for part in found.groups())
+    return minor if major or minor > 5 else 100 * minor + patch
+
+
 def family_of(gpu: str) -> str:
     """The family of a card, by its name."""
     words = set(gpu.split())
@@ -93,7 +125,7 @@ class Spread:
     """Logarithms of measured over predicted between which 90 of 100 lie, of ``points`` left out.
 
     ``median`` are those of the absolute relative errors of TTFT and TPOT, ``bias`` their means with
-    the sign.
+    the sign. ``releases`` are the first and the last of the engine that were measured.
     """
 
     ttft: tuple[float, float]
@@ -101,6 +133,18 @@ class Spread:
     points: int
     median: tuple[float, float] = (0.0, 0.0)
     bias: tuple[float, float] = (0.0, 0.0)
+    releases: tuple[str, str] = ("", "")
+
+    def beyond(self, release: str) -> int:
+        """How many releases lie between one and those that were measured, as far as is known."""
+        ends = [found for name in self.releases if (found := release_number(name))]
+        own = release_number(release)
+        return max(ends[0] - own, own - ends[-1], 0) if own and ends else 0
+
+    def wider(self, by: float) -> Spread:
+        """With ends that are further out by so much."""
+        ttft, tpot = ((low - by, high + by) for low, high in (self.ttft, self.tpot))
+        return replace(self, ttft=ttft, tpot=tpot)
 
 
 @dataclass(frozen=True)
@@ -163,15 +207,33 @@ def with_error(profile: Profile, hardware: Hardware, setting: EngineSetting) -> 
     if found is None or profile.fit.held_out:
         return profile
     spread, level = found
-    seen = level == kind.levels()[0]
+    beyond = spread.beyond(setting.release)
+    wider = WIDER * min(beyond, FARTHEST)
+    note = _note(spread, kind, level)
+    if beyond:
+        measured = " to ".join(dict.fromkeys(spread.releases))
+        note += (
+            f"; {setting.engine} {setting.release} is {beyond} releases from those, {measured}: "
+            f"wider by {100 * wider:.0f} %"
+        )
+    spread = spread.wider(wider)
     prefill, decode = _step_error(spread, 0), _step_error(spread, 1)
-    note = (
-        f"error of {spread.points} published serving points of {level}, "
-        f"{'other configurations' if seen else 'pairs of model and GPU left out as wholes'}"
-    )
     errors = {"prefill": prefill, "mixed": prefill, "decode": decode}
     fit = profile.fit.model_copy(update={"held_out": errors, "note": note})
     return profile.model_copy(update={"fit": fit})
+
+
+def _note(spread: Spread, kind: Configuration, level: str) -> str:
+    if level == kind.levels()[0]:
+        return (
+            f"this model on this GPU is one of the calibrated pairs: errors are those of "
+            f"{spread.points} published serving points of it, each predicted without its own"
+        )
+    return (
+        f"this model on this GPU in these formats was never seen as a whole: errors are those of "
+        f"{spread.points} published serving points of {kind.likeness(level)}, the nearest that "
+        f"there are, each predicted without any of its model on its GPU"
+    )
 
 
 def _step_error(spread: Spread, latency: int) -> StepError:

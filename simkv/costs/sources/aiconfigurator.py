@@ -52,13 +52,15 @@ def _device(folder: Path) -> str:
     return str(frame["device"].iloc[0])
 
 
-def _heads(folder: Path, name: str, heads: int, kv_heads: int) -> pd.DataFrame:
-    """The rows of an attention table for so many heads on one GPU."""
+def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> pd.DataFrame:
+    """The rows of an attention table for so many heads on one GPU, of the model's size and over
+    all of the context; of several kernels the fastest."""
     path = folder / f"{name}_perf.parquet"
     numbers = ("batch_size", "isl", "num_heads", "num_key_value_heads", "step")
     frame = read_table(
         path,
         {**dict.fromkeys(numbers, "whole"), "latency": "number", "kv_cache_dtype": "text"},
+        rows=lambda frame: _alike(frame, model.head_dim),
     )
     kept = frame[
         (frame["num_heads"] == heads)
@@ -71,13 +73,22 @@ def _heads(folder: Path, name: str, heads: int, kv_heads: int) -> pd.DataFrame:
             f"heads {sorted(frame['num_heads'].unique().tolist())} and KV heads "
             f"{sorted(frame['num_key_value_heads'].unique().tolist())}"
         )
+    return kept.sort_values("latency").drop_duplicates(["batch_size", "isl", "step"]).sort_index()
+
+
+def _alike(frame: pd.DataFrame, head_dim: int) -> pd.Series[bool]:
+    """Rows of that size of a head and of no window; tables that do not tell have no others."""
+    kept = pd.Series(True, index=frame.index)
+    for column, wanted in (("head_dim", head_dim), ("window_size", 0)):
+        if column in frame:
+            kept &= frame[column] == wanted
     return kept
 
 
 def _prefills(folder: Path, model: Model, tp: int) -> pd.DataFrame:
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
-    rows = _heads(folder, "context_attention", heads, kv_heads)
-    rows = rows[rows["batch_size"] == 1]
+    rows = _heads(folder, "context_attention", model, heads, kv_heads)
+    rows = rows[(rows["batch_size"] == 1) & (rows["step"] == 0)]
     return pd.DataFrame(
         {
             "tokens": rows["isl"],
@@ -93,7 +104,7 @@ def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
     path = folder / "generation_attention_perf.parquet"
     most = int(read_table(path, {"num_key_value_heads": "whole"})["num_key_value_heads"].max())
     ratio = max(kv_heads // most, 1)
-    rows = _heads(folder, "generation_attention", heads, min(kv_heads, most))
+    rows = _heads(folder, "generation_attention", model, heads, min(kv_heads, most))
     frame = pd.DataFrame(
         {
             "seqs": rows["batch_size"],

@@ -16,6 +16,8 @@ from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.blocks import GIB, kv_room
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import make_hardware
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.setting import setting_of as sglang_setting
 
 ROWS = list(csv.DictReader((Path(__file__).with_name("recorded_blocks.csv")).open()))
 #: The campaign whose logs the constants were read off.
@@ -83,6 +85,23 @@ def test_graphs_are_left_free_from_0_20_on_and_eager_steps_need_none() -> None:
 
     assert rest("0.19.0", 1, 512) - rest("0.20.0", 1, 512) == 1_000_000_000
     assert rest("0.20.0") == rest("0.19.0")
+
+
+def test_sglang_reserves_for_graphs_by_gpu_and_for_ranks_of_dp_attention() -> None:
+    """The sums of ``_handle_gpu_memory_settings`` by hand, in MiB."""
+    model = find_architecture("Qwen3-30B-A3B")
+    for gpu, tp, dp, reserved in (
+        ("RTX 4090", 1, 1, 512 + 1.5 * 8192 + 2 * 24 + 128),
+        ("H100", 2, 1, 512 + 1.5 * 8192 + 2 * 256 + 256),
+        ("H100", 4, 1, 512 + 1.5 * 8192 + 2 * 512 + 512),
+        ("H100", 1, 4, 512 + 1.5 * 8192 + 2 * 512 + 512 + 512 * 4 * 4.5),
+    ):
+        hardware = make_hardware(find_gpu(gpu), model, tp=tp, dp=dp)
+        config = SglangConfig(enable_dp_attention=dp > 1, dp_size=dp)
+        memory = hardware.gpu.memory_bytes
+        free = memory - 0.5 * 2**30 - (1.9 * 2**30 if tp * dp > 1 else 0)
+        share = round((memory / 2**20 - reserved) / (memory / 2**20), 3)
+        assert kv_room(hardware, sglang_setting(config)).usable == int(free * share)
 
 
 def test_sglang_derives_its_share_of_memory() -> None:

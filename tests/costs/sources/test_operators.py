@@ -127,6 +127,22 @@ def test_aiconfigurators_products_are_between_the_measured_ones(tmp_path: Path) 
     assert profile.gpu == "Test GPU"
 
 
+def test_heads_of_another_size_and_windows_are_other_rows(tmp_path: Path) -> None:
+    """As 64 heads of gpt-oss, half the size and with a window, stand beside those of CodeLlama."""
+    folder = aiconfigurator_tables(tmp_path)
+    whole = StepCost(aiconfigurator_profile(folder, MODEL))
+    for name in ("context_attention", "generation_attention"):
+        path = folder / f"{name}_perf.parquet"
+        own = pd.read_parquet(path).assign(head_dim=MODEL.head_dim, window_size=0)
+        small, short = own.assign(head_dim=8), own.assign(window_size=128)
+        slow = own.assign(latency=2 * own["latency"])  # another kernel
+        others = [table.assign(latency=1e-3) for table in (small, short)]
+        pd.concat([*others, slow, own], ignore_index=True).to_parquet(path)
+    mixed = StepCost(aiconfigurator_profile(folder, MODEL))
+    for load in (Load(0, 0, 0, 4, 800, 0, 4), Load(1, 64, 0, 0, 0, pairs(64, 0), 1)):
+        assert mixed(load) == pytest.approx(whole(load))
+
+
 def test_more_kv_heads_than_the_table_has_read_as_many_bytes(tmp_path: Path) -> None:
     folder = aiconfigurator_tables(tmp_path, most_kv_heads=2)
     cost = StepCost(aiconfigurator_profile(folder, MODEL))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -22,7 +23,8 @@ PATH = Path(__file__).parents[1] / "host.json"
 class HostTime(Data):
     """Seconds of an engine's host: a step, a sequence of it, a layer that is launched by hand.
 
-    Without ``asynchronous`` they are of either way to schedule.
+    Without ``asynchronous`` they are of either way to schedule. Launching a layer of experts by
+    hand goes on beside the GPU: no step of such takes less (``mixture_layer_s``).
     """
 
     engine: str
@@ -30,6 +32,7 @@ class HostTime(Data):
     step_s: float = 0.0
     seq_s: float = 0.0
     eager_layer_s: float = 0.0
+    mixture_layer_s: float = 0.0
     source: str
 
 
@@ -40,20 +43,30 @@ def host_times() -> tuple[HostTime, ...]:
     return tuple(TypeAdapter(list[HostTime]).validate_python(data))
 
 
-def host(hardware: Hardware, setting: EngineSetting) -> tuple[list[Term], list[str]]:
-    """Terms that come on top of the GPU's time, and their sources."""
-    terms: list[Term] = []
-    sources = []
+class HostTerms(NamedTuple):
+    """Terms that come on top of the GPU's time, those that no step takes less than, and sources."""
+
+    on_top: list[Term]
+    floor: list[Term]
+    sources: list[str]
+
+
+def host(hardware: Hardware, setting: EngineSetting) -> HostTerms:
+    """What is known of an engine's host."""
+    found = HostTerms([], [], [])
     eager = setting.graph_mode in ("eager", "full decode only")
     for known in host_times():
         if known.engine != setting.engine:
             continue
         if known.asynchronous not in (None, setting.asynchronous):
             continue
-        made = _terms(known, hardware.architecture.depth if eager else 0)
-        terms += made
-        sources += [f"host: {known.source}"] if made else []
-    return terms, sources
+        model = hardware.architecture
+        made = _terms(known, model.depth if eager else 0)
+        least = _launching(known.mixture_layer_s, model.depth if eager and model.experts else 0)
+        found.on_top.extend(made)
+        found.floor.extend(least)
+        found.sources.extend([f"host: {known.source}"] if made or least else [])
+    return found
 
 
 def _terms(known: HostTime, launched: int) -> list[Term]:
@@ -63,13 +76,11 @@ def _terms(known: HostTime, launched: int) -> list[Term]:
     if known.seq_s:
         for feature in ("decode_seqs", "prefill_seqs"):
             terms.append(Term(name="host, a sequence", feature=feature, seconds=known.seq_s))
-    if known.eager_layer_s and launched:
-        terms.append(
-            Term(
-                name="launching the layers of a prefill",
-                feature="steps",
-                when="prefill",
-                seconds=known.eager_layer_s * launched,
-            )
-        )
-    return terms
+    return terms + _launching(known.eager_layer_s, launched)
+
+
+def _launching(each: float, layers: int) -> list[Term]:
+    if not each * layers:
+        return []
+    name = "launching the layers of a prefill"
+    return [Term(name=name, feature="steps", when="prefill", seconds=each * layers)]

@@ -18,7 +18,6 @@ from simkv.proof.validation.silicon.fit import (
     choose,
     coverage,
     fold_ends,
-    levels_of,
     pair_ends,
     spreads,
 )
@@ -30,8 +29,6 @@ from simkv.proof.validation.silicon.samples import NONE, Residual, samples_of
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 RULES, SPREADS = "constants.json", "spreads.json"
-#: Fields of a rule for an engine on a GPU family, and for a pair of model and GPU.
-ENGINE, PAIR = ("backend", "family"), ("backend", "gpu", "model", "weights", "experts")
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,8 @@ def learn(
         "from": source,
         "measurements": len(samples),
         "configurations": len({s.configuration for s in samples}),
-        "fineness": fitted.tried[fitted.fineness].name,
-        "constants": fitted.tried[fitted.fineness].number,
+        "constants by": fitted.chosen,
+        "constants": next(t.number for t in fitted.tried if t.name == fitted.chosen),
     }
     return Calibrated(
         samples,
@@ -125,15 +122,16 @@ def write(folder: Path, found: Calibrated) -> None:
 
 
 def rules_of(samples: Sequence[Residual], fitted: Fitted, source: str) -> list[dict[str, Any]]:
-    """Rules of ``constants.json``: a pair's change what those of its engine said.
+    """Rules of ``constants.json``: those of a level change what the one before it said.
 
-    An engine's hold for the GPU families that were measured; a GPU of another one gets none.
+    All hold for the GPU families that were measured; a GPU of another one gets none.
     """
     found: dict[str, dict[str, Any]] = {}
     for kind in {sample.kind for sample in samples}:
         before = NONE
-        for name, fields in zip(levels_of(kind, fitted.fineness), (ENGINE, PAIR), strict=False):
-            after = fitted.values[name]
+        for level in fitted.ladder:
+            after = fitted.values[level.name(kind)]
+            fields = dict.fromkeys((*level.fields, "family"))
             chosen = {field: getattr(kind, field) for field in fields}
             rule = {"kind": chosen, "constants": _changes(before, after), "source": source}
             found[repr(chosen)] = rule

@@ -1,37 +1,34 @@
 """Constants for kinds of configurations, fitted to measured points and judged on others.
 
 A kind's constants are drawn towards those of the wider kind that it belongs to, so that few points
-move them little: engine, then the pair of model and GPU in its number formats. (Levels between the
-two, by GPU family and by kernels, do worse on pairs left out as a whole.)
-How fine they get is decided by the error on configurations that were left out (folds of them), as
-coarse as does no worse. Pairs of model and GPU that are left out as a whole say what the error is
-on those never seen.
+move them little (``Level``). Several ladders of levels are tried (``LADDERS``); which is taken is
+decided by the errors on points that were left out: by folds of configurations, as of other points
+of pairs of model and GPU that are known, and by such pairs as a whole, as of those never seen. The
+fewest constants win that do no worse than the best, in the sum of both.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from simkv.costs.operators.spreads import Configuration, Spread
+from simkv.costs.operators.spreads import Configuration, Spread, release_number
 from simkv.proof.validation.silicon.samples import NONE, Residual
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 FOLDS = 5
-#: Names of the ends of ``Kind.levels``, from the widest: how fine constants may get.
-FINENESS = ("none", "engine", "pair")
 #: By how much a constant may differ from the wider kind's as easily as a point by its scale.
 REACH = np.array([0.5, 0.25, 0.01, 0.0005, 0.00002, 0.02])
 #: What a logarithm of measured over predicted counts: the targets are 10 and 5 per cent.
 SCALE = np.array([0.10, 0.05])
 LOW = np.array([0.3, 0.5, 0.0, 0.0, 0.0, 0.0])
 HIGH = np.array([5.0, 2.5, 0.2, 0.02, 0.001, 0.5])
-#: A finer fit must be better by this share.
-BETTER = 0.02
+#: More constants must be better by this share, and by so much (1 is as much as a target).
+BETTER, WORTH = 0.02, 0.05
 #: Fewer left-out points than this say nothing of their own quantiles, and fewer pairs of model and
 #: GPU nothing of one that was never seen.
 ENOUGH, PAIRS = 20, 3
@@ -39,72 +36,108 @@ ENOUGH, PAIRS = 20, 3
 Values = dict[str, Floats]
 
 
-def levels_of(kind: Configuration, fineness: int) -> list[str]:
-    """Names of the kinds that a kind belongs to, from the widest, so many of them."""
-    pair, *_, engine = kind.levels()
-    return [engine, pair][:fineness]
+@dataclass(frozen=True)
+class Level:
+    """A kind by ``fields`` of a configuration, and which of ``MOVED`` it may change."""
+
+    fields: tuple[str, ...]
+    free: tuple[str, ...] = MOVED
+
+    def name(self, kind: Configuration) -> str:
+        """What the kind of a configuration is called."""
+        return ", ".join(f"{field} {getattr(kind, field)}" for field in self.fields)
 
 
-def fit(samples: Sequence[Residual], fineness: int) -> Values:
-    """Constants by the name of their level."""
+Ladder = tuple[Level, ...]
+STEPS = ("prefill", "decode")
+ENGINE, MIXTURE = Level(("backend",)), Level(("backend", "mlp"))
+FAMILY = Level(("backend", "mlp", "family"), STEPS)
+KERNELS = Level(("backend", "family", "attention", "weights", "experts"), STEPS)
+_OF_A_PAIR = ("backend", "gpu", "model", "weights", "experts")
+PAIR, PAIR_STEPS = Level(_OF_A_PAIR), Level(_OF_A_PAIR, STEPS)
+PAIR_PREFILLS = Level(_OF_A_PAIR, (*STEPS, "prefill_step_s"))
+#: What is tried, by name.
+LADDERS: dict[str, Ladder] = {
+    "none": (),
+    "engine": (ENGINE,),
+    "engine, dense or mixture": (MIXTURE,),
+    "and GPU family": (MIXTURE, FAMILY),
+    "and kernels": (MIXTURE, KERNELS),
+    "and pair, two each": (MIXTURE, PAIR_STEPS),
+    "and pair, three each": (MIXTURE, PAIR_PREFILLS),
+    "and pair, six each": (MIXTURE, PAIR),
+}
+
+
+def fit(samples: Sequence[Residual], ladder: Ladder) -> Values:
+    """Constants by the name of their kind."""
     found: Values = {}
-    for depth in range(1, fineness + 1):
+    for depth, level in enumerate(ladder):
         parts: dict[str, list[Residual]] = {}
         for sample in samples:
-            parts.setdefault(levels_of(sample.kind, depth)[-1], []).append(sample)
+            parts.setdefault(level.name(sample.kind), []).append(sample)
         for name, part in parts.items():
-            found[name] = _fit_part(part, values_for(part[0].kind, found, depth - 1))
+            towards = values_for(part[0].kind, found, ladder[:depth])
+            found[name] = _fit_part(part, towards, level.free)
     return found
 
 
-def values_for(kind: Configuration, found: Mapping[str, Floats], fineness: int) -> Floats:
+def values_for(kind: Configuration, found: Mapping[str, Floats], ladder: Ladder) -> Floats:
     """The constants of the nearest level that has any; without one, none."""
-    for name in reversed(levels_of(kind, fineness)):
-        if name in found:
+    for level in reversed(ladder):
+        if (name := level.name(kind)) in found:
             return found[name]
     return NONE
 
 
-def _fit_part(samples: Sequence[Residual], towards: Floats) -> Floats:
+def _fit_part(samples: Sequence[Residual], towards: Floats, names: Sequence[str]) -> Floats:
+    free = np.array([MOVED.index(name) for name in names])
     at = np.array([s.at for s in samples])
     slopes = np.array([s.slopes for s in samples])
     start = np.array([s.start for s in samples])
     real = np.log(np.array([s.real for s in samples]))
 
+    def moved(values: Floats) -> Floats:
+        every = towards.copy()
+        every[free] = values
+        return np.asarray(at + np.einsum("nij,nj->ni", slopes, every - start))
+
     def off(values: Floats) -> Floats:
-        moved = at + np.einsum("nij,nj->ni", slopes, values - start)
-        logs = np.log(np.maximum(moved, at / 5)) - real
-        return np.concatenate([(logs / SCALE).ravel(), 2.0 * (values - towards) / REACH])
+        logs = np.log(np.maximum(moved(values), at / 5)) - real
+        return np.concatenate(
+            [(logs / SCALE).ravel(), 2.0 * (values - towards[free]) / REACH[free]]
+        )
 
     def slope(values: Floats) -> Floats:
-        moved = at + np.einsum("nij,nj->ni", slopes, values - start)
-        moved = np.where(moved > at / 5, moved, np.inf)
-        points = slopes / (moved * SCALE)[:, :, None]
-        return np.concatenate([points.reshape(-1, len(MOVED)), np.diag(2.0 / REACH)])
+        new = moved(values)
+        new = np.where(new > at / 5, new, np.inf)
+        points = slopes[:, :, free] / (new * SCALE)[:, :, None]
+        return np.concatenate([points.reshape(-1, len(free)), np.diag(2.0 / REACH[free])])
 
-    begin = np.clip(towards, LOW + 1e-9, HIGH - 1e-9)
     found = least_squares(
         off,
-        begin,
+        np.clip(towards, LOW + 1e-9, HIGH - 1e-9)[free],
         slope,
-        bounds=(LOW, HIGH),
+        bounds=(LOW[free], HIGH[free]),
         loss="soft_l1",
-        x_scale=REACH,
+        x_scale=REACH[free],
         ftol=1e-5,
         xtol=1e-5,
     )
-    return np.asarray(found.x)
+    values = towards.copy()
+    values[free] = found.x
+    return values
 
 
-def residuals(samples: Sequence[Residual], values: Mapping[str, Floats], fineness: int) -> Floats:
+def residuals(samples: Sequence[Residual], values: Mapping[str, Floats], ladder: Ladder) -> Floats:
     """Logarithms of measured over predicted, a row for each sample: TTFT and TPOT."""
     return np.array(
-        [np.log(s.real / s.predicted(values_for(s.kind, values, fineness))) for s in samples]
+        [np.log(s.real / s.predicted(values_for(s.kind, values, ladder))) for s in samples]
     )
 
 
 def left_out(
-    samples: Sequence[Residual], fineness: int, part_of: Callable[[Residual], object]
+    samples: Sequence[Residual], ladder: Ladder, part_of: Callable[[Residual], object]
 ) -> Floats:
     """The residuals of each sample under constants fitted without its part."""
     found = np.zeros((len(samples), 2))
@@ -112,7 +145,7 @@ def left_out(
     for label in set(labels):
         out = [i for i, other in enumerate(labels) if other == label]
         rest = [s for s, other in zip(samples, labels, strict=True) if other != label]
-        found[out] = residuals([samples[i] for i in out], fit(rest, fineness), fineness)
+        found[out] = residuals([samples[i] for i in out], fit(rest, ladder), ladder)
     return found
 
 
@@ -127,8 +160,8 @@ def mape(logs: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Fineness:
-    """How constants of that fineness do: their ``number``, and MAPE (TTFT, TPOT) on points left
+class LeftOut:
+    """How constants of a ladder do: their ``number``, and MAPE (TTFT, TPOT) on points left
     out by configuration, and by pair of model and GPU."""
 
     name: str
@@ -136,32 +169,43 @@ class Fineness:
     configurations: Floats
     groups: Floats
 
+    @property
+    def total(self) -> float:
+        """Both errors together, each latency by its scale."""
+        return float(((self.configurations + self.groups) / SCALE).sum())
+
 
 @dataclass(frozen=True)
 class Fitted:
     """The constants that were chosen, and what the points that they did not see say of them."""
 
     values: Values
-    fineness: int
-    tried: list[Fineness]
+    chosen: str
+    tried: list[LeftOut]
     configurations: Floats
     groups: Floats
 
+    @property
+    def ladder(self) -> Ladder:
+        """The levels that were chosen."""
+        return LADDERS[self.chosen]
+
 
 def choose(samples: Sequence[Residual]) -> Fitted:
-    """The coarsest constants that do no worse on configurations left out."""
-    tried: list[Fineness] = []
-    logs: list[tuple[Floats, Floats]] = []
-    for fineness, name in enumerate(FINENESS):
-        by_fold = left_out(samples, fineness, fold)
-        by_group = left_out(samples, fineness, lambda s: s.group)
-        number = len(fit(samples, fineness)) * len(MOVED)
-        tried.append(Fineness(name, number, mape(by_fold), mape(by_group)))
-        logs.append((by_fold, by_group))
-    totals = [float((t.configurations / SCALE).sum()) for t in tried]
-    enough = min(totals) * (1 + BETTER) + BETTER
-    best = next(i for i, total in enumerate(totals) if total <= enough)
-    return Fitted(fit(samples, best), best, tried, *logs[best])
+    """The fewest constants that do no worse than the best on points left out."""
+    tried: list[LeftOut] = []
+    logs: dict[str, tuple[Floats, Floats]] = {}
+    for name, ladder in LADDERS.items():
+        by_fold = left_out(samples, ladder, fold)
+        by_group = left_out(samples, ladder, lambda s: s.group)
+        number = sum(
+            len(level.free) * len({level.name(s.kind) for s in samples}) for level in ladder
+        )
+        tried.append(LeftOut(name, number, mape(by_fold), mape(by_group)))
+        logs[name] = by_fold, by_group
+    enough = min(t.total for t in tried) * (1 + BETTER) + WORTH
+    best = min((t for t in tried if t.total <= enough), key=lambda t: t.number)
+    return Fitted(fit(samples, LADDERS[best.name]), best.name, tried, *logs[best.name])
 
 
 def spreads(
@@ -172,14 +216,25 @@ def spreads(
     groups = {}
     for kind in {s.kind for s in samples}:
         own = next((name for name in kind.levels() if len(seen[name]) >= ENOUGH), kind.levels()[-1])
-        groups[kind.levels()[0]] = spread_of(seen[own])
+        groups[kind.levels()[0]] = replace(
+            spread_of(seen[own]), releases=_releases(samples, kind.levels()[0])
+        )
     wider = {
-        name: spread_of(unseen[name])
+        name: replace(spread_of(unseen[name]), releases=_releases(samples, name))
         for kind in {s.kind for s in samples}
         for name in kind.levels()[1:]
         if len({s.group for s in samples if name in s.kind.levels()}) >= PAIRS
     }
     return dict(sorted(groups.items())), dict(sorted(wider.items()))
+
+
+def _releases(samples: Sequence[Residual], level: str) -> tuple[str, str]:
+    """The first and the last release that was measured of a level."""
+    found = sorted(
+        {s.release for s in samples if release_number(s.release) and level in s.kind.levels()},
+        key=release_number,
+    )
+    return (found[0], found[-1]) if found else ("", "")
 
 
 def _pools(samples: Sequence[Residual], logs: Floats) -> dict[str, list[Floats]]:

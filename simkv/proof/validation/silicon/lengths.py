@@ -14,8 +14,9 @@ import numpy as np
 SEED = 0
 #: Between which shares of the stated length lengths lie (random-range-ratio 0.8).
 INFERENCEMAX = (0.8, 1.0)
-#: The same where nobody wrote down how lengths vary.
+#: The same where nobody wrote down how lengths vary, and where all are as stated.
 AROUND = (0.985, 1.015)
+EXACT = (1.0, 1.0)
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from simkv.core.errors import InputError
 from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import Hardware, make_hardware
-from simkv.costs.operators.spreads import Configuration, kind_of
+from simkv.costs.operators.spreads import Configuration, kind_of, release_number
 from simkv.proof.validation.silicon.recipe import Recipe, cold_s, recipe_of
 from simkv.proof.validation.silicon.replay import ClosedLoop
 from simkv.proof.validation.silicon.rooms import kv_tokens
@@ -18,8 +18,6 @@ from simkv.schedulers.registry import ENGINES
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 
-#: Prompts for each that is in flight.
-PROMPTS = 10
 #: ``vllm serve`` takes these where nothing is said, on a GPU of 70 GiB and more.
 VLLM_TOKENS, VLLM_SEQS = 8192, 1024
 SGLANG_SEQS = 2048
@@ -99,8 +97,8 @@ def point_of(row: MeasuredRow) -> ServingPoint:
         row.isl,
         row.osl,
         row.concurrency,
-        PROMPTS * row.concurrency,
-        around=recipe.around,
+        recipe.rounds * row.concurrency,
+        shares=recipe.shares,
         fresh=recipe.fresh,
         warm_up=0 if recipe.fresh == 1 else 1,
         cold_s=cold,
@@ -113,20 +111,13 @@ def nearest_variant(backend: str, version: str) -> tuple[str, int]:
 
     Of two equally near the older. Without a version the oldest, as far away as there are releases.
     """
-    released = {name: found for name in ENGINES[backend].variants if (found := _number(name))}
-    if not (wanted := _number(version)):
+    released = {
+        name: found for name in ENGINES[backend].variants if (found := release_number(name))
+    }
+    if not (wanted := release_number(version)):
         return min(released, key=lambda name: released[name]), len(released)
     name = min(released, key=lambda name: (abs(released[name] - wanted), released[name]))
     return name, abs(released[name] - wanted)
-
-
-def _number(version: str) -> int:
-    """Minor releases since 0.0 (vLLM), or patch releases (SGLang, whose minor ones are rare)."""
-    parts = version.split(".")
-    if not all(part.isdigit() for part in parts) or len(parts) < 2:
-        return 0
-    numbers = [int(part) for part in parts]
-    return numbers[1] if numbers[0] or numbers[1] > 5 else 100 * numbers[1] + sum(numbers[2:3])
 
 
 def _setting(row: MeasuredRow, recipe: Recipe) -> EngineSetting:
@@ -150,7 +141,7 @@ def _setting(row: MeasuredRow, recipe: Recipe) -> EngineSetting:
 
 def _async(row: MeasuredRow) -> bool:
     """SGLang overlaps since 0.4, vLLM by default since 0.14."""
-    return row.backend == "sglang" or _number(row.version) >= 14
+    return row.backend == "sglang" or release_number(row.version) >= 14
 
 
 def graph_sizes(largest: int) -> tuple[int, ...]:
@@ -183,7 +174,8 @@ def _sglang(recipe: Recipe, variant: str, setting: EngineSetting, tokens: int) -
         max_running_requests=setting.max_num_seqs,
         chunked_prefill_size=recipe.chunked_prefill_size,
         max_prefill_tokens=recipe.max_prefill_tokens,
-        disable_radix_cache=True,
+        disable_radix_cache=not recipe.radix,
+        enable_mixed_chunk=recipe.mixed,
         scheduler_recv_interval=recipe.recv_interval,
         stream_interval=recipe.stream_interval,
     )

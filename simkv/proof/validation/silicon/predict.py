@@ -11,7 +11,7 @@ from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators.choice import composed, estimated, profile_for
 from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.spreads import Configuration, Spreads
+from simkv.costs.operators.spreads import FARTHEST, WIDER, Configuration, Spreads
 from simkv.costs.profile import Profile
 from simkv.proof.validation.silicon.point import ServingPoint, point_of
 from simkv.proof.validation.silicon.replay import PointReplay, replay
@@ -21,11 +21,6 @@ from simkv.search.pool import opened
 #: Milliseconds that every TTFT has on top of the engine's: tokenising the prompt, HTTP and
 #: detokenising, from before the POST to the first chunk, as the client counts. Assumed.
 CLIENT_MS = 8.0
-#: What each release between the rules that run and those of the row adds to an interval's ends, as
-#: a share, where the spread is not of that very group. Assumed.
-WIDER = 0.02
-#: More releases than this make an interval no wider.
-FARTHEST = 10
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,13 @@ benchmarks/70b_fp8_{h200_slurm,b200_docker}.sh and 70b-tmpl.yml at ac1998a50; si
 gptoss_fp4_*.sh at 626932a11; minimaxm2.5_fp8_{b200,h200}.sh, dsr1_fp4_b200.sh and
 qwen3.5_fp8_b200.sh at 165968ea7; dsr1_fp8_b200.sh at 16ffb6581; dsr1_fp8_h200.sh at 161e7f65b;
 qwen3.5_fp8_h200.sh at 2116fc435, qwen3.5_bf16_b200.sh at 29d69fa54; glm5_fp8_{b200,h200}.sh at
-4eca3fe00 and 0c82808de; kimik2.5_{int4_h200,fp4_b200}.sh at 34bc7c409 and 04107b3d5. Recipes change
-between runs, and which one a point had is not recorded.
+4eca3fe00 and 0c82808de; kimik2.5_{int4_h200,fp4_b200}.sh at 34bc7c409 and 04107b3d5;
+qwen3.5_fp4_b200.sh at 088fe6634, glm5_fp4_b200.sh at 405c601e9, qwen3.5_{fp8,fp4}_b300.sh at
+563248391. Recipes change between runs, and which one a point had is not recorded.
+
+How NVIDIA ran its own points is written down nowhere; they are taken to be of aiconfigurator's
+generator (rule_plugin/benchmark and backend_templates/benchmark of the package aiconfigurator
+0.12.0, Apache-2.0).
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from datetime import date
 from simkv.core.errors import InputError
 from simkv.core.setting import GraphMode
 from simkv.costs.hardware.formats import FormatName, KvFormatName
+from simkv.proof.validation.silicon.lengths import AROUND, EXACT, INFERENCEMAX
 from simkv.proof.validation.silicon.rows import MeasuredRow
 
 #: From this day on the client warms up with twice its concurrency; before, with one request.
@@ -26,10 +32,14 @@ PROTOCOL = "InferenceMAX"
 #: prefill, where nothing but one request had warmed it up: ten times what the TTFTs of such points
 #: are above the others', since a tenth of the requests waits for it. Medians of public points.
 COLD_S, COLD_FP4_S = 14.0, 73.0
+#: The same of a first step of no more tokens than that, as far as it was seen (fp4).
+COLD_SMALL_S = 3.0
 #: Release from which the longer one holds.
 COLD_SINCE = date(2025, 11, 10)
 #: Of so many prompts of NVIDIA's own vLLM runs one is taken to be new.
 FRESH = 5
+#: Its generator lets a step have so many tokens more than a prompt.
+NVIDIA_TOKENS = 1500
 
 
 @dataclass(frozen=True)
@@ -38,8 +48,10 @@ class Recipe:
 
     Formats as in Hardware. vLLM: ``max_num_batched_tokens`` and ``max_num_seqs`` (None: what the
     release takes on that GPU). SGLang: ``chunked_prefill_size`` and ``max_prefill_tokens``,
-    ``recv_interval``. ``memory_share`` of a GPU's memory is the engine's. ``ep`` is that of the run
-    where the row says another. ``around``: nobody wrote down how lengths vary. Of
+    ``recv_interval``, whether running requests decode beside prefills (``mixed``) and prefixes are
+    cached (``radix``). ``memory_share`` of a GPU's memory is the engine's (None: as SGLang derives
+    it). ``ep`` is that of the run where the row says another. The client sends ``rounds`` times its
+    concurrency of prompts, of lengths between ``shares`` of the stated. Of
     every ``fresh`` prompts one is not in the prefix cache. ``assumed``: sentences on what
     nobody wrote down.
     """
@@ -51,7 +63,7 @@ class Recipe:
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     block_size: int = 16
-    memory_share: float = 0.9
+    memory_share: float | None = 0.9
     graph_mode: GraphMode = "full and piecewise"
     largest_graph: int = 512
     asynchronous: bool | None = None
@@ -59,8 +71,11 @@ class Recipe:
     max_prefill_tokens: int = 16384
     recv_interval: int = 1
     stream_interval: int = 1
+    mixed: bool = False
+    radix: bool = False
     ep: int | None = None
-    around: bool = False
+    rounds: int = 10
+    shares: tuple[float, float] = INFERENCEMAX
     fresh: int = 1
     assumed: tuple[str, ...] = ()
 
@@ -79,10 +94,26 @@ def recipe_of(row: MeasuredRow) -> Recipe:
             break
     else:
         found = _dense(row)
-    if row.protocol == PROTOCOL:
-        return found
-    how = "lengths within 1.5 % of those stated, 10 x concurrency prompts, closed loop"
-    return replace(found, around=True, assumed=(*found.assumed, f"how it was run: {how}"))
+    return found if row.protocol == PROTOCOL else _nvidia(row, found)
+
+
+def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
+    """NVIDIA's own runs, as its generator of deployments and benchmarks has them."""
+    how = "10 x concurrency prompts in a closed loop, all lengths as stated"
+    if row.backend == "vllm" and recipe.fresh > 1:
+        how = "10 x concurrency prompts in a closed loop, lengths within 1.5 % of those stated"
+        recipe = replace(recipe, shares=AROUND)
+    elif row.backend == "vllm":
+        recipe = replace(recipe, shares=EXACT, max_num_batched_tokens=row.isl + NVIDIA_TOKENS)
+        how += f", steps of at most {NVIDIA_TOKENS} tokens more than a prompt"
+    else:
+        mixed = row.version != "0.5.1"
+        limit = row.isl + NVIDIA_TOKENS
+        recipe = replace(
+            recipe, shares=EXACT, mixed=mixed, max_prefill_tokens=limit, memory_share=None
+        )
+        how += ", decodes beside prefills" if mixed else ""
+    return replace(recipe, assumed=(*recipe.assumed, f"how it was run: {how}"))
 
 
 def warm_up_of(row: MeasuredRow) -> int:
@@ -99,9 +130,9 @@ def cold_s(row: MeasuredRow, recipe: Recipe) -> float:
     chunk = recipe.chunked_prefill_size
     if row.backend != "sglang" or not row.warmup.startswith("1 ") or not blackwell(row):
         return 0.0
-    if 0.9 * row.isl * row.concurrency <= chunk:
-        return 0.0
     long = row.precision == "fp4" and row.measured_on and row.measured_on >= COLD_SINCE
+    if 0.9 * row.isl * row.concurrency <= chunk:
+        return COLD_SMALL_S if long else 0.0
     return COLD_FP4_S if long else COLD_S
 
 
@@ -167,6 +198,7 @@ def _minimax(row: MeasuredRow) -> Recipe:
             block_size=32,
             stream_interval=20,
             memory_share=0.9,
+            largest_graph=2048,
         )
     return found
 
@@ -232,12 +264,15 @@ def _qwen35(row: MeasuredRow) -> Recipe:
     )
     if not blackwell(row):
         return found
+    if row.system == "b300_sxm" and weights == "fp8_block" and row.version.startswith("0.5.10"):
+        return replace(found, max_num_seqs=row.concurrency, recv_interval=10)
+    fp4_b200 = weights == "nvfp4" and row.system == "b200_sxm"
     return replace(
         found,
-        memory_share=0.82,
+        memory_share=0.85 if fp4_b200 else 0.82,
         chunked_prefill_size=32768,
         max_prefill_tokens=32768,
-        recv_interval=_recv_interval(row),
+        recv_interval=30 if fp4_b200 else _recv_interval(row),
         stream_interval=30,
     )
 
@@ -246,12 +281,14 @@ def _glm5(row: MeasuredRow) -> Recipe:
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(weights, memory_share=0.85)
     if not blackwell(row):
-        return replace(found, assumed=("prompts at a time of SGLang's own choosing",))
+        why = "prompts at a time of SGLang's own choosing"
+        return replace(found, radix=True, rounds=5, assumed=(why,))
+    if weights == "nvfp4":
+        found = replace(found, attention="bf16", memory_share=0.9, recv_interval=10)
     return replace(
         found,
         kv="fp8",
-        attention="bf16" if weights == "nvfp4" else None,
-        max_num_seqs=row.concurrency,
+        max_num_seqs=None if weights == "nvfp4" else row.concurrency,
         chunked_prefill_size=32768,
         max_prefill_tokens=32768,
         stream_interval=30,

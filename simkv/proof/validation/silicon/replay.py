@@ -22,7 +22,7 @@ from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.serve import serve
 from simkv.measure.metrics import tpot, ttft
-from simkv.proof.validation.silicon.lengths import AROUND, INFERENCEMAX, drawn
+from simkv.proof.validation.silicon.lengths import INFERENCEMAX, drawn
 from simkv.proof.validation.silicon.rows import Latency
 from simkv.proof.validation.silicon.slopes import Floats, slopes
 from simkv.scenario.fleet import FleetRules, LeastLoaded
@@ -34,29 +34,28 @@ from simkv.workload.clients import Clients
 class ClosedLoop:
     """What the clients of a point do: ``prompts`` requests, so many at a time.
 
-    Lengths are drawn as InferenceMAX draws them, or ``around`` the stated ones. Of every ``fresh``
-    prompts one is new, the others are in the prefix cache. ``warm_up`` equal requests come before,
-    and are not counted. The engine looks at its queue after ``cold_s``.
+    Lengths are drawn between ``shares`` of the stated ones. Of every ``fresh`` prompts one is new,
+    the others are in the prefix cache. ``warm_up`` equal requests come before, and are not counted.
+    The engine looks at its queue after ``cold_s``.
     """
 
     isl: int
     osl: int
     concurrency: int
     prompts: int
-    around: bool = False
+    shares: tuple[float, float] = INFERENCEMAX
     fresh: int = 1
     warm_up: int = 0
     cold_s: float = 0.0
 
     def warming(self) -> list[Request]:
         """The requests before the counted ones: one prompt again and again."""
-        prompt = int(self.isl * (AROUND if self.around else INFERENCEMAX)[1])
+        prompt = int(self.isl * self.shares[1])
         return [_request(number, prompt, self.osl, "cached") for number in range(self.warm_up)]
 
     def counted(self, first: int) -> list[Request]:
         """The requests that count; their ids begin with ``first``."""
-        shares = AROUND if self.around else INFERENCEMAX
-        lengths = drawn(self.prompts, self.isl, self.osl, shares)
+        lengths = drawn(self.prompts, self.isl, self.osl, self.shares)
         return [
             _request(first + i, prompt, output, "cached" if i % self.fresh else "")
             for i, (prompt, output) in enumerate(lengths)

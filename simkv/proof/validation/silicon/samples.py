@@ -28,7 +28,7 @@ class Residual:
     """A measurement and its replay: ``at`` and ``real`` are TTFT and TPOT in ms.
 
     ``slopes`` have a row for each of the two and a column for each constant; the replay was made
-    with the constants ``start``.
+    with the constants ``start``; ``release`` is the engine's.
     """
 
     kind: Configuration
@@ -38,6 +38,7 @@ class Residual:
     at: Floats
     slopes: Floats
     start: Floats
+    release: str = ""
 
     def predicted(self, values: Floats) -> Floats:
         """TTFT and TPOT (ms) with these constants, never below a fifth of what was replayed."""
@@ -71,5 +72,6 @@ def samples_of(
             np.array(run.latency),
             run.moved,
             (start or {}).get(point.kind, NONE),
+            row.version,
         )
     return list(found.values())

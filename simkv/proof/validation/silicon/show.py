@@ -65,13 +65,13 @@ def noise_lines(found: Sequence[Noise]) -> Iterator[str]:
         )
 
 
-FIT_HEAD = ("as fine as", "number", "TTFT", "TPOT", "TTFT, pair left out", "TPOT, pair left out")
+FIT_HEAD = ("constants by", "number", "TTFT", "TPOT", "TTFT, pair left out", "TPOT, pair left out")
 
 
 def fit_rows(fitted: Fitted) -> Iterator[list[str]]:
-    """What ever finer constants bring on what they were not fitted to: MAPE in per cent."""
-    for index, tried in enumerate(fitted.tried):
-        chosen = " (chosen)" if index == fitted.fineness else ""
+    """What constants bring on points that they were not fitted to: MAPE in per cent."""
+    for tried in fitted.tried:
+        chosen = " (chosen)" if tried.name == fitted.chosen else ""
         errors = [_percent(float(e)) for e in (*tried.configurations, *tried.groups)]
         yield [f"{tried.name}{chosen}", str(tried.number), *errors]
 

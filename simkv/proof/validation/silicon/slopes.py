@@ -61,10 +61,13 @@ def _parts(steps: Mapping[str, Floats], profile: Profile) -> list[Floats]:
     ones = np.ones(len(prefills))
     units = {"steps": ones, "prefill_seqs": prefills, "decode_seqs": decodes}
     operators = steps["end"] - steps["start"]
+    least = sum(term.seconds or 0.0 for term in profile.floor or () if term.when == "prefill")
+    launched = prefilling & (operators <= least * (1 + 1e-9))
     for term in profile.terms:  # the host's, which no factor scales
         if term.seconds and term.feature in units:
             where = {"prefill": prefilling, "pure decode": ~prefilling}.get(term.when, ones)
             operators = operators - term.seconds * units[term.feature] * where
+    operators = operators * ~launched  # no factor makes a step shorter that the host holds up
     return [
         operators * prefilling,
         operators * ~prefilling,

@@ -1,0 +1,63 @@
+"""What a composed profile says of how far it is from what was measured as a whole."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from simkv.core.setting import EngineSetting
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.hardware import make_hardware
+from simkv.costs.operators import spreads
+from simkv.costs.operators.spreads import Spread, Spreads, kind_of, with_error
+from simkv.costs.profile import load_profile
+
+HARDWARE = make_hardware(find_gpu("H100"), find_architecture("Llama-3.1-8B"), weights="fp8")
+SPREAD = Spread((-0.1, 0.2), (-0.05, 0.05), 30, (0.04, 0.02), releases=("0.10.2", "0.12.0"))
+
+
+def setting(release: str) -> EngineSetting:
+    return EngineSetting("vllm", release, 8192, 256)
+
+
+def known(monkeypatch: pytest.MonkeyPatch, level: int, seen: bool) -> None:
+    name = kind_of(HARDWARE, setting("0.12.0")).levels()[level]
+    found = Spreads({name: SPREAD}, {}, {}) if seen else Spreads({}, {name: SPREAD}, {})
+    monkeypatch.setattr(spreads, "shipped_spreads", lambda: found)
+
+
+def test_a_calibrated_pair_is_told_from_one_that_was_never_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = load_profile("unit-step")
+    known(monkeypatch, 0, seen=True)
+    fit = with_error(profile, HARDWARE, setting("0.12.0")).fit
+    assert "is one of the calibrated pairs" in fit.note
+    assert "wider" not in fit.note
+    assert fit.held_out["prefill"].p95 == pytest.approx(max(math.exp(0.1) - 1, 1 - math.exp(-0.2)))
+    for level, words in ((1, "on this GPU"), (2, "hopper GPUs"), (3, "dense models on hopper")):
+        known(monkeypatch, level, seen=False)
+        note = with_error(profile, HARDWARE, setting("0.11.0")).fit.note
+        assert "was never seen as a whole" in note
+        assert words in note
+
+
+def test_releases_beyond_those_that_were_measured_widen_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = load_profile("unit-step")
+    known(monkeypatch, 0, seen=True)
+    widths = []
+    for release, beyond in (("0.12.0", 0), ("0.15.0", 3), ("0.9.2", 1), ("0.33.0", 21)):
+        fit = with_error(profile, HARDWARE, setting(release)).fit
+        assert (f"is {beyond} releases from those, 0.10.2 to 0.12.0" in fit.note) == bool(beyond)
+        widths.append(fit.held_out["decode"].p95)
+    step = [math.exp(0.05 + 0.02 * n) - 1 for n in (0, 3, 1, 10)]
+    assert widths == pytest.approx(step)
+
+
+def test_nothing_near_leaves_a_profile_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreads, "shipped_spreads", lambda: Spreads({}, {}, {}))
+    profile = load_profile("unit-step")
+    assert with_error(profile, HARDWARE, setting("0.12.0")) is profile
