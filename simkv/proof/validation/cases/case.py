@@ -3,13 +3,14 @@
 A folder with ``case.json`` (engine, model, GPU, where it comes from), ``requests.csv`` (a row per
 request in order of arrival, times in ms; or LLMServingSim's ``requests.jsonl``, or aiperf's
 ``profile_export.jsonl``) and, where prompts share beginnings, their blocks; see
-``workload.formats.case``. What was not recorded is null.
+``workload.formats.case``. What was not recorded is null. Where only statistics are public, they are
+in case.json; see ``told``.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from simkv.core.errors import InputError
 from simkv.costs.hardware.links import HostLink, find_link
 from simkv.costs.sources.files import Kind, Rows, find_table, read_table
+from simkv.proof.validation.cases.told import METRICS, drawn, told
+from simkv.workload.generators import Arrivals
 from simkv.workload.traces.measured import read_measured
 
 #: Requests of this stage calibrate; they are never scored.
 CALIBRATES = "sync"
+_SENT = ("arrival_s", "prompt_tokens", "output_tokens")
 _NEEDED: dict[str, Kind] = {
     "arrival_s": "number",
     "prompt_tokens": "whole",
@@ -32,7 +36,6 @@ _NEEDED: dict[str, Kind] = {
 }
 #: Requests as a benchmark writes them, where there is no requests.csv.
 RAW = ("requests.jsonl", "profile_export.jsonl")
-METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
 
 class _Facts(BaseModel):
@@ -131,6 +134,7 @@ class Facts(_Facts):
 
     ``max_concurrency`` is that of clients in a closed loop: a request was sent when another had
     its answer, so the recorded arrivals tell the order only. None: they arrived when they did.
+    ``measured`` are statistics, and ``arrivals`` says what was sent, where no requests are public.
     """
 
     name: str
@@ -143,6 +147,8 @@ class Facts(_Facts):
     calibration: list[str] = []
     max_concurrency: int | None = Field(None, gt=0)
     workload: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    arrivals: Arrivals | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,8 @@ class Case:
     its measured times (ms).
 
     ``from_queue``: TTFT and E2E count from when the engine core had the request, not from its
-    arrival. ``scored`` says row by row what counts: rows that calibrate do not.
+    arrival. ``scored`` says row by row what counts: rows that calibrate do not. ``told`` are the
+    statistics (ms) by figure where no times of requests are known, else it is empty.
     """
 
     folder: Path
@@ -160,6 +167,7 @@ class Case:
     requests: pd.DataFrame
     from_queue: bool
     scored: pd.Series[bool]
+    told: dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -180,9 +188,9 @@ class Case:
         return there or "shared_prefix_tokens" in self.requests
 
     @property
-    def makespan_s(self) -> float:
-        """Seconds from the first arrival to the last token."""
-        if self.facts.makespan_s is not None:
+    def makespan_s(self) -> float | None:
+        """Seconds from the first arrival to the last token; None if nobody knows."""
+        if self.facts.makespan_s is not None or self.told:
             return self.facts.makespan_s
         ends = self.requests["arrival_s"] + self.requests["e2e_ms"] / 1e3
         return float(ends.max() - self.requests["arrival_s"].min())
@@ -206,7 +214,8 @@ def read_case(folder: Path) -> Case:
         raise InputError(f"{path}: {where or 'all'}: {first['msg'].lower()}{found}") from error
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON: {error}") from error
-    table, requests = _requests(folder)
+    table, requests = _requests(folder, facts)
+    known = {} if "ttft_ms" in requests else told(facts.measured, path)
     for name in METRICS:
         if name not in requests:
             requests[name] = float("nan")
@@ -217,19 +226,23 @@ def read_case(folder: Path) -> Case:
         scored = requests["stage"] != CALIBRATES
     if not scored.any():
         raise InputError(f"{table}: stage: all rows are {CALIBRATES!r}; none is left to compare")
-    return Case(folder, table, facts, requests, "queued_s" in requests, scored)
+    return Case(folder, table, facts, requests, "queued_s" in requests, scored, known)
 
 
-def _requests(folder: Path) -> tuple[Path, pd.DataFrame]:
+def _requests(folder: Path, facts: Facts) -> tuple[Path, pd.DataFrame]:
     """The file of a case's requests, and its rows in order of arrival: ``requests.csv``, or what a
-    benchmark wrote of each request and ``workload.traces`` can read."""
+    benchmark wrote of each request and ``workload.traces`` can read; without either they are drawn,
+    and the file is case.json."""
     raw = [folder / name for name in (*RAW, *(f"{name}.gz" for name in RAW))]
     taken = next((path for path in raw if path.is_file()), None)
     prepared = any((folder / f"requests.csv{end}").is_file() for end in ("", ".gz"))
     if taken is not None and not prepared:
         return taken, _in_order(read_measured(taken))
+    if facts.arrivals is not None and not prepared:
+        return folder / "case.json", drawn(facts.arrivals)
     table = find_table(folder, "requests")
-    read_table(table, _NEEDED)
+    timed = not facts.measured or "ttft_ms" in pd.read_csv(table, nrows=0)
+    read_table(table, _NEEDED if timed else dict.fromkeys(_SENT, "number"))
     return table, _in_order(pd.read_csv(table))
 
 

@@ -13,7 +13,7 @@ from simkv.core.files import write_text
 from simkv.proof.validation.budgets.pairs import Pair, near, table
 from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
 from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows
-from simkv.proof.validation.cases.score import STATISTICS, Score
+from simkv.proof.validation.cases.score import Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.cases.show import TITLES, case_rows
 from simkv.proof.validation.cases.steps import STEPS, HostTimes, step_cells, step_words
@@ -118,8 +118,8 @@ def _otherwise(o: Otherwise) -> list[str]:
         if not o.score.has(metric):
             cells.append("")
             continue
-        mean, tail = o.score.figure(metric, "mean"), o.score.figure(metric, "p99")
-        cells.append(f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}")
+        mean, tail = o.score.errors(metric, "mean", "p99")
+        cells.append(f"{mean} / {tail}")
     return [o.change, *cells]
 
 
@@ -145,9 +145,8 @@ def _panel(axes: Axes, scores: Sequence[Score], metric: str, most: float) -> Non
     axes.axvspan(-1, 1, color=GREY, alpha=0.5, lw=0)
     axes.axvline(0, color=DARK, lw=0.8)
     for row, s in enumerate(scores):
-        for statistic in STATISTICS if s.has(metric) else ():
-            f = s.figure(metric, statistic)
-            marker, size = ("o", 7) if statistic == "mean" else ("|", 12)
+        for f in (f for f in s.figures if f.metric == metric):
+            marker, size = ("o", 7) if f.statistic == "mean" else ("|", 12)
             inside = max(min(f.error_pct, most), -most)
             colour = BLUE if inside == f.error_pct else RED
             axes.plot(inside, row - 0.14, marker, color=colour, ms=size, mew=1.6, clip_on=False)

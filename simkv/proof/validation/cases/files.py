@@ -10,10 +10,10 @@ import pandas as pd
 
 from simkv.core.files import writing
 from simkv.costs.hardware.catalog import known_gpu
-from simkv.proof.validation.cases.case import METRICS
 from simkv.proof.validation.cases.score import Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.cases.steps import HostTimes, step_rows
+from simkv.proof.validation.cases.told import METRICS
 from simkv.proof.validation.compared import Compared
 
 #: Columns of error_records.csv (github.com/inference-sim/sim-to-real-accuracy-validation).

@@ -12,13 +12,13 @@ import numpy.typing as npt
 from simkv.costs.profile import Profile
 from simkv.costs.widening import UNKNOWN
 from simkv.measure.fidelity import both_sides
-from simkv.proof.validation.cases.case import METRICS, Case, Origin
+from simkv.proof.validation.cases.case import Case, Origin
 from simkv.proof.validation.cases.simulate import Replayed, replay
+from simkv.proof.validation.cases.told import METRICS, STATISTICS
 from simkv.proof.validation.compared import JUDGED, Compared
 from simkv.schedulers.vllm.config import VllmConfig
 
 Floats = npt.NDArray[np.float64]
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 #: As the originating projects call metrics and statistics.
 _ORIGIN_METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "Latency"}
 _ORIGIN = {"mean": "Mean", "p50": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
@@ -65,6 +65,12 @@ class Score:
         """One figure. Raises StopIteration if it was not compared."""
         return next(f for f in self.figures if f.name == f"{metric}.{statistic}")
 
+    def errors(self, metric: str, *statistics: str) -> list[str]:
+        """Errors in per cent with their sign; empty for what was not compared."""
+        known = {f.name: f.error_pct for f in self.figures}
+        names = [f"{metric}.{statistic}" for statistic in statistics]
+        return [f"{known[name]:+.2f}" if name in known else "" for name in names]
+
 
 def judge(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) -> Score:
     """Simulate a case and compare it, each figure with the interval that the profile's error gives.
@@ -97,8 +103,9 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 def score(case: Case, replayed: Replayed, profile: str) -> Score:
     """Compare a simulation with the record, over the requests that are scored."""
     kept = case.scored.to_numpy()
-    figures = _figures(case, replayed, kept)
-    figures.append(_figure("makespan_s", case.makespan_s, replayed.makespan_s))
+    figures = _figures_told(case, replayed) if case.told else _figures(case, replayed, kept)
+    if case.makespan_s is not None:
+        figures.append(_figure("makespan_s", case.makespan_s, replayed.makespan_s))
     if case.facts.preemptions is not None:
         figures.append(_figure("preemptions", case.facts.preemptions, replayed.preemptions))
     per_request = [
@@ -127,6 +134,19 @@ def _figures(case: Case, replayed: Replayed, kept: npt.NDArray[np.bool_]) -> lis
         if len(both[0]):
             values = zip(STATISTICS, *map(_statistics, both), strict=True)
             found += [_figure(f"{metric}.{name}", *two) for name, *two in values]
+    return found
+
+
+def _figures_told(case: Case, replayed: Replayed) -> list[Compared]:
+    """The statistics that are public, against those of all simulated requests."""
+    found = []
+    for metric in METRICS:
+        times = replayed.requests[metric].dropna().to_numpy(dtype=np.float64)
+        if not len(times):
+            continue
+        predicted = dict(zip(STATISTICS, _statistics(times), strict=True))
+        names = [n for n in STATISTICS if f"{metric}.{n}" in case.told]
+        found += [_figure(f"{metric}.{n}", case.told[f"{metric}.{n}"], predicted[n]) for n in names]
     return found
 
 

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
 from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows
-from simkv.proof.validation.cases.score import STATISTICS, Score
+from simkv.proof.validation.cases.score import Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.cases.steps import STEPS, HostTimes, step_cells, step_words
+from simkv.proof.validation.cases.told import STATISTICS
 from simkv.proof.validation.compared import Compared
 
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "queue"}
@@ -73,8 +74,8 @@ def _changed_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[Rende
 def _pair(s: Score, metric: str) -> str:
     if not s.has(metric):
         return ""
-    mean, tail = s.figure(metric, "mean"), s.figure(metric, "p99")
-    return f"{mean.error_pct:+.2f} / {tail.error_pct:+.2f}"
+    mean, tail = s.errors(metric, "mean", "p99")
+    return f"{mean} / {tail}"
 
 
 def all_parts(scores: Sequence[Score], crossed: Sequence[Crossed] = ()) -> Iterator[RenderableType]:
@@ -114,15 +115,14 @@ def case_rows(s: Score) -> list[list[str]]:
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
         if not s.has(metric):
             continue
-        figures = [s.figure(metric, statistic) for statistic in STATISTICS]
-        per = next(p for p in s.per_request if p.metric == metric)
-        ours = [f"{f.error_pct:+.2f}" for f in figures]
-        each = "" if per.mape is None else f"{per.mape:.2f}"
+        per = next((p for p in s.per_request if p.metric == metric), None)
+        ours = s.errors(metric, *STATISTICS)
+        each = "" if per is None or per.mape is None else f"{per.mape:.2f}"
         rows.append([s.case.name, "simkv", TITLES[metric], *ours, each])
-        published = [s.published.get(f.name) for f in figures]
+        published = [s.published.get(f"{metric}.{statistic}") for statistic in STATISTICS]
         if any(error is not None for error in published):
             theirs = ["" if error is None else f"{error:+.1f}" for error in published]
-            mape = "" if per.origin_mape is None else f"{per.origin_mape:.2f}"
+            mape = f"{per.origin_mape:.2f}" if per and per.origin_mape is not None else ""
             rows.append(["", origin, "", *theirs, mape])
     return rows
 

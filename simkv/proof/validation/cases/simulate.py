@@ -175,7 +175,12 @@ def _not_recorded(case: Case) -> list[str]:
     setup, notes = case.facts.engine, []
     if setup.gpus > 1 and setup.link is None:
         notes.append("link was not recorded: what GPUs exchange is as measured on one host")
-    if setup.caches and not case.tells_prefixes:
+    if case.told:
+        notes.append("only statistics are public: nothing is compared request by request")
+    if case.facts.arrivals is not None and case.table.name == "case.json":
+        seed = case.facts.arrivals.seed
+        notes.append(f"what was sent is drawn as its statistics say, with seed {seed}")
+    elif setup.caches and not case.tells_prefixes:
         notes.append(
             "neither prefix_blocks.jsonl nor a column shared_prefix_tokens: prompts share nothing"
         )
@@ -238,6 +243,9 @@ def _blocks(case: Case) -> tuple[int, list[str]]:
 
 def requests_of(case: Case) -> list[Request]:
     """The requests as sent, in the order of the record."""
+    if case.table.name == "case.json" and case.facts.arrivals is not None:
+        sent = case.facts.arrivals.requests(None)
+        return sorted(sent, key=lambda request: request.arrival)
     found = read_trace(case.table).requests()
     lengths = case.requests["prompt_tokens"].tolist()
     if [request.prompt_tokens for request in found] != lengths:
