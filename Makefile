@@ -31,6 +31,7 @@ coverage: $(TESTED)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/release.py
 	$(BIN)/python benchmarks/serve.py
 
 # The whole loop on this machine's CPU: a campaign, its profile, cases predicted, served and judged.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import simpy
-from cases import CASES, HERE, Case, poisson, vllm
+from cases import CASES, HERE, Case, make_fleet, poisson, vllm
 
 from simkv.core.request import Request
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
@@ -26,11 +26,8 @@ from simkv.costs.operators.choice import profile_for
 from simkv.costs.profile import Profile, load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
-from simkv.loop.fleet.fleet import Fleet
-from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.serve import serve
 from simkv.measure.metrics import summary
-from simkv.scenario.fleet import LeastLoaded
 from simkv.schedulers.registry import build
 from simkv.workload.workload import Workload, generate
 
@@ -80,16 +77,10 @@ def run(case: Case, requests: list[Request], *, leaping: bool) -> None:
 def run_fleets() -> None:
     """The same requests on one replica, and on eight behind a router: at the same rate in all, and
     at the same rate for each replica."""
-    profile = load_profile("llama3-8b-class.json", HERE)
     speeds: list[float] = []
     for replicas, rate in ((1, 34), (8, 34), (8, 8 * 34)):
         requests = generate(Workload.model_validate(poisson(10_000, rate)), None)
-
-        def make(env: simpy.Environment, rank: int) -> Engine:
-            return Engine(env, build(vllm(16_000)), SimulatedExecutor(profile), rank=rank)
-
-        router = build_router(LeastLoaded(), lambda prompt: prompt.id)
-        fleet = Fleet(simpy.Environment(), [make] * replicas, router)
+        fleet = make_fleet(replicas)
         cpu = _cpu(lambda fleet=fleet, sent=requests: serve(fleet, sent, None))
         speeds.append(len(requests) / cpu)
         leaps = sum(stint.engine.leaps for stint in fleet.stints)

@@ -11,6 +11,9 @@ from simkv.core.request import Request
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
+from simkv.loop.fleet.fleet import Fleet
+from simkv.loop.fleet.routers import build as build_router
+from simkv.scenario.fleet import LeastLoaded
 from simkv.schedulers.registry import build
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.workload.workload import Workload, generate
@@ -67,6 +70,17 @@ def vllm(blocks: int, **knobs: object) -> VllmConfig:
         "async_scheduling": False,
     }
     return VllmConfig(**{**usual, **knobs})  # type: ignore[arg-type]
+
+
+def make_fleet(replicas: int) -> Fleet:
+    """W1's replica so many times behind a router that looks at loads."""
+    profile = load_profile("llama3-8b-class.json", HERE)
+
+    def make(env: simpy.Environment, rank: int) -> Engine:
+        return Engine(env, build(vllm(16_000)), SimulatedExecutor(profile), rank=rank)
+
+    router = build_router(LeastLoaded(), lambda prompt: prompt.id)
+    return Fleet(simpy.Environment(), [make] * replicas, router)
 
 
 #: The replica serves about 42 requests/s of W1, so 34/s is a load of 80 %.

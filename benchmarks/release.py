@@ -1,0 +1,166 @@
+"""What a release costs: each workload in a fresh process, the loop alone and the whole run.
+
+    python benchmarks/release.py [--keep] [w1 w2 w3-azure w3-mooncake w4 fleet startup]
+
+Times are CPU seconds, the least of a few rounds, and mean nothing across machines: compare ratios
+to the floor (SimPy timeouts) and to the yardstick (a loop of plain Python that never changes),
+which are measured in the same run. A whole run is ``simkv run --no-plots`` with its ledger,
+verdicts and files. ``--keep`` appends a line to ``history.jsonl``. W4 takes minutes and is run if
+named.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import simpy
+from cases import CASES, HERE, Case, make_fleet, poisson
+
+from simkv.core.version import __version__
+from simkv.loop.serve import serve
+from simkv.workload.workload import Workload, generate
+
+HISTORY = HERE / "history.jsonl"
+USUAL = ("w1", "w2", "w3-azure", "w3-mooncake", "fleet", "startup")
+TINY = {"requests": [{"prompt_tokens": 100, "output_tokens": 10}]}
+#: A new process for each figure, so that nothing is warm and the peak of memory is its own.
+ONE = "import sys; sys.path.insert(0, sys.argv[1]); import release; release.one(sys.argv[2])"
+
+
+def one(name: str) -> None:
+    """Print requests, CPU seconds of the loop and peak memory (MiB) of a case, as JSON."""
+    case = next((case for case in CASES if case.name == name), None)
+    if case is None:  # fleet-N
+        requests = generate(Workload.model_validate(poisson(10_000, 34)), None)
+        server = make_fleet(int(name.partition("-")[2]))
+    else:
+        requests, server = case.requests(), case.engine()
+    before = time.process_time()
+    serve(server, requests, None)
+    cpu = time.process_time() - before
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"requests": len(requests), "loop_s": cpu, "peak_mib": round(peak)}))
+
+
+def loop(name: str, rounds: int) -> dict[str, float]:
+    """The quickest of some fresh processes."""
+    command = [sys.executable, "-c", ONE, str(HERE), name]
+    found = [json.loads(subprocess.check_output(command, text=True)) for _ in range(rounds)]
+    return min(found, key=lambda line: float(line["loop_s"]))
+
+
+def whole(case: Case, folder: Path, rounds: int) -> float:
+    """CPU seconds of ``simkv run`` on the case."""
+    engine = {name: value for name, value in vars(case.config).items() if value is not None}
+    profile = str(HERE / "llama3-8b-class.json")
+    scenario = {"name": "bench", "engine": engine, "profile": profile, "workload": case.workload}
+    (folder / "bench.yaml").write_text(json.dumps(scenario))
+    words = ["run", "--no-plots", "--exit-zero", "--out", str(folder / "out")]
+    return cpu_of("-m", "simkv", *words, str(folder / "bench.yaml"), rounds=rounds)
+
+
+def cpu_of(*words: str, rounds: int) -> float:
+    """The least CPU seconds of this Python with these arguments."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    found = []
+    for _ in range(rounds):
+        before = spent()
+        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        found.append(spent() - before)
+    return min(found)
+
+
+def rate(work: Callable[[int], None], count: int) -> float:
+    """How often a CPU second does it, the best of three."""
+    found = []
+    for _ in range(3):
+        before = time.process_time()
+        work(count)
+        found.append(time.process_time() - before)
+    return count / min(found)
+
+
+def timeouts(count: int) -> None:
+    """What no simulator on SimPy can beat."""
+    env = simpy.Environment()
+
+    def process() -> Iterator[simpy.Event]:
+        for _ in range(count):
+            yield env.timeout(1)
+
+    env.process(process())
+    env.run()
+
+
+def yardstick(count: int) -> None:
+    """Plain Python as simulators are made of: dicts, lists, calls, sums. It stays as it is."""
+    table: dict[int, list[float]] = {}
+    for i in range(count):
+        row = table.setdefault(i % 1000, [])
+        row.append(i * 0.5)
+        if len(row) > 8:
+            table[i % 1000] = [sum(row)]
+
+
+def main() -> None:
+    names = [word for word in sys.argv[1:] if not word.startswith("-")] or USUAL
+    line: dict[str, object] = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "timeouts_per_s": round(rate(timeouts, 300_000)),
+        "yardstick_per_s": round(rate(yardstick, 1_000_000)),
+    }
+    print(json.dumps(line))
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in CASES:
+            if case.name not in names or case.missing:
+                continue
+            rounds = 1 if case.name == "w4" else 3
+            found = loop(case.name, rounds)
+            run_s = whole(case, Path(scratch), rounds)
+            speed = found["requests"] / found["loop_s"]
+            line[case.name] = {**found, "whole_s": run_s, "per_s": round(speed)}
+            print(
+                f"{case.name:<12}{found['requests']:>10,} requests{found['loop_s']:>8.2f} s loop"
+                f"{speed:>8,.0f} req/s{run_s:>8.2f} s whole run,{run_s / found['loop_s']:>5.1f}"
+                f" times the loop{found['peak_mib']:>7,} MiB"
+            )
+        if "fleet" in names:
+            single, many = loop("fleet-1", 3)["loop_s"], loop("fleet-100", 1)["loop_s"]
+            line["fleet_of_100"] = {"loop_s": many, "of_one": many / single}
+            print(f"fleet of 100{many:>8.2f} s, {many / single:.1f} times one replica")
+        if "startup" in names:
+            line["startup_s"] = startup(Path(scratch))
+            print("startup", line["startup_s"])
+    if "--keep" in sys.argv:
+        with HISTORY.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def startup(folder: Path) -> dict[str, float]:
+    """CPU seconds of Python itself, of the help and of the smallest run."""
+    tiny = {"name": "tiny", "engine": {"name": "vllm", "num_gpu_blocks": 1000}, "workload": TINY}
+    tiny["engine"] |= {"max_model_len": 8192}  # type: ignore[operator]
+    (folder / "tiny.yaml").write_text(json.dumps({**tiny, "profile": "unit-step"}))
+    run = ("run", "--no-plots", "--out", str(folder / "tiny"), str(folder / "tiny.yaml"))
+    return {
+        "python": cpu_of("-c", "pass", rounds=5),
+        "help": cpu_of("-m", "simkv", "--help", rounds=5),
+        "tiny_run": cpu_of("-m", "simkv", *run, rounds=5),
+    }
+
+
+if __name__ == "__main__":
+    main()
