@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,16 +13,33 @@ from simkv.cli.common import complain
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import check_file
 
+if TYPE_CHECKING:
+    from simkv.scenario.scenario import Scenario
+
 #: What the server is made of, and the extra does not come without.
 NEEDS = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 
 
 def serve(
     scenario: Annotated[
-        Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
-    ],
+        Path | None,
+        typer.Argument(help="A scenario file (YAML), or the name of a packaged one."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="In place of a scenario: an engine with its defaults,")
+    ] = None,
+    model: Annotated[str, typer.Option(help="for this model")] = "llama-3.1-8b",
+    gpu: Annotated[
+        str, typer.Option(help="on this GPU (`simkv profiles` lists both).")
+    ] = "H100-SXM",
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show the packaged scenarios, and serve none.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    ports: Annotated[
+        bool, typer.Option("--ports", help="A port for each replica of the fleet, from --port on.")
+    ] = False,
     speed: Annotated[float, typer.Option(help="How many times as fast as real time.")] = 1.0,
     variant: Annotated[str | None, typer.Option(help="A variant of the scenario.")] = None,
     set_: Annotated[
@@ -58,6 +75,11 @@ def serve(
     The clients are the workload. GET /explain/ID tells what a request waited for, GET /scenario is
     a file to run it all again. SIGTERM ends it when the answers under way are complete.
     """
+    if list_:
+        from simkv.serve.scenario import listed
+
+        print("\n".join(listed()))
+        return
     lacking = [name for name in NEEDS if find_spec(name) is None]
     if lacking:
         raise InputError(
@@ -68,21 +90,39 @@ def serve(
         raise InputError(f"--speed {speed:g}: expected a number above 0")
     if record:
         check_file("--record", record)
-    from simkv.serve.house import House, Options
-    from simkv.serve.scenario import to_serve
+    from simkv.serve.house import Options, Street
 
-    path, variants = to_serve(scenario, set_ or [])
+    chosen, folder = _chosen(scenario, engine, (model, gpu), variant, set_ or [])
+    options = Options(host, port, speed, api_key, model_name, tokenizer, grace, seed)
+    options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
+    street = Street(chosen, folder, options, complain, apart=ports)
+    for house in street.houses:
+        print(house.banner, flush=True)
+    street.serve()
+    for house in street.houses if record else []:
+        assert record is not None
+        path = record.with_stem(f"{record.stem}-{house.options.rank}") if ports else record
+        print(f"Written {path}: {house.write(path)} requests")
+
+
+def _chosen(
+    path: Path | None,
+    engine: str | None,
+    hardware: tuple[str, str],
+    variant: str | None,
+    overrides: list[str],
+) -> tuple[Scenario, Path]:
+    """What is to be served, and the folder beside which its files lie."""
+    from simkv.serve.scenario import made_up, to_serve
+
+    if (path is None) == (engine is None):
+        raise InputError("one of a scenario and --engine is needed; simkv serve --list shows some")
+    if path is None:
+        return made_up(engine or "", *hardware, overrides), Path()
+    path, variants = to_serve(path, overrides)
     if variant is not None and variant not in variants:
         raise InputError(
             f"--variant {variant}: there is no such variant{nearest(variant, variants)}; expected "
             f"one of {', '.join(variants)}"
         )
-    chosen = variants[variant or next(iter(variants))]
-    options = Options(host, port, speed, api_key, model_name, tokenizer, grace, seed)
-    options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
-    house = House(chosen, path.parent, options, complain)
-    print(house.banner, flush=True)
-    house.serve()
-    if record:
-        count = house.write(record)
-        print(f"Written {record}: {count} requests")
+    return variants[variant or next(iter(variants))], path.parent

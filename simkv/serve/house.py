@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from simkv.serve.generation import Desk, Front
 from simkv.serve.guard import Guard
 from simkv.serve.live import Live
 from simkv.serve.process import Site, ToldToEnd, bind, serve
-from simkv.serve.scenario import answer_length
+from simkv.serve.scenario import answer_length, replicas_of
 from simkv.serve.texts import texts
 
 if TYPE_CHECKING:
@@ -40,16 +40,22 @@ class Options:
     seed: int = 0
     kv_events: str | None = None
     kv_replay: str | None = None
+    rank: int = 0
 
 
 class House:
-    """A scenario that is served. Raises InputError for what cannot be.
+    """A scenario that is served on a port. Raises InputError for what cannot be.
 
-    ``warn`` is told what an operator should know.
+    ``warn`` is told what an operator should know; ``ending`` knows whether the end has come.
     """
 
     def __init__(
-        self, scenario: Scenario, folder: Path, options: Options, warn: Callable[[str], None]
+        self,
+        scenario: Scenario,
+        folder: Path,
+        options: Options,
+        warn: Callable[[str], None],
+        ending: ToldToEnd,
     ) -> None:
         self.options = options
         self.length = answer_length(scenario)
@@ -73,7 +79,7 @@ class House:
         self.figures = Meters(self.desk, engine, options.speed)
         self.teller = self._teller(spec.block_size(engine))
         self.explainer = Explainer(self.scenario, folder)
-        self._ending = ToldToEnd()
+        self._ending = ending
         self._socket = bind(options.host, options.port)
 
     def _teller(self, block_size: int) -> CacheTeller | None:
@@ -82,8 +88,8 @@ class House:
             return None
         from simkv.serve.kvevents import CacheTeller
 
-        tokens = self.desk.tokens
-        return CacheTeller(self.live, options.kv_events, options.kv_replay, block_size, tokens)
+        where = options.kv_events, options.kv_replay, options.rank
+        return CacheTeller(self.live, where, block_size, self.desk.tokens)
 
     @property
     def address(self) -> str:
@@ -105,18 +111,18 @@ class House:
             f"Why was an answer late? curl {self.address}/explain/ID"
         )
 
-    def serve(self) -> None:
-        """Serve until a signal comes."""
+    @property
+    def site(self) -> Site:
+        """What is served, for a process."""
         app = application(self.desk, self.explainer, self.describe, self.figures.text)
         guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.why)
-        site = Site(guard, self.live, self._socket, lambda: self.desk.under_way)
-        try:
-            beside = [self.teller.replay()] if self.teller else []
-            asyncio.run(serve([site], self._ending, self.options.grace, beside))
-        finally:
-            self.explainer.close()
-            if self.teller:
-                self.teller.close()
+        return Site(guard, self.live, self._socket, lambda: self.desk.under_way)
+
+    def close(self) -> None:
+        """Nothing is served any more."""
+        self.explainer.close()
+        if self.teller:
+            self.teller.close()
 
     def describe(self) -> str:
         """A scenario file of what is served and what came so far, ready to run again."""
@@ -136,6 +142,39 @@ class House:
         """Write what came as a trace; returns how many requests."""
         write_trace(path, self.live.journal)
         return len(self.live.journal)
+
+
+class Street:
+    """A scenario on one port, or each replica of its fleet on a port of its own (``apart``).
+
+    Raises InputError for what cannot be served.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        options: Options,
+        warn: Callable[[str], None],
+        *,
+        apart: bool = False,
+    ) -> None:
+        self._grace, self._ending = options.grace, ToldToEnd()
+        self.houses: list[House] = []
+        for rank, one in enumerate(replicas_of(scenario) if apart else [scenario]):
+            port = options.port + rank if options.port else 0
+            own = replace(options, port=port, rank=rank)
+            self.houses.append(House(one, folder, own, warn, self._ending))
+
+    def serve(self) -> None:
+        """Serve until a signal comes and what is under way has ended."""
+        beside = [house.teller.replay() for house in self.houses if house.teller]
+        sites = [house.site for house in self.houses]
+        try:
+            asyncio.run(serve(sites, self._ending, self._grace, beside))
+        finally:
+            for house in self.houses:
+                house.close()
 
 
 def _model(scenario: Scenario) -> str:

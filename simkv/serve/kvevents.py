@@ -163,13 +163,19 @@ class Publisher:
 class CacheTeller:
     """Publishes what happens in the caches of all replicas, each on addresses of its own.
 
+    ``where`` are the addresses for batches and for what was missed, and the first replica's rank.
     Raises InputError if the engine publishes nothing, or if the first address cannot be had.
     """
 
     def __init__(
-        self, live: Live, endpoint: str, replay: str | None, block_size: int, tokens_of: TokensOf
+        self,
+        live: Live,
+        where: tuple[str, str | None, int],
+        block_size: int,
+        tokens_of: TokensOf,
     ) -> None:
-        self._live, self._endpoint, self._replay = live, endpoint, replay
+        self._live = live
+        self._endpoint, self._replay, self._first = where
         self._size, self._tokens_of = block_size, tokens_of
         self._of: dict[int, tuple[CacheWatcher, Publisher]] = {}
         for replica in live.replicas:
@@ -185,7 +191,7 @@ class CacheTeller:
                 "--kv-events: this engine publishes none here; expected vllm with "
                 "enable_prefix_caching"
             )
-        rank = self._live.replicas.index(replica)
+        rank = self._first + self._live.replicas.index(replica)
         publisher = Publisher(self._endpoint, self._replay, rank)
         watcher = CacheWatcher(pool, self._size, self._tokens_of)
         self._of[id(replica)] = watcher, publisher

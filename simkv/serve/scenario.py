@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from simkv.scenario.document import read_document
-from simkv.scenario.load import resolve
-from simkv.scenario.packaged import find
+from simkv.core.errors import InputError, nearest
+from simkv.scenario.costs import all_costs
+from simkv.scenario.document import Document, read_document
+from simkv.scenario.load import load, resolve
+from simkv.scenario.packaged import find, packaged
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import ENGINES
 from simkv.workload.lengths import Length
 
 #: In place of a workload that is left out; nobody sends it.
@@ -25,6 +28,53 @@ def to_serve(path: Path, overrides: Sequence[str]) -> tuple[Path, dict[str, Scen
     if isinstance(document.tree, dict):
         document.tree.setdefault("workload", PLACEHOLDER)
     return path, resolve(document, overrides)
+
+
+def made_up(engine: str, model: str, gpu: str, overrides: Sequence[str]) -> Scenario:
+    """An engine with its defaults for a model on a GPU, and as many blocks as fit.
+
+    Raises InputError if one of the three is not known.
+    """
+    if engine not in ENGINES:
+        raise InputError(
+            f"--engine {engine}: not known{nearest(engine, ENGINES)}; expected one of "
+            f"{', '.join(ENGINES)}"
+        )
+    tree = {
+        "name": f"{engine}-server",
+        "workload": PLACEHOLDER,
+        "engine": {"name": engine, ENGINES[engine].memory: "auto"},
+        "hardware": {"gpu": gpu, "model": model},
+    }
+    document = Document(Path(f"--engine {engine} --model {model} --gpu {gpu}"), tree)
+    return resolve(document, overrides)["run"]
+
+
+def listed() -> list[str]:
+    """The packaged scenarios, a line each: name, engine, and what it shows."""
+    lines = []
+    for name, path in packaged().items():
+        first = next(iter(load(path).values()))
+        engine = f"{first.engine.name} {first.engine.variant}"
+        lines.append(f"{name:<36} {engine:<24} {first.summary.split('. ')[0]}")
+    return lines
+
+
+def replicas_of(scenario: Scenario) -> list[Scenario]:
+    """Each replica of a fleet as a scenario of its own, for a router outside.
+
+    Raises InputError if they cannot be apart.
+    """
+    fleet = scenario.fleet
+    if fleet is None:
+        raise InputError("--ports: the scenario has no fleet; expected fleet: {replicas: 2}")
+    if fleet.disaggregated or fleet.lockstep:
+        raise InputError("--ports: these replicas need each other; expected ones of role both")
+    found = []
+    for group, (_, costs) in zip(fleet.groups, all_costs(scenario), strict=True):
+        own = {"engine": costs.engine, "profile": costs.profile, "hardware": costs.hardware}
+        found += [scenario.model_copy(update={**own, "fleet": None})] * group.count
+    return found
 
 
 def answer_length(scenario: Scenario) -> Length | None:

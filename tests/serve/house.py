@@ -63,12 +63,13 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, text: str, *options: str) -> Iterator[Served]:
-    """A server of this scenario's text, on a port of its own."""
+def serving(folder: Path, text: str, *options: str, named: bool = True) -> Iterator[Served]:
+    """A server of this scenario's text, on a port of its own; or ``named`` by options alone."""
     path = folder / "served.yaml"
     path.write_text(text)
     shutil.copy(COSTS, folder)
-    command = [sys.executable, "-m", "simkv", "serve", str(path), "--port", "0", *options]
+    command = [sys.executable, "-m", "simkv", "serve", "--port", "0", *options]
+    command += [str(path)] if named else []
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
     )

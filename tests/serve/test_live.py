@@ -20,13 +20,33 @@ from simkv.serve.live import Ask, Live
 from simkv.workload.workload import generate
 from tests.serve.house import COSTS, scenario
 
-FLEET = "fleet: {replicas: 2, router: round_robin}\n"
+VLLM = scenario(66, 1024)
+FLEET = "fleet: {replicas: 2, router: least_loaded}\n"
+SPLIT = """\
+fleet:
+  replicas: [{count: 1, role: prefill}, {count: 2, role: decode}]
+  kv_transfer: {bytes_per_token: 131072, bandwidth: 25.0e+9, latency: 0.001}
+"""
+FAILING = """\
+fleet: {replicas: 2, on_failure: retry, failures: [{replica: 0, at: 2, back_at: 3}]}
+"""
+OTHER = "name: served\nprofile: assumed-costs.json\nengine: "
+SERVED = {
+    "vllm": VLLM,
+    "fleet": VLLM + FLEET,
+    "split": VLLM + SPLIT,
+    "failing": VLLM + FAILING,
+    "sglang": OTHER + "{name: sglang, max_total_num_tokens: 1200}\n",
+    "mistralrs": OTHER + "{name: mistralrs, num_gpu_blocks: 40, block_size: 32}\n",
+    "fastdeploy": OTHER + "{name: fastdeploy, num_blocks: 40}\n",
+    "pipeline": OTHER + "{name: fastdeploy, num_blocks: 40}\npipeline: {}\n",
+}
 WORKLOAD = "workload: {requests: [{prompt_tokens: 1, output_tokens: 1}]}\n"
 
 
-def loaded(tmp_path: Path, more: str = "", blocks: int = 66) -> Scenario:
+def loaded(tmp_path: Path, text: str = VLLM) -> Scenario:
     path = tmp_path / "served.yaml"
-    path.write_text(scenario(blocks, 1024) + WORKLOAD + more)
+    path.write_text(text + WORKLOAD)
     (tmp_path / COSTS.name).write_text(COSTS.read_text())
     return load(path)["run"]
 
@@ -48,7 +68,7 @@ async def visit(live: Live, seed: int) -> list[int]:
 
         answer = live.submit(Ask(prompt, limit, luck.randint(1, limit), segments))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(luck.choice([None, luck.random() * 0.1])):
+            async with asyncio.timeout(luck.choice([3.0, luck.random() * 0.3])):
                 while not answer.ended:
                     await answer.news(answer.tokens)
         live.leave(answer)
@@ -63,30 +83,41 @@ def columns(record: Record) -> dict[str, list[object]]:
     return {name: list(getattr(log, name)) for name in log.__slots__}
 
 
-@pytest.mark.parametrize("more", ["", FLEET])
-def test_a_run_of_what_came_decides_the_same(tmp_path: Path, more: str) -> None:
-    served = loaded(tmp_path, more)
-    live = Live(served, specs(served, tmp_path), speed=50)
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_run_of_what_came_decides_the_same(tmp_path: Path, kind: str) -> None:
+    """Step for step, and clients have received what the run says they did."""
+    served = loaded(tmp_path, SERVED[kind])
+    live = Live(served, specs(served, tmp_path), speed=10)
     got = asyncio.run(visit(live, 7))
     again = scenario_of(served, live.journal)
     run = serve_scenario(again, specs(again, tmp_path))
     outcomes = {life.outcome for life in run.record.lives.values()}
-    assert {Outcome.FINISHED, Outcome.STARVED} <= outcomes
-    assert any(life.preempted_at for life in run.record.lives.values())
+    assert Outcome.STARVED in outcomes
+    assert len(outcomes) > 1
+    if kind in ("vllm", "fleet"):
+        assert any(life.preempted_at for life in run.record.lives.values())
+    steps = 0
     for stint, replica in zip(run.stints, live.replicas, strict=True):
         there, here = stint.engine.record, replica.record
         ours, theirs = columns(here), columns(there)
-        assert len(theirs["end"]) > 100
+        steps += len(theirs["end"])
         for name in ("kind", "prefill_tokens", "decode_seqs", "preempted", "running"):
             assert ours[name] == theirs[name], name
         assert ours["end"] == pytest.approx(theirs["end"], rel=1e-9)
-    received = [run.record.lives[number].tokens for number in range(len(got))]
-    assert got == received
+    assert steps > 40
+    lives = [life for life in run.record.lives.values() if life.outcome is not Outcome.STALLED]
+    sent_again = {i for i in range(len(got)) if run.fleet and len(run.fleet.sent[i]) > 1}
+    for life in lives:
+        number = life.request.id
+        if kind == "failing" and number in sent_again:  # a client keeps what it has on the wire
+            assert got[number] >= life.tokens
+        else:
+            assert got[number] == life.tokens
 
 
 def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path) -> None:
     served = loaded(tmp_path)
-    live = Live(served, specs(served, tmp_path), speed=50)
+    live = Live(served, specs(served, tmp_path), speed=10)
     asyncio.run(visit(live, 8))
     write_trace(tmp_path / "came.csv", live.journal)
     path = tmp_path / "again.yaml"

@@ -1,0 +1,93 @@
+"""``simkv serve`` as a command: what it lacks, what it lists, and a port for each replica."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from simkv.cli import main
+from simkv.serve.scenario import listed as list_scenarios
+from tests.serve.house import COSTS, scenario, serving
+
+FLEET = "fleet: {replicas: 2, router: round_robin}\n"
+#: Runs simkv where none of the packages of the extra can be imported.
+BARE = """\
+import importlib.util, sys
+find = importlib.util.find_spec
+lacking = ("fastapi", "uvicorn", "starlette", "httptools", "prometheus_client", "zmq", "msgspec")
+importlib.util.find_spec = lambda name, *a: None if name in lacking else find(name, *a)
+sys.modules.update(dict.fromkeys(lacking))
+from simkv.cli import main
+sys.argv = ["simkv", *sys.argv[1:]]
+main()
+"""
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    command = [sys.executable, "-c", BARE, "serve"]
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True)
+    assert helped.returncode == 0
+    assert "--speed" in helped.stdout
+    refused = subprocess.run([*command, "mistralrs-six"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "pip install 'simkv[serve]'" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mistralrs-six", "--speed", "0"], "--speed 0: expected"),
+        (["mistralrs-six", "--variant", "none"], "there is no such variant"),
+        (["mistralrs-six", "--port", "99999"], "--port 99999"),
+        (["mistralrs-six", "--ports"], "the scenario has no fleet"),
+        (["mistralrs-six", "--tokenizer", "none.json"], "there is no such file"),
+        (["nowhere.yaml"], "there is no such file"),
+        ([], "one of a scenario and --engine is needed"),
+        (["--engine", "vlm"], "did you mean 'vllm'?"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simkv", "serve", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    refused = capsys.readouterr().err
+    assert said in refused
+    assert refused.startswith("simkv: ")
+
+
+def test_it_lists_what_it_could_serve() -> None:
+    listed = list_scenarios()
+    assert any(re.match(r"mistralrs-forty +mistralrs", line) for line in listed)
+
+
+def test_an_engine_by_its_name(tmp_path: Path) -> None:
+    with serving(tmp_path, scenario(), "--engine", "sglang", named=False) as served:
+        assert served.get("/version").json()["engine"] == "sglang"
+        assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).is_success
+
+
+def test_every_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / COSTS.name).write_text(COSTS.read_text())
+    options = ("--ports", "--record", "came.csv", "--model-name", "m")
+    with serving(tmp_path, scenario() + FLEET, *options) as served:
+        assert served.process.stdout is not None
+        lines = [served.process.stdout.readline() for _ in range(2)]
+        found = re.search(r"on (http://\S+)", lines[1])
+        assert found
+        other = httpx.Client(base_url=found[1], trust_env=False)
+        assert found[1] != served.url
+        for _ in range(2):
+            assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).is_success
+        assert other.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).is_success
+        said = served.end()
+    assert "came-0.csv: 2 requests" in said
+    assert "came-1.csv: 1 requests" in said
