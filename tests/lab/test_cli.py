@@ -18,7 +18,7 @@ from simkv.proof.conform.conform import check
 SCENARIO = """
 name: short
 workload:
-  arrivals: {num_prompts: 12, request_rate: 400.0, prompt_tokens: 20, output_tokens: 8}
+  arrivals: {num_prompts: 12, request_rate: 60.0, prompt_tokens: 20, output_tokens: 8}
 engine: {name: vllm, num_gpu_blocks: 12, max_model_len: 64, max_num_seqs: 8}
 profile: unit-step
 variants:

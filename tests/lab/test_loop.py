@@ -90,6 +90,21 @@ def test_decisions_are_the_same(out):
     assert "| same |" in (out / "validation.md").read_text()
 
 
+def test_the_campaign_that_is_shown_is_whole():
+    """Its samples and profile are of this version's form, its plan is that of its profile."""
+    example = ROOT / "calibrate" / "cpu-example"
+    assert sum(path.stat().st_size for path in example.rglob("*")) < 2 << 20
+    samples = read_samples(example / "samples.csv")
+    assert len(samples) > 250
+    profile = load_profile("profile.json", example)
+    plan = json.loads((example / "plan" / "plan.json").read_text())
+    found = json.loads((example / "validation.json").read_text())["cases"]
+    assert [case["name"] for case in plan["cases"]] == list(found)
+    assert plan["profile"] == profile.name
+    assert all(case["verdict"]["step"] is None for case in found.values())
+    assert all(len(case["stalls"]) == 3 for case in found.values())  # three runs of each
+
+
 def test_a_campaign_of_something_else_is_not_gone_on_with(out):
     arguments = ["gpu", "calibrate", str(out), "--device", "cpu", "--model", "tiny", "--small"]
     with pytest.raises(InputError, match="clock was cpu, now wall"):
