@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from simkv.proof.conform.trace import DecisionTrace
     from simkv.proof.record.cases import DrawnCase
 
-Engine = Annotated[Literal["vllm"], typer.Argument(help="Whose scheduler; vllm.")]
+Engine = Annotated[Literal["vllm", "sglang"], typer.Argument(help="Whose scheduler.")]
+Followed = Annotated[Literal["vllm"], typer.Argument(help="Whose scheduler; vllm.")]
 Version = Annotated[str, typer.Argument(help="Its version (0.33.0), or newest.")]
 Source = Annotated[
     Path | None,
@@ -40,35 +41,37 @@ def record(
 ) -> None:
     """Record what a release's own scheduler decides; exit 1 if simkv decides otherwise."""
     from simkv.core.files import make_folder, write_bytes
-    from simkv.proof.record.cases import base_of, by_hand, case_of, names_of
-    from simkv.proof.record.hollow import hollowed
+    from simkv.proof.record.engines import DRIVEN
     from simkv.proof.record.keep import choose, packed
     from simkv.proof.record.rules import difference
     from simkv.proof.record.wheel import sources
-    from simkv.schedulers.vllm.versions import rules_of
 
-    with sources(engine, version, source) as (folder, found), hollowed(folder):
-        names = [*names_of(found, cases), *by_hand(found)]
-        drawn = {name: case_of(found, name) for name in names}
-        with progress("cases", len(drawn)) as advance:
-            traces = {n: _recorded(found, advance)(case, n) for n, case in drawn.items()}
-    rules = rules_of(base_of(found))
+    driven = DRIVEN[engine]
+    with sources(engine, version, source) as (folder, found), driven.hollowed(folder):
+        names = [*driven.names_of(found, cases), *driven.by_hand(found)]
+        traces = {}
+        with progress("cases", len(names)) as advance:
+            for name in names:
+                traces[name] = driven.record(driven.case_of(found, name), found, name)
+                advance()
+    base = driven.base_of(found)
+    rules = driven.rules_of(base)
     different = [name for name, trace in traces.items() if difference(trace, rules)]
     if keep and not different:
-        kept = dict.fromkeys([*by_hand(found), *choose(found, traces)])
-        traces = {name: traces[name] for name in kept}
+        kept = [*driven.by_hand(found), *choose(rules, driven.seen(base), traces)]
+        traces = {name: traces[name] for name in dict.fromkeys(kept)}
     make_folder(out)
     for name, trace in traces.items():
         write_bytes(out / f"{name}.jsonl.gz", packed(trace))
     steps = sum(len(trace.steps) for trace in traces.values())
     print(f"{engine} {found}: {len(traces)} recordings of {steps:,} steps in {out}")
-    print(f"the rules of {base_of(found)} make {len(drawn) - len(different)} of {len(drawn)}")
+    print(f"the rules of {base} make {len(names) - len(different)} of {len(names)}")
     if different:
         raise typer.Exit(1)
 
 
 def follow(
-    engine: Engine,
+    engine: Followed,
     version: Version,
     cases: Cases = 200,
     source: Source = None,

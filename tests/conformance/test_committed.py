@@ -13,11 +13,12 @@ import pytest
 from simkv.core.blocks import BlockPool
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.trace import TraceError, ending, read_trace
-from simkv.proof.record.rules import can_show
+from simkv.proof.record.rules import can_show, difference
 from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.scheduler import Bucketed, July
 from simkv.schedulers.mistralrs.seed import Seed
 from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, MistralrsRules
+from simkv.schedulers.sglang import versions as sglang_rules
 from simkv.schedulers.vllm import versions as vllm_rules
 
 TRACES = Path(__file__).parent / "traces"
@@ -146,6 +147,20 @@ def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
     monkeypatch.setitem(vllm_rules.RULES, vllm_rules.variant_of(version), changed)  # type: ignore[arg-type]
     files = [path for path in FILES if path.parent.name == version]
     assert any(differs(path) for path in sorted(files, key=lambda path: path.stat().st_size))
+
+
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.23"])
+@pytest.mark.parametrize("rule", sglang_rules.SEEN)
+def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: str) -> None:
+    rules = sglang_rules.RULES[version]
+    changed = replace(rules, **{rule: not getattr(rules, rule)})
+    folder = TRACES / "sglang" / version
+    assert any(difference(read_trace(path), changed) for path in sorted(folder.iterdir()))
+
+
+def test_every_rule_of_sglang_that_can_be_seen_is_flipped() -> None:
+    not_seen = {"lpm_aging", "lacks"}  # a change that is not released, and what start-up refuses
+    assert {*sglang_rules.SEEN} | not_seen == {*sglang_rules.SglangRules.__dataclass_fields__}
 
 
 def test_every_release_of_vllm_is_recorded_with_aborts() -> None:

@@ -26,9 +26,10 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
     for folder in (shared / "golden").glob("*/*"):
         engine = folder.parent.name
         recorded[engine, variant_of(engine, folder.name)] += len(list(folder.glob("*.jsonl.gz")))
-    for folder in (TRACES / "vllm").glob("0.*"):  # recorded by simkv record
-        variant = variant_of("vllm", folder.name)
-        recorded["vllm", variant] += len(list(folder.glob("*.jsonl.gz")))
+    for folder in TRACES.glob("*/0.*"):  # recorded by simkv record
+        engine = folder.parent.name
+        variant = variant_of(engine, folder.name)
+        recorded[engine, variant] += len(list(folder.glob("*.jsonl.gz")))
     counts = shipped()
     assert recorded == {
         (engine, variant): found["recorded"]

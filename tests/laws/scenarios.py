@@ -24,6 +24,7 @@ from simkv.loop.record import Record
 from simkv.loop.serve import serve
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import registry
+from simkv.schedulers.sglang import versions as sglang_versions
 from simkv.schedulers.vllm.versions import RULES, VllmRules, rules_of
 from simkv.workload.workload import generate
 
@@ -89,7 +90,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
 def _sglang(draw: Draw, variant: str) -> Knobs:
     page_size = draw(st.sampled_from([1, 2, 4]))
     recv_interval = draw(st.sampled_from([1, 1, 2, 5, 30]))
-    return {
+    knobs = {
         "page_size": page_size,
         "max_total_num_tokens": page_size * draw(_whole(10, 40)),
         "max_running_requests": draw(_whole(1, 8)),
@@ -112,6 +113,8 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "in_batch_prefix_caching_deprioritize_threshold": draw(st.sampled_from([2, 32])),
         "lpm_aging_tokens_per_pass": draw(_whole(0, 8)) if variant.endswith("lpm-aging") else 0,
     }
+    lacks = sglang_versions.RULES[variant].lacks
+    return {knob: value for knob, value in knobs.items() if knob not in lacks}
 
 
 def _fastdeploy(draw: Draw, variant: str) -> Knobs:

@@ -61,6 +61,42 @@ def test_a_prompt_of_almost_the_pool_is_refused() -> None:
     assert (batch.ignored, ids(batch)) == ([0], [1])
 
 
+@pytest.mark.parametrize(("overlap", "cached"), [(True, 6), (False, 5)])
+def test_an_early_end_that_the_loop_did_not_foresee_is_cached(overlap: bool, cached: int) -> None:
+    scheduler = engine(40, disable_radix_cache=False, disable_overlap_schedule=not overlap)
+    scheduler.add(Prompt(0, 4, 9))
+    batches = [scheduler.schedule()]
+    if overlap:
+        batches.append(scheduler.schedule())
+    scheduler.complete(batches[0], ())
+    if not overlap:
+        batches.append(scheduler.schedule())
+    else:
+        scheduler.schedule()
+    scheduler.complete(batches[1], {0})  # its second token is its last
+    assert scheduler.memory.evictable == cached
+
+
+def test_a_knob_that_came_later_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^prefill_decode_interval_min_bs: SGLang 0\.5\.22 does not"
+    ):
+        engine(40, variant="0.5.22", prefill_decode_interval_min_bs=2)
+
+
+@pytest.mark.parametrize(("variant", "admitted"), [("0.5.23", [1]), ("0.5.22", [])])
+def test_who_has_finished_keeps_its_seat_until_the_next_decode(
+    variant: str, admitted: list[int]
+) -> None:
+    scheduler = engine(60, variant=variant, max_running_requests=2)
+    for i in (0, 2):
+        scheduler.add(Prompt(i, 4, 9))
+    step(scheduler)
+    scheduler.add(Prompt(1, 4, 9))
+    step(scheduler, {0})
+    assert [i for i in ids(step(scheduler)) if i == 1] == admitted
+
+
 # ---------------------------------------------------------------------- admission
 
 

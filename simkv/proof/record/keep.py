@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.proof.conform.trace import DecisionTrace
-from simkv.proof.record.rules import SEEN, can_show, difference, with_changes
-from simkv.schedulers.vllm.versions import rules_of
+from simkv.proof.record.rules import difference, with_changes
 
 #: So many of the random cases are kept; so many of the smallest are asked which rules they show.
 KEPT = 28
@@ -23,38 +23,38 @@ def packed(trace: DecisionTrace) -> bytes:
     return gzip.compress(text.encode(), mtime=0)
 
 
-def told_apart(version: str, traces: Mapping[str, DecisionTrace]) -> dict[str, list[str]]:
-    """By rule the recordings that differ if it is flipped, in the order of ``traces``."""
-    rules = rules_of(version)
+def told_apart(
+    rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]
+) -> dict[str, list[str]]:
+    """By rule in ``seen`` the recordings, in their order, that differ if it is flipped."""
     return {
         rule: [
             name
             for name, trace in traces.items()
             if difference(trace, with_changes(rules, {rule: not getattr(rules, rule)}))
         ]
-        for rule in SEEN
+        for rule in seen
     }
 
 
-def choose(version: str, traces: Mapping[str, DecisionTrace]) -> list[str]:
-    """``KEPT`` recordings: two for every rule that can be seen, then the smallest that preempt.
+def choose(rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]) -> list[str]:
+    """``KEPT`` recordings: two for every rule in ``seen``, then small ones, first that preempt.
 
     A third has clients that really leave, as far as rules do not ask for more. Raises InputError
     if a rule shows in none of them: more cases are to be tried then.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(packed(item[1]))))
-    apart = told_apart(version, dict(list(traces.items())[:SEARCHED]))
-    if unseen := [rule for rule, names in apart.items() if not names and can_show(version, rule)]:
-        raise InputError(f"{version}: no case shows {', '.join(unseen)}; record more with --cases")
+    apart = told_apart(rules, seen, dict(list(traces.items())[:SEARCHED]))
+    if unseen := [rule for rule, names in apart.items() if not names]:
+        raise InputError(f"no case shows {', '.join(unseen)}; record more with --cases")
     kept = dict.fromkeys(name for names in apart.values() for name in names[:2])
-    for field, most in (("aborted", KEPT // 3), ("preempted", KEPT)):
+    for fields, most in ((("preempted", "aborted"), KEPT // 3), (("preempted",), KEPT), ((), KEPT)):
         for name, trace in traces.items():
-            if _has(trace, "preempted") and _has(trace, field):
-                have = sum(_has(traces[other], field) for other in kept)
-                kept |= {name: None} if have < most else {}
+            if _has(trace, *fields) and sum(_has(traces[other], *fields) for other in kept) < most:
+                kept[name] = None
     return list(kept)
 
 
-def _has(trace: DecisionTrace, field: str) -> bool:
-    """Whether ``field`` ever says something."""
-    return any(line.get(field) for line in trace.steps)
+def _has(trace: DecisionTrace, *fields: str) -> bool:
+    """Whether all ``fields`` ever say something."""
+    return all(any(line.get(field) for line in trace.steps) for field in fields)

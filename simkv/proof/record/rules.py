@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from simkv.proof.conform.conform import Mismatch, compare, replay
 from simkv.proof.conform.trace import DecisionTrace
-from simkv.schedulers.vllm.spec import VLLM, build
+from simkv.schedulers.registry import ENGINES
 from simkv.schedulers.vllm.versions import MINORS, RULES, VllmRules, rules_of
 
 #: Rules that a recording can show; the others are about start-up and defaults, which it states.
@@ -34,14 +34,18 @@ SHOWN_BY = {
 }
 
 
+Rules = TypeVar("Rules")
+
+
 def can_show(version: str, rule: str) -> bool:
     """Whether a release can show a rule at all: some need a knob that it does not have."""
     return SHOWN_BY.get(rule) not in rules_of(version).fixed
 
 
-def difference(trace: DecisionTrace, rules: VllmRules) -> Mismatch | None:
-    """Where vLLM's scheduler with these rules parts from a recording, if it does."""
-    spec = replace(VLLM, build=partial(build, rules=rules))
+def difference(trace: DecisionTrace, rules: Any) -> Mismatch | None:
+    """Where its engine's scheduler with these rules parts from a recording, if it does."""
+    spec = ENGINES[trace.header["engine"]]
+    spec = replace(spec, build=partial(spec.build, rules=rules))
     try:
         return compare(trace, replay(spec, trace.header, len(trace.steps)))[1]
     except Exception as error:  # rules that do not go together may end anywhere
@@ -64,9 +68,10 @@ def combined(rules: VllmRules) -> Iterator[tuple[Mapping[str, bool], VllmRules]]
             yield changes, with_changes(rules, changes)
 
 
-def with_changes(rules: VllmRules, changes: Mapping[str, Any]) -> VllmRules:
+def with_changes(rules: Rules, changes: Mapping[str, Any]) -> Rules:
     """Other rules, in which ``changes`` are made."""
-    return replace(rules, **changes)
+    changed: Rules = replace(cast(Any, rules), **changes)
+    return changed
 
 
 def _seen(rules: VllmRules) -> tuple[bool, ...]:

@@ -1,25 +1,14 @@
-"""The knobs of SGLang, and the releases that have them."""
+"""The knobs of SGLang."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from simkv.core.scheduler import Variant
 from simkv.schedulers.sglang.prefill import Policy
-
-VARIANTS: dict[str, Variant] = {
-    "0.5.23": Variant(
-        source="PyPI sglang==0.5.23, managers/scheduler.py and schedule_policy.py",
-        summary="prefill first, decode memory promised by a decaying ratio, retraction to the tail",
-    ),
-    "0.5.23-lpm-aging": Variant(
-        source="PyPI sglang==0.5.23 with sgl-project/sglang#31723 (2026-07-19, open)",
-        summary="0.5.23; under lpm every pass that a request waited counts like cached tokens",
-    ),
-}
+from simkv.schedulers.sglang.versions import RULES
 
 
 @dataclass(frozen=True)
@@ -34,7 +23,7 @@ class SglangConfig:
     """
 
     name: Literal["sglang"] = "sglang"
-    variant: Literal["0.5.23", "0.5.23-lpm-aging"] = "0.5.23"
+    variant: Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22"] = "0.5.23"
     """Whose rules decide: a release of SGLang, or one with a named change. [`simkv policies`
     says where each is from]"""
     max_total_num_tokens: Annotated[int, Gt(0)] = 16384
@@ -122,11 +111,15 @@ class SglangConfig:
                 "scheduler_recv_interval: beside enable_dp_attention the ranks agree when they "
                 "look, which is not modelled; expected 1"
             )
-        if self.lpm_aging_tokens_per_pass and self.variant != "0.5.23-lpm-aging":
+        if self.lpm_aging_tokens_per_pass and not RULES[self.variant].lpm_aging:
             raise ValueError(
                 f"lpm_aging_tokens_per_pass: variant {self.variant!r} has no such flag; "
                 "use '0.5.23-lpm-aging'"
             )
+        defaults = {field.name: field.default for field in fields(self)}
+        for knob in RULES[self.variant].lacks:
+            if getattr(self, knob) != defaults[knob]:
+                raise ValueError(f"{knob}: SGLang {self.variant} does not have it; leave it out")
         if self.max_total_num_tokens % self.page_size:
             raise ValueError(
                 f"max_total_num_tokens ({self.max_total_num_tokens}) must be a multiple of "

@@ -21,6 +21,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.memory import EngineDies, Memory, Req
 from simkv.schedulers.sglang.prefill import REFRESH_INTERVAL, Admission, PrefillAdder, QueueOrder
 from simkv.schedulers.sglang.receive import Receiver
+from simkv.schedulers.sglang.versions import RULES, SglangRules
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +55,14 @@ class SglangScheduler:
     ``memory`` is one like the config's own that knows more, such as which page is whose.
     """
 
-    def __init__(self, config: SglangConfig, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        config: SglangConfig,
+        memory: Memory | None = None,
+        rules: SglangRules | None = None,
+    ) -> None:
         self.config = config
+        self.rules = rules or RULES[config.variant]
         self.pipeline_depth = 1 if config.disable_overlap_schedule else 2
         self.memory = memory or Memory(
             config.max_total_num_tokens, config.page_size, not config.disable_radix_cache
@@ -200,7 +207,8 @@ class SglangScheduler:
                 self.running.rows += last.rows
             elif last.rows:
                 self.running = last  # and with it goes the old flag
-        self._leave([r for r in self.running.rows if not r.finished])
+        if self.rules.drops_finished:
+            self._leave([r for r in self.running.rows if not r.finished])
 
     def _leave(self, staying: list[Req]) -> bool:
         """Keep only ``staying`` in the running batch; whether somebody left, who makes room."""
@@ -249,11 +257,12 @@ class SglangScheduler:
         if self.chunked:
             adder.continue_chunked(self.chunked)
             continued = 1
+        holding = continued if self.rules.counts_held_rows else 0
         for r in self.waiting:
-            if adder.state is Admission.OTHER:
+            if self.rules.spent_budget_stops and adder.state is Admission.OTHER:
                 admission = Admission.OTHER
                 break
-            if len(adder.can) >= self._slots(continued):
+            if len(adder.can) >= self._slots(holding):
                 running.full = True
                 self._why = "slot"
             if running.full:
@@ -290,8 +299,9 @@ class SglangScheduler:
 
     def _mix(self, batch: ScheduleBatch) -> None:
         """Let the running requests decode in the step of this prefill, if they all fit."""
-        running = self.running
-        self._leave_out_ending()
+        running, full = self.running, self.running.full
+        if not self._leave_out_ending():
+            running.full = full  # those that had finished do not open the queue here
         if running.rows and self.memory.fits(running.rows):
             self.memory.grow(running.rows)
             batch.kind = "mixed"
@@ -319,10 +329,15 @@ class SglangScheduler:
         return running
 
     def _leave_out_ending(self) -> bool:
-        """Drop those whose token in flight is their last by length; whether there were any."""
-        return self._leave(
-            [r for r in self.running.rows if not (r.pending and r.out + 1 >= r.max_new)]
-        )
+        """Drop those whose token in flight is their last by length; whether there were any.
+
+        Those that have finished go with them, where they are still there.
+        """
+        rows = self.running.rows
+        going_on = [r for r in rows if not (r.pending and r.out + 1 >= r.max_new)]
+        some_end = len(going_on) < len(rows)
+        self._leave([r for r in going_on if not r.finished])
+        return some_end
 
     def _retract(self, batch: Batch) -> None:
         """Take requests out of the running batch until the others can decode.
@@ -398,7 +413,7 @@ class SglangScheduler:
             done.delivered.append(r.id)
         if not (r.aborted or r.id in ended or r.out >= r.max_new):
             return True
-        self.memory.publish(r, r.fill - 1)
+        self.memory.publish(r, r.kv)  # with overlap also of the last token, if it ended early
         self._end(r)
         if not r.aborted:
             done.finished.append(r.id)

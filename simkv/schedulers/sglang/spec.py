@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Tabled
-from simkv.schedulers.sglang.config import VARIANTS, SglangConfig
+from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.pages import PagedMemory
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.scheduler import SglangScheduler
 from simkv.schedulers.sglang.setting import setting_of
+from simkv.schedulers.sglang.versions import RULES, VARIANTS
 
 
 def _with_tables(config: SglangConfig) -> Tabled:
@@ -31,7 +32,10 @@ SGLANG = EngineSpec(
     cache_example="SGLang's 'max_total_num_tokens=41408'",
     memory="max_total_num_tokens",
     memory_in_tokens=True,
-    lacks={"0.5.23": ("lpm_aging_tokens_per_pass",)},
+    lacks={
+        name: (*rules.lacks, *(() if rules.lpm_aging else ("lpm_aging_tokens_per_pass",)))
+        for name, rules in RULES.items()
+    },
     seats="max_running_requests",
     block="page_size",
     stream="stream_interval",

@@ -102,6 +102,20 @@ def test_record_keeps_what_conform_reads(wheel: Path, tmp_path: Path) -> None:
     assert run(app, ["conform", *files]).exit_code == 0
 
 
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.23"])
+def test_the_whole_loop_of_sglang_is_recorded(version: str, tmp_path: Path) -> None:
+    folder = WHEELS / f"sglang-{version}"
+    if not folder.is_dir():
+        pytest.skip(f"no wheel of SGLang is at hand: no folder {folder.name} in {WHEELS.name}/")
+    pytest.importorskip("torch")
+    given = ["record", "sglang", version, "--cases", "12", "--source", str(folder)]
+    command = [sys.executable, "-m", "simkv", *given, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"the rules of {version} make 12 of 12" in done.stdout
+    assert len(list(tmp_path.iterdir())) == 12
+
+
 def _wheel(folder: Path, version: str) -> Path:
     path = folder / f"engine-{version}-py3-none-any.whl"
     with ZipFile(path, "w") as archive:

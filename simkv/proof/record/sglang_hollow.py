@@ -1,0 +1,297 @@
+"""Stand-ins for what SGLang's scheduler imports and does not decide by.
+
+Its scheduler, batches, policies, prefix cache, allocators, row tables and result processor come
+from a wheel as they are and run on torch's CPU tensors; models, kernels, devices, sockets and
+settings are hollow, and there is one rank without speculative decoding, LoRA or grammars.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from simkv.core.errors import InputError
+from simkv.proof.record.hollow import HollowModule, Off
+
+#: Packages of ``sglang.srt`` that are taken from the wheel; all others are hollow.
+REAL = ("managers", "mem_cache", "environ", "sampling")
+#: What of these is hollow all the same.
+NOT_REAL = (
+    "managers.io_struct",
+    "managers.mm_utils",
+    "managers.multimodal_processor",
+    "managers.cache_controller",
+    "managers.tokenizer_manager",
+    "sampling.sampling_batch_info",
+)
+ELSEWHERE = [
+    "IPython",
+    "aiohttp",
+    "compressed_tensors",
+    "dill",
+    "fastapi",
+    "gguf",
+    "huggingface_hub",
+    "interegular",
+    "msgpack",
+    "orjson",
+    "PIL",
+    "psutil",
+    "pybase64",
+    "requests",
+    "setproctitle",
+    "sgl_kernel",
+    "torchvision",
+    "tqdm",
+    "transformers",
+    "uvloop",
+    "xgrammar",
+    "xxhash",
+    "zmq",
+]
+
+
+class Mode(enum.IntEnum):
+    """What a forward pass is."""
+
+    EXTEND = 1
+    DECODE = 2
+    MIXED = 3
+    IDLE = 4
+
+    def is_extend(self, **_: Any) -> bool:
+        return self in (Mode.EXTEND, Mode.MIXED)
+
+    is_extend_without_speculative = is_prefill = is_extend
+
+    def is_decode(self) -> bool:
+        return self is Mode.DECODE
+
+    def is_mixed(self) -> bool:
+        return self is Mode.MIXED
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("is_"):
+            return lambda *_, **__: False
+        raise AttributeError(name)
+
+
+class Capture(enum.IntEnum):
+    """Hidden states are never captured."""
+
+    NULL = 0
+
+    def need_capture(self) -> bool:
+        return False
+
+
+class Disaggregation(enum.Enum):
+    """One server prefills and decodes."""
+
+    NULL = "null"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Sampling:
+    """How a batch is sampled; not looked at."""
+
+    penalizer_orchestrator = SimpleNamespace(is_required=False)
+
+    @classmethod
+    def from_schedule_batch(cls, *_: Any, **__: Any) -> Sampling:
+        return cls()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+class NoDiffusion:
+    """A request of a model that is no diffusion model."""
+
+    dllm_config = None
+
+    def is_dllm(self) -> bool:
+        return False
+
+    def init_diffusion_llm(self, *_: Any) -> None: ...
+
+    _init_fill_ids_for_dllm = init_diffusion_llm
+
+
+#: What the settings say; ``SCHEDULE`` and ``PARALLEL`` get the rest from who drives the scheduler.
+SCHEDULE: Any = Off()
+ONE_RANK = dict.fromkeys(
+    [
+        "tp_size",
+        "pp_size",
+        "dp_size",
+        "attn_dp_size",
+        "attn_tp_size",
+        "attn_cp_size",
+        "dcp_size",
+        "attn_dcp_size",
+    ],
+    1,
+)
+PARALLEL: Any = Off(ONE_RANK, tp_rank=0, attn_tp_rank=0)
+REST = Off(
+    features=Off(),
+    mamba=Off(),
+    disaggregation_mode="null",
+    radix_eviction_policy="lru",
+    is_config_namespace_published=lambda _: False,
+)
+
+
+def _flat(lists: list[Any], *_: Any) -> Any:
+    import torch
+
+    return torch.tensor([x for part in lists for x in part], dtype=torch.int64)
+
+
+def _pages(
+    seq_lens: Any, page_size: int, prefix_lens: Any = None, decode: bool = False, **_: Any
+) -> int:
+    """Pages that rows of these lengths begin."""
+    before = seq_lens - 1 if decode or prefix_lens is None else prefix_lens
+    up = (seq_lens + page_size - 1) // page_size
+    return int((up - (before + page_size - 1) // page_size).sum())
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+UTILITIES: dict[str, Any] = {
+    "flatten_arrays_to_pinned_cpu": _flat,
+    "flatten_arrays_to_int64_tensor": _flat,
+    "ceil_align": lambda x, y: -(-x // y) * y,
+    "ceil_div": lambda x, y: -(-x // y),
+    "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
+    "get_num_new_pages": _pages,
+    "get_bool_env_var": _no,
+    **dict.fromkeys(("is_pin_memory_available", "support_triton"), _no),
+    **dict.fromkeys((f"is_{kind}" for kind in ("cuda", "cpu", "hip", "npu", "xpu")), _no),
+}
+_SETTINGS = [
+    "memory",
+    "exec",
+    "disagg",
+    "device",
+    "model",
+    "spec",
+    "lora",
+    "mm",
+    "serving",
+    "observability",
+    "kvcache",
+    "flags",
+    "resources",
+    "forward",
+    "context",
+    "server_args",
+    "platform",
+]
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "runtime_context": {
+        **{f"get_{name}": lambda: REST for name in _SETTINGS},
+        "get_schedule": lambda: SCHEDULE,
+        "get_parallel": lambda: PARALLEL,
+        "attention_backends": lambda: ("torch_native", "torch_native"),
+    },
+    "model_executor.forward_batch_info": {
+        "ForwardMode": Mode,
+        "CaptureHiddenMode": Capture,
+        "get_server_return_hidden_states_mode": lambda: Capture.NULL,
+    },
+    "disaggregation.utils": {"DisaggregationMode": Disaggregation},
+    "disaggregation.decode_schedule_batch_mixin": {
+        "ScheduleBatchDisaggregationDecodeMixin": type("NoDisaggregation", (), {})
+    },
+    "dllm.mixin.req": {"ReqDllmMixin": NoDiffusion},
+    "beam_search.batch_tail": {
+        "strip_beam_tail": lambda _: None,
+        "append_beam_tail": lambda _: None,
+        "beam_retraction_order": lambda order, _: order,
+        "num_beam_member_rows": lambda _: 0,
+    },
+    "sampling.sampling_batch_info": {"SamplingBatchInfo": Sampling},
+    "utils": UTILITIES,
+    "utils.common": UTILITIES,
+    "utils.torch_memory_saver_adapter": {
+        "TorchMemorySaverAdapter": SimpleNamespace(
+            create=lambda **_: SimpleNamespace(region=lambda *_, **__: contextlib.nullcontext())
+        )
+    },
+}
+
+
+class SglangFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what is ``REAL`` under ``source`` and makes up the rest of SGLang and its packages."""
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
+        if name.split(".")[0] not in ("sglang", *ELSEWHERE):
+            return None
+        inner = name.removeprefix("sglang.srt.")
+        if inner.split(".")[0] in REAL and inner not in NOT_REAL:
+            path = self.source.joinpath(*name.split("."))
+            if (init := path / "__init__.py").exists():
+                return importlib.util.spec_from_file_location(
+                    name, init, submodule_search_locations=[str(path)]
+                )
+            if (file := path.with_suffix(".py")).exists():
+                return importlib.util.spec_from_file_location(name, file)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return HollowModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """The few things that must not be hollow."""
+        module.__path__ = []
+        module.__dict__.update(GIVEN.get(module.__name__.removeprefix("sglang.srt."), {}))
+
+
+@contextlib.contextmanager
+def sglang_hollowed(source: Path) -> Iterator[None]:
+    """While it lasts SGLang is imported from ``source``; afterwards it was never imported."""
+    ours = {"sglang", *ELSEWHERE}
+    before = {k: v for k, v in sys.modules.items() if k.split(".")[0] in ours}
+    finder = SglangFinder(source)
+    try:
+        import torch  # noqa: F401 - before its own packages are hidden
+    except ImportError as error:
+        raise InputError(
+            "SGLang's scheduler needs torch: pip install 'simkv[gpu]' (a CPU is enough)"
+        ) from error
+    for name in before:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    logger = logging.getLogger("sglang")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.split(".")[0] in ours]:
+            del sys.modules[name]
+        sys.modules.update(before)

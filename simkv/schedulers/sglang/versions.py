@@ -1,0 +1,65 @@
+"""What sets the releases of SGLang's scheduler apart, as data.
+
+Read from the wheels on PyPI, ``managers/scheduler.py`` and ``schedule_policy.py``, and recorded
+from them as they run (``simkv/proof/record/sglang.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from simkv.core.scheduler import Variant
+
+
+@dataclass(frozen=True)
+class SglangRules:
+    """The rules that differ between releases; the defaults are those of 0.5.23.
+
+    ``drops_finished``: who has finished leaves the running batch before the queue is looked at;
+    else only when that batch is about to decode, and until then is promised memory and a seat.
+    ``spent_budget_stops`` a pass before its first candidate, where the rest of a prompt or the
+    decodes of a mixed step have spent it; else one more may be taken. ``counts_held_rows``: the
+    row that the rest of a prompt holds already is not counted against the free rows.
+    ``lpm_aging`` has ``lpm_aging_tokens_per_pass``. ``lacks`` are knobs that cannot be set yet.
+    """
+
+    drops_finished: bool = True
+    spent_budget_stops: bool = True
+    counts_held_rows: bool = True
+    lpm_aging: bool = False
+    lacks: tuple[str, ...] = ()
+
+
+_LATEST = SglangRules()
+
+RULES: Mapping[str, SglangRules] = {
+    "0.5.23": _LATEST,
+    "0.5.23-lpm-aging": replace(_LATEST, lpm_aging=True),
+    "0.5.22": replace(
+        _LATEST,
+        drops_finished=False,
+        spent_budget_stops=False,
+        counts_held_rows=False,
+        lacks=("prefill_decode_interval_min_bs",),
+    ),
+}
+
+#: Rules that a recording can show.
+SEEN = ("drops_finished", "spent_budget_stops", "counts_held_rows")
+
+VARIANTS: Mapping[str, Variant] = {
+    "0.5.23": Variant(
+        source="PyPI sglang==0.5.23, managers/scheduler.py and schedule_policy.py",
+        summary="prefill first, decode memory promised by a decaying ratio, retraction to the tail",
+    ),
+    "0.5.23-lpm-aging": Variant(
+        source="PyPI sglang==0.5.23 with sgl-project/sglang#31723 (2026-07-19, open)",
+        summary="0.5.23; under lpm every pass that a request waited counts like cached tokens",
+    ),
+    "0.5.22": Variant(
+        source="PyPI sglang==0.5.22, managers/scheduler.py and schedule_policy.py",
+        summary="before 0.5.23: who has finished counts until the next decode, and a pass whose "
+        "budget is spent may take one more",
+    ),
+}
