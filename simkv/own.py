@@ -16,6 +16,7 @@ from simkv.scenario.own.start import (
     Prompt,
     blocks_for,
 )
+from simkv.scenario.own.vllm import RuleView, VllmKnobs, VllmRule
 
 __all__ = [
     "Batch",
@@ -26,5 +27,8 @@ __all__ = [
     "OwnRequest",
     "OwnScheduler",
     "Prompt",
+    "RuleView",
+    "VllmKnobs",
+    "VllmRule",
     "blocks_for",
 ]

@@ -13,6 +13,9 @@ from tests.conftest import ROOT
 #: The scheduler of the how-to.
 _PAGE = (ROOT / "docs" / "how-to" / "own-scheduler.md").read_text(encoding="utf-8")
 GOOD = re.findall(r'^```python title="mine.py"\n(.*?)^```$', _PAGE, re.M | re.S)[0]
+#: A rule over vLLM's decisions, and what the wheel's scheduler decided under it (``record.py``).
+RECORDED = ROOT / "tests" / "own" / "recorded"
+RULE = RECORDED / "all_four.py"
 #: What it says at the place where broken ones say something else.
 DECIDES = "        budget = self.config.max_num_batched_tokens\n"
 

@@ -60,12 +60,12 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "finds the future by a back door": (
         "future",
         DECIDES,
-        "        import gc\n"
-        "        from simkv.core.request import Request\n"
-        "        if not hasattr(self, 'known'):\n"
-        "            every = [o for o in gc.get_objects() if type(o) is Request]\n"
-        "            self.known = {o.id: o.output_tokens for o in every}\n"
-        "        self.waiting.sort(key=lambda r: self.known[r.id])\n" + DECIDES,
+        "        import sys\n"
+        "        frame, left = sys._getframe(), None\n"
+        "        while left is None:\n"
+        "            left = getattr(frame.f_locals.get('self'), '_left', None)\n"
+        "            frame = frame.f_back\n"
+        "        self.waiting.sort(key=lambda r: left[r.id])\n" + DECIDES,
     ),
     "throws dice": (
         "chance",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,8 +36,10 @@ class Driver:
         config: VllmConfig,
         requests: list[dict[str, Any]],
         aborts: Sequence[tuple[int, int, int]] = (),
+        instead: Callable[[type], type] = lambda kind: kind,
     ) -> None:
         self.config, self.requests, self.aborts = config, requests, aborts
+        self.instead = instead
         self.numbers: dict[Any, int] = {}
         self.scheduler = self._scheduler()
         self.pool = self.scheduler.kv_cache_manager.block_pool
@@ -240,7 +242,7 @@ class Driver:
             "async_scheduler.AsyncScheduler" if config.async_scheduling else "scheduler.Scheduler"
         )
         module, cls = name.split(".")
-        kind = getattr(importlib.import_module(CORE + "sched." + module), cls)
+        kind = self.instead(getattr(importlib.import_module(CORE + "sched." + module), cls))
         return kind(
             vllm_config=Off(
                 scheduler_config=scheduler_config,
@@ -279,8 +281,10 @@ def _placeholders(request: Any) -> int:
     return getattr(request, "num_output_placeholders", 0)
 
 
-def record(case: DrawnCase, version: str, name: str) -> DecisionTrace:
-    """What the scheduler that is driven decides in a case."""
+def record(
+    case: DrawnCase, version: str, name: str, instead: Callable[[type], type] = lambda kind: kind
+) -> DecisionTrace:
+    """What the scheduler that is driven decides in a case, or a class ``instead`` of vLLM's."""
     rules = rules_of(case.config.variant)
     knobs = asdict(case.config)
     for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
@@ -297,7 +301,7 @@ def record(case: DrawnCase, version: str, name: str) -> DecisionTrace:
     }
     header |= {"aborts": case.aborts} if case.aborts else {}
     lines: list[dict[str, Any]] = []
-    driver = Driver(replace(case.config, **knobs), case.requests, case.aborts)
+    driver = Driver(replace(case.config, **knobs), case.requests, case.aborts, instead)
     try:
         for line in driver.lines():
             lines.append(line)  # one by one: those before an error count

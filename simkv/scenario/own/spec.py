@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, field, is_dataclass, make_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, field, is_dataclass, make_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -17,6 +17,7 @@ from simkv.scenario.own import source as sources
 from simkv.scenario.own.laws import Watched
 from simkv.scenario.own.source import OwnCode
 from simkv.scenario.own.start import OwnConfig
+from simkv.schedulers.registry import ENGINES
 
 #: The one variant of a scheduler of one's own.
 OWN = "own"
@@ -43,11 +44,13 @@ def source_of(config: Any) -> OwnCode | None:
 @lru_cache(maxsize=64)
 def _spec(name: str, file: str | None, of: Any, source: OwnCode) -> EngineSpec:
     own = _config_of(of, source)
+    engine = next((one for one in ENGINES.values() if issubclass(own, one.config)), None)
+    more: list[Any] = [] if engine else [("variant", Literal["own"], field(default=OWN))]
     config = make_dataclass(
         own.__name__,
         [
             ("name", Literal[name], field(default=name)),
-            ("variant", Literal["own"], field(default=OWN)),
+            *more,
             ("file", str | None, field(default=file)),
         ],
         bases=(own,),
@@ -59,10 +62,18 @@ def _spec(name: str, file: str | None, of: Any, source: OwnCode) -> EngineSpec:
     def build(config: Any) -> Watched:
         return Watched(lambda: of(config), of, source)
 
-    spec = EngineSpec(
-        name=name,
-        config=config,
-        variants={OWN: Variant(source.path, (of.__doc__ or name).strip().splitlines()[0])},
+    spec = _changed(engine, build) if engine else _new(of, source, build)
+    spec = replace(spec, name=name, config=config)
+    config.own_spec = spec  # type: ignore[attr-defined]
+    return spec
+
+
+def _new(of: type[Any], source: OwnCode, build: Callable[[Any], Watched]) -> EngineSpec:
+    """An engine that simkv knows nothing of but its knobs."""
+    return EngineSpec(
+        name=OWN,
+        config=OwnConfig,
+        variants={OWN: Variant(source.path, (of.__doc__ or OWN).strip().splitlines()[0])},
         build=build,
         with_tables=_no_tables,
         recording=Recording(config=_nowhere, prompt=_nowhere, knobs=asdict, shown=lambda _: {}),
@@ -71,8 +82,19 @@ def _spec(name: str, file: str | None, of: Any, source: OwnCode) -> EngineSpec:
         cache_example="",
         memory="num_blocks",
     )
-    config.own_spec = spec  # type: ignore[attr-defined]
-    return spec
+
+
+def _changed(engine: EngineSpec, build: Callable[[Any], Watched]) -> EngineSpec:
+    """An engine of simkv, some of whose decisions are taken by a rule."""
+    return replace(
+        engine,
+        build=build,
+        with_tables=_no_tables,
+        setting=lambda config: replace(engine.setting(config), engine=engine.name),
+        rules={},
+        transfer=None,
+        has_threads=False,
+    )
 
 
 def _config_of(of: type[Any], source: OwnCode) -> type[Any]:
@@ -83,6 +105,8 @@ def _config_of(of: type[Any], source: OwnCode) -> type[Any]:
         raise InputError(f"{source.shown}:1: {of.__name__}.config: {error}") from error
     if not (isinstance(own, type) and is_dataclass(own)):
         raise InputError(f"{source.shown}:1: {of.__name__}.config: expected a frozen dataclass")
+    if any(issubclass(own, engine.config) for engine in ENGINES.values()):
+        return own
     needed = {"num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"}
     if missing := sorted(needed - own.__dataclass_fields__.keys()):
         raise InputError(

@@ -1,0 +1,245 @@
+"""A rule over vLLM's decisions, written out as a class for vLLM's ``--scheduler-cls``.
+
+The file is that of the rule, its imports from simkv replaced by what stands for them there, and a
+scheduler that asks the rule before each step. ``against`` has the scheduler of a wheel decide with
+it, on random small workloads, and compares every decision with the simulated one.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from simkv.core.engine import EngineSpec
+from simkv.core.errors import InputError
+from simkv.proof.conform.conform import Mismatch, compare, replay
+from simkv.proof.conform.trace import DecisionTrace
+from simkv.proof.record.cases import case_of
+from simkv.proof.record.hollow import hollowed
+from simkv.proof.record.vllm import record
+from simkv.scenario.own import source as sources
+from simkv.scenario.own.source import OwnCode, trusting
+from simkv.scenario.own.spec import own_spec
+from simkv.scenario.own.vllm import VllmKnobs, VllmRule
+from simkv.schedulers.vllm.spec import VLLM
+
+#: The release whose scheduler the class is for.
+RELEASE = "0.33.0"
+
+_TOP = '''"""{title}
+
+A rule over the decisions of vLLM {release}, written out by simkv from {file} (SHA-256 {digest}):
+
+    vllm serve MODEL --scheduler-cls {module}.{rule}Scheduler
+
+{rule}SyncScheduler is the same without asynchronous scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+class RuleView(NamedTuple):
+    """A request as the rule sees it, in tokens; arrival is in seconds."""
+
+    prompt_tokens: int
+    max_tokens: int
+    emitted: int
+    computed: int
+    preemptions: int
+    priority: int
+    arrival: float
+
+
+@dataclass(frozen=True)
+class VllmKnobs:
+    """The rule's knobs are its subclass."""
+
+
+class VllmRule:
+    """vLLM's decisions as they are."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def waiting_order(self, r):
+        return 0
+
+    def running_order(self, r):
+        return 0
+
+    def most_running(self, waiting, running):
+        return None
+
+    def chunk(self, waiting, running):
+        return None
+
+
+# The rule.
+
+'''
+_END = '''
+
+# What asks it.
+
+CONFIG = {config}
+
+
+def _view(request):
+    return RuleView(
+        request.num_prompt_tokens,
+        request.max_tokens,
+        request.num_output_tokens,
+        request.num_computed_tokens,
+        request.num_preemptions,
+        request.priority,
+        request.arrival_time,
+    )
+
+
+class _Asks:
+    """Sorts the queues and sets the limits of a step before vLLM decides it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._rule = {rule}(CONFIG)
+        self._most = self.max_num_active_reqs
+        self._chunk = self.scheduler_config.long_prefill_token_threshold
+
+    def schedule(self, *args, **kwargs):
+        rule = self._rule
+        ordered = sorted(self.waiting, key=lambda request: rule.waiting_order(_view(request)))
+        self.waiting.clear()
+        self.waiting.extend(ordered)
+        self.running.sort(key=lambda request: rule.running_order(_view(request)))
+        views = list(map(_view, self.waiting)), list(map(_view, self.running))
+        most, chunk = rule.most_running(*views), rule.chunk(*views)
+        self.max_num_active_reqs = self._most if most is None else min(most, self._most)
+        limit = self._chunk if chunk is None else min(max(chunk, 0), self.max_model_len)
+        self.scheduler_config.long_prefill_token_threshold = limit
+        return super().schedule(*args, **kwargs)
+
+
+class {rule}Scheduler(_Asks, AsyncScheduler):
+    """{title}"""
+
+
+class {rule}SyncScheduler(_Asks, Scheduler):
+    """{title}"""
+'''
+
+
+def rule_of(file: Path) -> tuple[EngineSpec, Any, OwnCode]:
+    """The engine of a rule's file, whose code is run, the rule's class, and the code.
+
+    Raises InputError if it holds no rule.
+    """
+    with trusting(True):
+        spec = own_spec(file.stem, file.name, file.parent)
+        of, source = sources.from_file(file, file.stem)
+    if not (issubclass(of, VllmRule) and issubclass(spec.config, VllmKnobs)):
+        raise InputError(
+            f"{file}: {of.__name__} is no VllmRule with VllmKnobs; only such can be written out "
+            "(rules over mistral.rs, SGLang and FastDeploy are simulated only)"
+        )
+    return spec, of, source
+
+
+def exported(file: Path, knobs: dict[str, Any], module: str) -> str:
+    """The text of the class for vLLM; ``knobs`` are the rule's own, by name. Raises InputError."""
+    spec, of, source = rule_of(file)
+    vllms = {field.name for field in fields(VllmKnobs)} | {"file"}
+    own = {f.name for f in fields(spec.config)} - vllms
+    if unknown := knobs.keys() - own:
+        raise InputError(
+            f"--set {sorted(unknown)[0]}: is no knob of the rule; expected one of "
+            f"{', '.join(sorted(own)) or 'none'}"
+        )
+    given = asdict(spec.config(**knobs))
+    values = ", ".join(f"{name}={given[name]!r}" for name in sorted(own))
+    knobs_class = spec.config.__mro__[1].__name__
+    parts = {
+        "title": (of.__doc__ or of.__name__).strip().splitlines()[0],
+        "release": RELEASE,
+        "file": file.name,
+        "digest": source.digest,
+        "module": module,
+        "rule": of.__name__,
+        "config": f"{knobs_class}({values})",
+    }
+    return _TOP.format(**parts) + _without_imports(source.code.decode()) + _END.format(**parts)
+
+
+def _without_imports(text: str) -> str:
+    """A rule's file without what it imports of simkv, its docstring and future imports."""
+    lines = text.splitlines(keepends=True)
+    tree = ast.parse(text)
+    gone = [
+        node
+        for node in tree.body
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv")
+        or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+        or (node is tree.body[0] and isinstance(node, ast.Expr))
+    ]
+    for node in gone:
+        assert node.end_lineno is not None
+        for number in range(node.lineno - 1, node.end_lineno):
+            lines[number] = ""
+    return "".join(lines).strip() + "\n"
+
+
+def against(
+    file: Path, knobs: dict[str, Any], folder: Path, cases: int
+) -> Iterator[tuple[str, Mismatch | None]]:
+    """Random cases by name, and where vLLM's scheduler of ``folder``, under the rule, decides
+    otherwise than the simulated one, if it does."""
+    simulated = simulated_by(file, knobs)
+    for trace in recorded(file, knobs, folder, cases):
+        yield trace.path.name, parted(trace, simulated)
+
+
+def parted(trace: DecisionTrace, simulated: EngineSpec) -> Mismatch | None:
+    """Where the simulated scheduler parts from a recording, if it does."""
+    return compare(trace, replay(simulated, trace.header, len(trace.steps)))[1]
+
+
+def simulated_by(file: Path, knobs: dict[str, Any]) -> EngineSpec:
+    """vLLM under a rule, as the replay of a recording asks for it."""
+    spec, of, _ = rule_of(file)
+
+    def build(config: Any) -> Any:
+        return of(spec.config(**{**asdict(config), "name": file.stem}, **knobs))
+
+    return replace(VLLM, build=build)
+
+
+def recorded(
+    file: Path, knobs: dict[str, Any], folder: Path, cases: int
+) -> Iterator[DecisionTrace]:
+    """What vLLM's scheduler in ``folder`` decides under a rule that was written out for it."""
+    text, rule = exported(file, knobs, file.stem), rule_of(file)[1].__name__
+    for number in range(cases):
+        name = f"{('rand', 'gone')[number % 2]}-{200 + number // 2:03}"
+        drawn = case_of(RELEASE, name)
+        case = drawn._replace(config=replace(drawn.config, policy="fcfs"))
+        with hollowed(folder):
+            module = ModuleType("exported_rule")
+            sys.modules[module.__name__] = module
+            exec(compile(text, f"{file.stem}.py", "exec"), module.__dict__)
+            yield record(case, RELEASE, name, _subclass(module, rule))
+
+
+def _subclass(module: ModuleType, rule: str) -> Any:
+    """The rule's class for one of vLLM's."""
+    kinds = [getattr(module, f"{rule}{suffix}") for suffix in ("Scheduler", "SyncScheduler")]
+    return lambda kind: next(one for one in kinds if one.__mro__[2] is kind)

@@ -1,0 +1,38 @@
+"""Records what vLLM's own scheduler decides under a rule, for ``test_export``.
+
+    SIMKV_WHEELS=… python -m tests.own.record 500
+
+With 500 cases it took 100 s of CPU on the machine where the kept ones were recorded; the first of
+them are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from simkv.proof.export import RELEASE, against, exported, recorded
+from simkv.proof.record.keep import packed
+from tests.own.cases import RECORDED, RULE
+
+KEPT = 12
+
+
+def main(cases: int) -> None:
+    """Compare ``cases`` and keep the first; raise if one is not as simulated."""
+    wheel = Path(os.environ["SIMKV_WHEELS"]) / f"vllm-{RELEASE}"
+    different = []
+    for number, (name, mismatch) in enumerate(against(RULE, {}, wheel, cases), start=1):
+        if mismatch:
+            different.append(name)
+        if number % 50 == 0:
+            print(number, different, flush=True)
+    print(f"{cases - len(different)} of {cases} are as simulated; different: {different}")
+    (RECORDED / "exported.txt").write_text(exported(RULE, {}, "all_four_for_vllm"))
+    for trace in recorded(RULE, {}, wheel, KEPT):
+        (RECORDED / trace.path.name).write_bytes(packed(trace))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,83 @@
+"""A rule over vLLM's decisions: simulated as vLLM's own scheduler decides under the exported class.
+
+The recordings were made by ``tests/own/record.py`` of an unmodified wheel; where wheels are at hand
+some cases are recorded again.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from simkv.api import run
+from simkv.core.errors import InputError
+from simkv.proof.conform.conform import compare, replay
+from simkv.proof.conform.trace import read_trace
+from simkv.proof.export import RELEASE, against, exported, parted, simulated_by
+from simkv.schedulers.vllm.spec import VLLM
+from tests.own.cases import RECORDED, RULE, SCENARIO, write
+from tests.proof.record.test_wheels import WHEELS
+
+TRACES = sorted(RECORDED.glob("*.jsonl.gz"))
+PLAIN = """from simkv.own import VllmKnobs, VllmRule
+
+
+class Mine(VllmRule):
+    config: VllmKnobs
+"""
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_the_simulated_rule_decides_as_the_recorded_one(path: Path) -> None:
+    assert parted(read_trace(path), simulated_by(RULE, {})) is None
+
+
+def test_the_recordings_would_show_another_rule() -> None:
+    """Without the rule, or with one of its numbers changed, some decision differs."""
+    traces = [read_trace(path) for path in TRACES]
+    assert any(compare(t, replay(VLLM, t.header, len(t.steps)))[1] for t in traces)
+    for knobs in ({"alike": 1000}, {"few": 30}):
+        assert any(parted(trace, simulated_by(RULE, knobs)) for trace in traces), knobs
+
+
+def test_what_was_recorded_is_what_is_written_today() -> None:
+    text = exported(RULE, {}, "all_four_for_vllm")
+    assert text == (RECORDED / "exported.txt").read_text()
+    names = {n.module for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
+    assert not any((name or "").startswith("simkv") for name in names)
+    assert "CONFIG = Knobs(alike=8, few=9)" in exported(RULE, {"few": 9}, "x")
+
+
+@pytest.mark.skipif(not (WHEELS / f"vllm-{RELEASE}").is_dir(), reason="no wheel of vLLM is at hand")
+def test_the_wheel_decides_as_simulated() -> None:
+    found = dict(against(RULE, {}, WHEELS / f"vllm-{RELEASE}", 20))
+    assert found == dict.fromkeys(found)
+
+
+def test_a_rule_that_takes_no_decision_changes_none(tmp_path: Path) -> None:
+    knobs = {"num_gpu_blocks": 30, "max_model_len": 100, "async_scheduling": True}
+    mine = write(tmp_path, PLAIN, engine={"name": "mine", "file": "mine.py", **knobs})
+    ours = run(mine, trust=True).figures.drop("notes", errors="ignore")
+    plain = run({**SCENARIO, "engine": {"name": "vllm", **knobs}}).figures
+    for figure in ("verdict", "makespan_s", "preemptions", "e2e_ms.p99", "steps"):
+        assert ours.loc[figure, "run"] == plain.loc[figure, "run"], figure
+
+
+def test_only_rules_over_vllm_can_be_written_out(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(InputError, match="no VllmRule"):
+        exported(tmp_path / "mine.py", {}, "x")
+    with pytest.raises(InputError, match="no knob of the rule; expected one of alike, few"):
+        exported(RULE, {"many": 1}, "x")
+
+
+def test_a_rule_cannot_have_a_policy_beside_it(tmp_path: Path) -> None:
+    for knobs, what in (({"policy": "priority"}, "expected fcfs"), ({"variant": "0.33"}, "")):
+        path = write(tmp_path, PLAIN, engine={"name": "mine", "file": "mine.py", **knobs})
+        if what:
+            with pytest.raises(InputError, match=what):
+                run(path, trust=True)
+        else:
+            assert run(path, trust=True).figures.loc["finished", "run"] == 12
