@@ -40,6 +40,8 @@ class Tiles(NamedTuple):
 DECODES = (Tiles(32, 16, 4, 5), Tiles(64, 16, 4, 5), Tiles(64, 16, 4, 3))
 PREFILLS_LARGE = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
 PREFILLS_SMALL = (Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
+#: Heads of 64 dimensions on a large Blackwell, where tiles of 64 tokens spill.
+PREFILLS_BLACKWELL = (Tiles(32, 128, 8, 5), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
 #: Float32, for checks alone: twice the bytes, so smaller tiles or more warps.
 WIDE = {"decode": Tiles(64, 16, 4, 3), "prefill": Tiles(16, 32, 8, 2)}
 #: Heads of less than 64 dimensions, which only the tiny model has.
@@ -56,6 +58,8 @@ def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int)
         return (WIDE[kernel],)
     if kernel == "decode":
         return DECODES
+    if head_dim == 64 and 100 <= arch < 120:
+        return PREFILLS_BLACKWELL
     return PREFILLS_LARGE if shared_memory(arch) > SHARED[86] else PREFILLS_SMALL
 
 

@@ -71,7 +71,7 @@ BUILDS = [
     (86, 0, 16, torch.bfloat16),
     (89, 1, 1, torch.bfloat16),
     (90, 1, 1, torch.bfloat16),
-    (100, 0, 16, torch.bfloat16),
+    (100, 1, 16, torch.bfloat16),
     (120, 0, 16, torch.bfloat16),
     (120, 0, 16, torch.float32),
 ]
