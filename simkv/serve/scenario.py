@@ -79,5 +79,6 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
 
 def answer_length(scenario: Scenario) -> Length | None:
     """How long answers are that end by themselves: as those of the workload, if it draws them."""
-    arrivals = scenario.workload.arrivals
-    return arrivals.output_tokens if arrivals else None
+    workload = scenario.workload
+    drawn = workload.arrivals or workload.sessions or workload.burst
+    return drawn.output_tokens if drawn else None

@@ -63,13 +63,12 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, text: str, *options: str, named: bool = True) -> Iterator[Served]:
-    """A server of this scenario's text, on a port of its own; or ``named`` by options alone."""
+def serving(folder: Path, text: str, *options: str) -> Iterator[Served]:
+    """A server of this scenario's text, on a port of its own."""
     path = folder / "served.yaml"
     path.write_text(text)
     shutil.copy(COSTS, folder)
-    command = [sys.executable, "-m", "simkv", "serve", "--port", "0", *options]
-    command += [str(path)] if named else []
+    command = [sys.executable, "-m", "simkv", "serve", str(path), "--port", "0", *options]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
     )

@@ -12,6 +12,7 @@ import pytest
 
 from simkv.cli import main
 from simkv.serve.scenario import listed as list_scenarios
+from simkv.serve.scenario import made_up
 from tests.serve.house import COSTS, scenario, serving
 
 FLEET = "fleet: {replicas: 2, router: round_robin}\n"
@@ -69,10 +70,11 @@ def test_it_lists_what_it_could_serve() -> None:
     assert any(re.match(r"mistralrs-forty +mistralrs", line) for line in listed)
 
 
-def test_an_engine_by_its_name(tmp_path: Path) -> None:
-    with serving(tmp_path, scenario(), "--engine", "sglang", named=False) as served:
-        assert served.get("/version").json()["engine"] == "sglang"
-        assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).is_success
+def test_an_engine_by_its_name() -> None:
+    made = made_up("sglang", "llama-3.1-8b", "L40S", ["engine.page_size=16"])
+    assert made.engine.name == "sglang"
+    assert made.engine.page_size == 16
+    assert made.engine.max_total_num_tokens > 100_000
 
 
 def test_every_replica_has_a_port_of_its_own(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ import msgspec
 import pytest
 import zmq
 
+from simkv.core.errors import InputError
+from simkv.serve.house import Options, Street
+from simkv.serve.scenario import made_up
 from tests.serve.house import scenario, serving
 
 
@@ -105,10 +108,8 @@ def test_a_router_sees_the_simulated_cache(tmp_path: Path, context: Any) -> None
         asker.close(0)
 
 
-def test_engines_that_publish_nothing_are_refused(tmp_path: Path) -> None:
-    text = scenario().replace("enable_prefix_caching: true", "enable_prefix_caching: false")
-    with (
-        pytest.raises(AssertionError, match="--kv-events: this engine publishes none"),
-        serving(tmp_path, text, "--kv-events", "tcp://127.0.0.1:*"),
-    ):
-        pass
+def test_engines_that_publish_nothing_are_refused() -> None:
+    options = Options(port=0, kv_events="tcp://127.0.0.1:*")
+    scenario = made_up("sglang", "llama-3.1-8b", "H100-SXM", [])
+    with pytest.raises(InputError, match="--kv-events: this engine publishes none here"):
+        Street(scenario, Path(), options, print)
