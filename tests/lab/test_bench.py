@@ -147,7 +147,7 @@ def test_repeats_end_when_they_tell_nothing_more(monkeypatch):
             [0.0], *(([now, now + s] for now, s in ((10.0 * i, next(turns)) for i in range(100))))
         )
         next(clock)
-        monkeypatch.setattr(machine, "perf_counter", lambda: next(clock))
+        monkeypatch.setattr(machine, "ticks", lambda: next(clock))
         return len(machine.times(lambda: None, 20, on_gpu=False))
 
     assert taking(1e-3) == 5  # all the same
