@@ -20,6 +20,8 @@ from simkv.costs.profile import Piece, Profile, Term
 NAME = "host"
 #: Seconds that a step over the largest CUDA graph takes above its kernels.
 LAUNCHED = 5.9e-3
+#: The record that it was measured in, of which it is no prediction.
+MEASURED_IN = "lss-rtxpro6000-llama3.1-8b"
 
 
 def launched(graph_sizes: Sequence[int]) -> Term:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from simkv.core.files import write_text
+from simkv.costs.sources.host import MEASURED_IN
 from simkv.proof.validation.budgets.pairs import Pair, near, table
 from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
 from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows
@@ -67,7 +68,10 @@ def _provenance(s: Score) -> list[str]:
         settings = ["the run's own", "the run's own", "not seen"]
         what = "replay at its settings, prediction of the load"
         return [s.case.name, f"{alone} requests alone in this run", *settings, what]
-    return [s.case.name, "kernel tables", "its kind", "not seen", "not seen", "prediction"]
+    row = [s.case.name, "kernel tables", "its kind", "not seen", "not seen", "prediction"]
+    if s.case.name == MEASURED_IN:
+        row[1], row[-1] = "kernel tables, host time of this run", "prediction but for the host time"
+    return row
 
 
 def _table(scores: Sequence[Score]) -> str:

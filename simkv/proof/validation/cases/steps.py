@@ -37,6 +37,8 @@ PARTED = 0.5
 LONGEST = 400
 #: Residuals above this (s) count less: steps that the record has and the decisions do not.
 ROBUST_S = 1e-3
+#: In words are kinds of so many steps at least, and differences of so much (s).
+TOLD, LEAST_S = 10, 1e-4
 #: Decodes of a step are told apart up to these numbers.
 DECODES = (8, 32, 128)
 
@@ -217,13 +219,12 @@ def step_cells(found: Sequence[HostTimes]) -> Iterator[list[str]]:
 
 def step_words(one: HostTimes) -> str:
     """In words, the kinds of a case that differ from their kernels beyond doubt."""
-    sure = [kind for kind in one.kinds if abs(kind.host) > 3 * kind.uncertainty]
+    enough = [kind for kind in one.kinds if kind.steps >= TOLD]
+    sure = [kind for kind in enough if abs(kind.host) > max(3 * kind.uncertainty, LEAST_S)]
     told = [
         f"a step of {kind.kind} took {1e3 * abs(kind.host):.1f} ms "
         f"{'longer' if kind.host > 0 else 'less'} than its kernels ({100 * kind.share:+.1f} %)"
         for kind in sure
     ]
-    said = (
-        "; ".join(told) or "no kind of step differs from its kernels beyond three standard errors"
-    )
+    said = "; ".join(told) or "no kind of step differs from its kernels beyond doubt"
     return f"{one.case}: {said}; {one.counted} of {one.intervals} intervals between tokens count"
