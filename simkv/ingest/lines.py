@@ -32,24 +32,24 @@ HALF_A_YEAR = 183 * DAY
 
 @dataclass(frozen=True)
 class LogLine:
-    """Line ``number`` of a log; ``at`` is its time (s), that of the line before where it has none,
-    None before the first."""
+    """Line ``number`` of a log; ``at`` is its time (s), that of the one before where it has
+    none, None before the first."""
 
     number: int
     text: str
     at: float | None
 
 
-def lines_of(source: Source) -> Iterator[LogLine]:
-    """All lines that are not blank, in order."""
+def lines_of(source: Source, words: re.Pattern[str]) -> Iterator[LogLine]:
+    """The lines that have any of these words, in order; the others are not looked at."""
     at: float | None = None
     year = YEAR
     with source.text() as stream:
         for start, batch in source.batches(stream):
             for number, raw in enumerate(batch, start):
-                text = raw[:LONGEST].strip()
-                if not text:
+                if not words.search(raw):
                     continue
+                text = raw[:LONGEST].strip()
                 if "\x1b" in text:
                     text = _COLOURS.sub("", text)
                 found = list(_TIME.finditer(text[:160]))

@@ -62,9 +62,7 @@ class _Log:
 def read(source: Source) -> Evidence:
     """All that a log tells of the last life of its server, as ``vllm_log.read``."""
     log, starts = _Log(source.path), 0
-    for line in lines_of(source):
-        if not WORDS.search(line.text):
-            continue
+    for line in lines_of(source, WORDS):
         if "server_args=" in line.text and (log.series or log.finished):
             starts, log = starts + 1, _Log(source.path)
         for reader in _READERS:

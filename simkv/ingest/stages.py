@@ -99,6 +99,8 @@ def calibrate_stage(folder: Path, asked: Asked, tell: Tell = lambda _done, _tota
         memory = int(table["memory"].iloc[0])
     else:
         steps = evidence.steps
+        if evidence.engine == "sglang" and evidence.requests is not None:
+            steps = None  # its lines tell the time between two lines, whatever ran in it
         if steps is not None:
             steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
         profile, fitted = calibrate(scenario, requests, rebuilt.observed, setup, steps, tell)

@@ -88,9 +88,7 @@ def read(source: Source) -> Evidence:
     and counted.
     """
     log, notes, starts = _Log(source.path), list[str](), 0
-    for line in lines_of(source):
-        if not WORDS.search(line.text):
-            continue
+    for line in lines_of(source, WORDS):
         if "server version " in line.text and (log.series["t_s"] or log.arrivals or log.died):
             starts, log = starts + 1, _Log(source.path)
         for reader in _READERS:
