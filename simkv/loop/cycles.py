@@ -24,7 +24,7 @@ class CycleWatch:
     ) -> None:
         self._state = state
         self._glance = glance
-        self._count = 0
+        self._count = self._saved_at = 0
         self._saved: Hashable = None
         self._glimpse: Hashable = None
         self.since = 0.0
@@ -44,4 +44,18 @@ class CycleWatch:
             return True
         if self._saved is None or self._count & (self._count - 1) == 0:
             self._saved, self._glimpse, self.since = self._state(), glimpse, now
+            self._saved_at = self._count
         return False
+
+    def quiet(self, alike: int) -> int:
+        """How many looks at what comes next would neither find nor keep a state.
+
+        The last ``alike`` states and those that come all differ from each other.
+        """
+        if self._saved is None or self._count - self._saved_at >= alike:
+            return 0
+        return (1 << self._count.bit_length()) - self._count - 1
+
+    def skip(self, looks: int) -> None:
+        """So many looks are left out."""
+        self._count += looks

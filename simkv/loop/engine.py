@@ -5,11 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import sub
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import simpy
 
@@ -17,7 +16,8 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
 from simkv.costs.load import Executor, Load
-from simkv.loop.clock import Moment, Process, passed
+from simkv.loop.ahead import InFlight, Leap, Rest, alike
+from simkv.loop.clock import Process, passed
 from simkv.loop.cycles import CycleWatch
 from simkv.loop.record import Backlog, Life, Standstill
 from simkv.loop.replica import Replica
@@ -29,31 +29,6 @@ Turn = Literal["on", "idle", "sleep"]
 NEVER = 1 << 60
 #: A leap is not planned further ahead than this many steps.
 FARTHEST = 512
-
-
-class InFlight(NamedTuple):
-    """A batch on the GPU: its row in the step log, when it is done, and whose last token it has
-    among the requests that it lists; ``group`` decodes in it, where somebody asks who."""
-
-    batch: Batch
-    row: int
-    end: float
-    last_of: frozenset[int]
-    group: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class Leap:
-    """A stretch of like steps under way.
-
-    ``load`` is that of the step just launched, ``ends`` are the ends of those that follow it. At
-    ``moments`` one iteration of the loop would be over and the next begin.
-    """
-
-    load: Load
-    ends: list[float]
-    moments: list[float]
-    wake: Moment
 
 
 class Engine(Replica):
@@ -86,6 +61,8 @@ class Engine(Replica):
         self.in_flight: deque[InFlight] = deque()
         self._outside = False
         self._leap: Leap | None = None
+        self._rest: Rest | None = None
+        self._idle_passes = 0  # in a row
         self._watch = CycleWatch(scheduler.fingerprint, lambda: scheduler.free_blocks)
         self._group_row = self._completed_row = -1
         # Tokens of each request that no step has been asked for yet, and the rows of the step log
@@ -126,7 +103,9 @@ class Engine(Replica):
                 yield self.sleep()
                 yield self.moment(self.env.now)  # after all else that happens then
             elif turn == "idle":
-                yield self.moment(self.env.now + self.executor.idle())
+                rest = self._plan_rest()
+                yield rest.wake
+                self._end_rest(len(rest.moments) - 1)
 
     def end_turn(self, batch: Batch) -> Turn:
         """The oldest batch has run, and ``batch`` was the last to be decided: what now."""
@@ -145,7 +124,9 @@ class Engine(Replica):
             return "sleep"
         if not working:
             self.record.idle_passes += 1
+            self._idle_passes += 1
             return "idle"
+        self._idle_passes = 0
         return "on"
 
     def schedule(self) -> Batch | None:
@@ -257,7 +238,7 @@ class Engine(Replica):
     def _plan_leap(self, batch: Batch, load: Load) -> Leap | None:
         """The stretch of steps like the one just launched, if it is one of decodes only."""
         oldest, newest = self.in_flight[0], self.in_flight[-1]
-        if not self.leaping or batch.kind != "decode" or not _alike(oldest, newest):
+        if not self.leaping or batch.kind != "decode" or not alike(oldest, newest):
             return None
         most = min(self._next_finish() - oldest.row, FARTHEST)
         if oldest.last_of or oldest.row in self._ending:
@@ -297,6 +278,25 @@ class Engine(Replica):
         for row, end in rows:
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
+    def _plan_rest(self) -> Rest:
+        """The idle passes from now on that are like the one that is over, and one more."""
+        passes = 1
+        if self.leaping and (most := self._watch.quiet(self._idle_passes)) and not self.in_flight:
+            passes = self.scheduler.leap(most + 1)
+        moments = accumulate(repeat(self.executor.idle(), passes), initial=self.env.now)
+        ends = list(moments)[1:]
+        self._rest = Rest(ends, self.moment(ends[-1]))
+        return self._rest
+
+    def _end_rest(self, passes: int) -> None:
+        """So many idle passes were as foreseen."""
+        self._rest = None
+        if passes:
+            self.scheduler.skip(passes)
+            self._watch.skip(passes)
+            self._idle_passes += passes
+            self.record.idle_passes += passes
+
     @property
     def free_blocks(self) -> int:
         """Blocks that can be had now, as stepping would have left them."""
@@ -317,15 +317,19 @@ class Engine(Replica):
 
     def halt(self) -> list[Life]:
         """Stop for good now, in the middle of a step; returns the requests that have not ended."""
-        if self._leap is not None:
-            self._land(self._leap, self._over(self._leap))
+        self._stop_here()
         return super().halt()
 
     def settle(self) -> None:
         """The run ends now: a leap under way gets as far as stepping would have got."""
+        self._stop_here()
+        self.record.close(self._group_row)
+
+    def _stop_here(self) -> None:
         if self._leap is not None:
             self._land(self._leap, self._over(self._leap))
-        self.record.close(self._group_row)
+        if self._rest is not None:
+            self._end_rest(self._over(self._rest))
 
     def _busy(self) -> bool:
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
@@ -334,14 +338,15 @@ class Engine(Replica):
         """Something came from outside: the engine looks again when its present step is over."""
         super().stir()
         self._outside = True
-        if self._leap is not None:
-            moments = self._leap.moments
-            index = self._over(self._leap)
+        ahead = self._leap or self._rest
+        if ahead is not None:
+            moments = ahead.moments
+            index = self._over(ahead)
             if index < len(moments) - 1:
                 del moments[index + 1 :]
-                self._leap.wake = self._leap.wake.move(moments[-1])
+                ahead.wake = ahead.wake.move(moments[-1])
 
-    def _over(self, leap: Leap) -> int:
+    def _over(self, leap: Leap | Rest) -> int:
         """How many of the leap's iterations would be over by now.
 
         One that is over just now counts if what is happening follows from an engine of higher rank.
@@ -363,12 +368,3 @@ class Engine(Replica):
             self.record.standstill = Standstill(
                 kind, self.env.now, why, sorted(set(stuck)), held, since
             )
-
-
-def _alike(oldest: InFlight, newest: InFlight) -> bool:
-    """Whether the batches in flight are the same decision made again."""
-    a, b = oldest.batch, newest.batch
-    if a is b:
-        return True
-    same_group = a.decodes == b.decodes and not b.joined and not b.left
-    return a.kind == b.kind and same_group and a.scheduled == b.scheduled

@@ -155,6 +155,9 @@ class Queues:
         With a prefix cache every step registers blocks, so there is no leaping.
         """
         batch = self._batch
+        if self._counts_failures():
+            left = self.config.waiting_timeout - self.waiting[0].failures
+            return max(1, min(most, 1 + left))
         if batch.kind != "decode" or batch.preempted or self.config.prefix_caching:
             return 1
         if (self.waiting and not self._capped()) or self._order_flips():
@@ -167,7 +170,17 @@ class Queues:
             steps += 1
         return steps
 
+    def _counts_failures(self) -> bool:
+        """Whether a step does nothing but count how often the head of the queue found no blocks."""
+        batch = self._batch
+        something = batch or batch.preempted or batch.ignored or batch.lost or batch.aside
+        waits = self.waiting and not self.running and self._why == "blocks"
+        return bool(waits and not something)
+
     def skip(self, steps: int) -> list[int]:
+        if self._counts_failures():
+            self.waiting[0].failures += steps
+            return [self.pool.free] * steps
         free, left = [], self.pool.free
         for needed in self._borders(steps):
             left -= needed

@@ -1,0 +1,53 @@
+"""What an engine has under way: batches on the GPU, and stretches of steps foreseen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simkv.core.scheduler import Batch
+from simkv.costs.load import Load
+from simkv.loop.clock import Moment
+
+
+class InFlight(NamedTuple):
+    """A batch on the GPU: its row in the step log, when it is done, and whose last token it has
+    among the requests that it lists; ``group`` decodes in it, where somebody asks who."""
+
+    batch: Batch
+    row: int
+    end: float
+    last_of: frozenset[int]
+    group: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Leap:
+    """A stretch of like steps under way.
+
+    ``load`` is that of the step just launched, ``ends`` are the ends of those that follow it. At
+    ``moments`` one iteration of the loop would be over and the next begin.
+    """
+
+    load: Load
+    ends: list[float]
+    moments: list[float]
+    wake: Moment
+
+
+@dataclass(slots=True)
+class Rest:
+    """Idle passes under way of which each but counts: at ``moments`` one is over and the next
+    begins, the last of them to be looked at again."""
+
+    moments: list[float]
+    wake: Moment
+
+
+def alike(oldest: InFlight, newest: InFlight) -> bool:
+    """Whether the batches in flight are the same decision made again."""
+    a, b = oldest.batch, newest.batch
+    if a is b:
+        return True
+    same_group = a.decodes == b.decodes and not b.joined and not b.left
+    return a.kind == b.kind and same_group and a.scheduled == b.scheduled
