@@ -107,12 +107,10 @@ def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
         recipe = replace(recipe, shares=EXACT, max_num_batched_tokens=row.isl + NVIDIA_TOKENS)
         how += f", steps of at most {NVIDIA_TOKENS} tokens more than a prompt"
     else:
-        mixed = row.version != "0.5.1"
-        limit = row.isl + NVIDIA_TOKENS
-        recipe = replace(
-            recipe, shares=EXACT, mixed=mixed, max_prefill_tokens=limit, memory_share=None
-        )
-        how += ", decodes beside prefills" if mixed else ""
+        recipe = replace(recipe, shares=EXACT, memory_share=None)
+        if row.version != "0.5.1":  # whose times have none of that
+            recipe = replace(recipe, mixed=True, max_prefill_tokens=row.isl + NVIDIA_TOKENS)
+            how += ", decodes beside prefills"
     return replace(recipe, assumed=(*recipe.assumed, f"how it was run: {how}"))
 
 
