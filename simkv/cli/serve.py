@@ -96,9 +96,12 @@ def serve(
     options = Options(host, port, speed, api_key, model_name, tokenizer, grace, seed)
     options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
     street = Street(chosen, folder, options, complain, apart=ports)
-    for house in street.houses:
-        print(house.banner, flush=True)
-    street.serve()
+
+    def ready() -> None:
+        for house in street.houses:
+            print(house.banner, flush=True)
+
+    street.serve(ready)
     for house in street.houses if record else []:
         assert record is not None
         path = record.with_stem(f"{record.stem}-{house.options.rank}") if ports else record

@@ -116,7 +116,7 @@ class House:
         """What is served, for a process."""
         app = application(self.desk, self.explainer, self.describe, self.figures.text)
         guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.why)
-        return Site(guard, self.live, self._socket, lambda: self.desk.under_way)
+        return Site(guard, app, self.live, self._socket, lambda: self.desk.under_way)
 
     def close(self) -> None:
         """Nothing is served any more."""
@@ -166,12 +166,12 @@ class Street:
             own = replace(options, port=port, rank=rank)
             self.houses.append(House(one, folder, own, warn, self._ending))
 
-    def serve(self) -> None:
-        """Serve until a signal comes and what is under way has ended."""
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Serve until a signal comes and what is under way has ended; ``ready`` is called once."""
         beside = [house.teller.replay() for house in self.houses if house.teller]
         sites = [house.site for house in self.houses]
         try:
-            asyncio.run(serve(sites, self._ending, self._grace, beside))
+            asyncio.run(serve(sites, self._ending, self._grace, ready, beside))
         finally:
             for house in self.houses:
                 house.close()

@@ -32,6 +32,8 @@ from simkv.workload.clients import Clients
 
 #: Nobody leaves sooner after its arrival (s).
 SOONEST = 1e-6
+#: asyncio's timers are late by up to so much (s): for the last bit the loop goes round instead.
+COARSE = 0.001
 #: The world goes on for so long at a time (s of ours) before sockets have their turn.
 SLICE = 0.002
 #: From so many seconds of ours on, being late is worth a warning.
@@ -135,10 +137,10 @@ class Live:
             self._timer = None
             return
         wait = self._start + following / self.speed - time.monotonic()
-        soon = wait <= 0
-        self._timer = (
-            self._loop.call_soon(self._tick) if soon else self._loop.call_later(wait, self._tick)
-        )
+        if wait <= COARSE:
+            self._timer = self._loop.call_soon(self._tick)
+        else:
+            self._timer = self._loop.call_later(wait - COARSE, self._tick)
 
     # What clients do.
 

@@ -65,9 +65,10 @@ class Quiet(uvicorn.Server):
 
 @dataclass
 class Site:
-    """An application on a socket, and the world behind it."""
+    """An application on a socket, and the world behind it; ``bare`` is it without its guard."""
 
     app: Any
+    bare: Any
     live: Live
     socket: socket.socket
     under_way: Callable[[], int]
@@ -98,11 +99,13 @@ async def serve(
     sites: Sequence[Site],
     ending: ToldToEnd,
     grace: float,
+    ready: Callable[[], None],
     beside: Sequence[Coroutine[Any, Any, None]] = (),
 ) -> None:
     """Serve until a signal comes and those that are under way have ended, or ``grace`` (s) later.
 
-    A second signal ends it at once. What runs ``beside`` ends with it.
+    A second signal ends it at once. ``ready`` is called when clients are answered. What runs
+    ``beside`` ends with it.
     """
     loop = asyncio.get_running_loop()
     gc.collect()
@@ -120,7 +123,12 @@ async def serve(
         for server, site in zip(servers, sites, strict=True)
     ]
     for site in sites:
+        await warm(site.bare)
+    while not all(server.started for server in servers):
+        await asyncio.sleep(0.002)
+    for site in sites:
         site.live.start()
+    ready()
     others = [asyncio.ensure_future(one) for one in beside]
     await stop.wait()
     ending.told = True
@@ -134,6 +142,30 @@ async def serve(
     await asyncio.gather(*running)
     for other in others:
         other.cancel()
+
+
+async def warm(app: Any) -> None:
+    """Have a request refused, so that the first real one does not pay for what is made once."""
+    body = b'{"prompt": [1], "model": "\\u0000"}'
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        assert message.get("status", 404) == 404, message
+
+    await app(scope, receive, send)
 
 
 def _config(app: Any) -> uvicorn.Config:
