@@ -99,11 +99,14 @@ class Twinned:
 
     def skip(self, steps: int) -> list[int]:
         twin, under_way = copy.deepcopy((self.inner, self.under_way))
-        free = []
+        free, resting = [], not under_way
         for _ in range(steps):
-            twin.complete(under_way.popleft(), ())
+            if under_way:
+                twin.complete(under_way.popleft(), ())
             under_way.append(twin.schedule())
             free.append(twin.free_blocks)
+        if resting:  # between idle passes, each of which is over
+            twin.complete(under_way.popleft(), ())
         assert self.inner.skip(steps) == free
         assert state(self.inner) == state(twin), f"after a leap of {steps}"
         return free
