@@ -17,9 +17,10 @@ reduce-scatter) and get the sums after them (a reduce-scatter). All are from ``h
 as measured on the GPU, or over the link of a host that is given: GPUs of one kind are joined in
 more than one way.
 
-A mixture of experts (``moe.csv``, by tokens and activated experts) is taken to choose its experts
-evenly. The ranks of an expert-parallel group pool their tokens: each computes its share of the
-experts for its share of the choices.
+A mixture of experts (``moe.csv``, by tokens and activated experts: the whole block with the
+router's product, but not the choice of experts, which the profiler makes itself) is taken to choose
+its experts evenly. The ranks of an expert-parallel group pool their tokens: each computes its share
+of the experts for its share of the choices.
 """
 
 from __future__ import annotations
