@@ -132,7 +132,7 @@ SERVERS = (
         _load({"long_prefill_token_threshold": 16}, 2.0, 2000, 50),
         "run",
         VLLM,
-        ("prefill", "behind the head", "budget", "slot", "waiting"),
+        ("while they are prefilled",),
         ("--long-prefill-token-threshold",),
     ),
     Blind("well: 0.33", _load({}, 2.0, 300, 100), "run", VLLM, (), (WELL,)),

@@ -20,6 +20,8 @@ from simkv.why.verdicts.verdict import Verdict
 #: A server is well whose requests wait for less than this share of their time, and of whom the
 #: worst decile waits for less than the second share.
 WELL, WORST = 0.05, 0.3
+#: Nor is it well if requests take so many times as long as alone, and be it that all of them run.
+SLOW = 2.0
 #: Waits that the operator can do something about: not the moments between steps.
 BLAMED = (WAITS | {Kind.HELD_UP, Kind.STALLED, Kind.RECOMPUTE}) - {Kind.UNSEEN}
 #: Remedies and victims that are named.
@@ -99,12 +101,13 @@ def answer(
     """The answer where it does: whom it hit, why, and what mends it."""
     waits, found = waiting(result), _verdicts_of(result)
     healthy = is_well(result)
-    cause = _cause(found, waits) if not healthy else "nothing"
+    slow = waits.share < WELL and not found
+    cause = "nothing" if healthy else "slow in company" if slow else _cause(found, waits)
     remedy = mending.remedies[0] if mending and mending.remedies and not healthy else None
     five = (
         _what(observed, setup, waits, healthy),
         _whom(observed, waits, healthy),
-        _why(found, waits, healthy),
+        _slow(result) if slow and not healthy else _why(found, waits, healthy),
         _mends(mending, healthy),
         _trust(likeness, setup),
     )
@@ -120,7 +123,19 @@ def answer(
 def is_well(result: Result) -> bool:
     """Whether nothing is wrong: no verdict, and next to no waiting."""
     waits = waiting(result)
-    return not _verdicts_of(result) and waits.share < WELL and waits.worst < WORST
+    calm = waits.share < WELL and waits.worst < WORST
+    return not _verdicts_of(result) and calm and slowdown(result) < SLOW
+
+
+def slowdown(result: Result) -> float:
+    """How many times as long all requests took as they would have taken one by one, alone."""
+    record = result.record
+    both = [
+        (life.last_token - life.request.arrival, record.alone_s[i])
+        for i, life in record.lives.items()
+        if life.last_token is not None and record.alone_s.get(i)
+    ]
+    return sum(took for took, _ in both) / (sum(alone for _, alone in both) or 1.0) if both else 1.0
 
 
 def _verdicts_of(result: Result) -> list[Verdict]:
@@ -175,6 +190,13 @@ def _why(found: Sequence[Verdict], waits: Waiting, healthy: bool) -> str:
     first = sorted(waits.kinds.items(), key=lambda item: -item[1])[:2]
     said = ", ".join(f"{100 * spent / total:.0f} % {WORDS[kind]}" for kind, spent in first)
     return f"Cause: of the waiting {said}."
+
+
+def _slow(result: Result) -> str:
+    return (
+        f"Cause: nobody waits, but requests take {slowdown(result):.1f} times as long as they "
+        "would alone, while they are prefilled or decode."
+    )
 
 
 def _mends(mending: Mending | None, healthy: bool) -> str:

@@ -7,14 +7,19 @@ number, then another version; a larger cache, which costs hardware, comes last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
+from simkv.core.errors import InputError
 from simkv.core.told import told
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
-from simkv.search.whatif.evaluate import Evaluator, Figures
+from simkv.search.fields import with_knobs
+from simkv.search.jobs import Job
+from simkv.search.whatif.changes import Change
+from simkv.search.whatif.evaluate import Evaluator, Figures, trial
 from simkv.search.whatif.whatif import Effect, whatif
 
 #: Those that come so near to the best in E2E do about as well.
@@ -49,10 +54,25 @@ def mend(
     scenario: Scenario, evaluator: Evaluator, tell: Callable[[str], None] = lambda _: None
 ) -> Mending:
     """Try every flag, and rank those that fix or help."""
-    found = whatif(scenario, evaluator, tell=tell)
+    found = whatif(scenario, evaluator, tell=tell, also=_to_defaults(scenario, evaluator.folder))
     possible = [r for effect in found.effects if (r := _remedy(scenario, effect)) is not None]
     helpful = [r for r in possible if r.effect.judgement in ("fixes", "helps")]
     return Mending(found.base, tuple(_ranked(helpful)), len(possible))
+
+
+def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Job]]:
+    """Every setting that somebody changed as the engine has it by itself; sizes stay."""
+    spec = spec_of(scenario.engine)
+    for one in fields(spec.config):
+        value = getattr(scenario.engine, one.name)
+        kept = one.name in ("name", "variant", spec.memory, spec.longest, spec.block)
+        if kept or one.default is None or value == one.default:  # None is what its toggle says
+            continue
+        try:
+            changed = with_knobs(scenario, folder, **{one.name: one.default})
+            yield Change("knob", one.name, value, one.default), trial(changed, folder)
+        except InputError:
+            continue
 
 
 def _remedy(scenario: Scenario, effect: Effect) -> Remedy | None:

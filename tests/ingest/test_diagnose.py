@@ -11,7 +11,8 @@ from simkv.core.errors import InputError
 from simkv.ingest import stages
 from simkv.ingest.emit.files import emit
 from simkv.ingest.engine import Asked
-from simkv.ingest.explain import Answer
+from simkv.ingest.explain import Answer, is_well, slowdown
+from simkv.ingest.mend import _to_defaults
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
@@ -117,3 +118,23 @@ def test_what_does_not_fit_is_not_explained(tmp_path: Path) -> None:
     assert not found.explained
     assert found.five[0].startswith("No explanation")
     assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_who_is_slow_without_waiting_is_not_well(tmp_path: Path) -> None:
+    small = planted(2000, 2.0)
+    assert slowdown(small) < 1.5
+    engine = dict(ENGINE) | {"long_prefill_token_threshold": 16, "num_gpu_blocks": 2000}
+    document = {
+        "name": "chunks",
+        "workload": {"requests": [{"prompt_tokens": 1600, "output_tokens": 10}]},
+        "engine": engine,
+        "profile": "assumed-costs.json",
+    }
+    scenario = next(iter(resolve(Document(HERE / "planted.yaml", document)).values()))
+    chunks = run_scenario(scenario, HERE, intervals=False)
+    assert slowdown(chunks) > 3
+    assert not is_well(chunks)
+    assert [c.field for c, _ in _to_defaults(scenario, HERE)] == [
+        "max_num_seqs",
+        "long_prefill_token_threshold",
+    ]

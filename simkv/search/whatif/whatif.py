@@ -9,7 +9,7 @@ let finish, then by how long those wait that finish either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import log
 from typing import Literal
@@ -84,9 +84,10 @@ def whatif(
     evaluator: Evaluator,
     by: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    also: Iterable[tuple[Change, Job]] = (),
 ) -> WhatIf:
-    """Try every single change and rank them; ``by`` a figure of ``summary.json``, or by requests
-    finished and E2E."""
+    """Try every single change and those ``also``, and rank them; ``by`` a figure of
+    ``summary.json``, or by requests finished and E2E."""
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, Job]] = []
     refused: list[tuple[Change, str]] = []
@@ -95,6 +96,7 @@ def whatif(
             refused.append((change, str(job)))
         else:
             tried.append((change, job))
+    tried += [(change, job) for change, job in also if change not in dict(tried)]
     tell(f"{len(tried)} changes")
     found = _by_turns(tried, base, evaluator)
     effects = [_effect(change, base, figures, by) for change, figures in found.items()]
