@@ -15,8 +15,9 @@ from simkv.costs.hardware.blocks import kv_room
 from simkv.costs.hardware.catalog import Gpu, architectures, gpus, other_names
 from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.operators.compose import said_of
-from simkv.costs.operators.packaged import combinations
+from simkv.costs.operators.packaged import SETTING, combinations
 from simkv.costs.operators.roofline import estimate_errors
+from simkv.costs.operators.spreads import told
 from simkv.costs.operators.tables import installed
 from simkv.costs.profile import load_profile, packaged_profiles
 
@@ -96,7 +97,8 @@ def _combined(wanted: Sequence[str]) -> Iterator[Known]:
         also = " ".join((*other_names(model), *gpu.also, gpu.system or "", rest))
         basis = f"composed of measured operators, packaged: {rest}"
         if _has(wanted, "", model, gpu.name, basis, also):
-            yield Known("", model, gpu.name, hardware.tp, basis, "not known")
+            error = told(hardware, SETTING) or "not known"
+            yield Known("", model, gpu.name, hardware.tp, basis, error)
 
 
 def _estimate_error() -> str:

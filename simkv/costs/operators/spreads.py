@@ -223,6 +223,19 @@ def with_error(profile: Profile, hardware: Hardware, setting: EngineSetting) -> 
     return profile.model_copy(update={"fit": fit})
 
 
+def told(hardware: Hardware, setting: EngineSetting) -> str:
+    """The error of steps on some hardware in a few words, and whose it is; empty if not known."""
+    kind = kind_of(hardware, setting)
+    found = shipped_spreads().of(kind)
+    if found is None:
+        return ""
+    spread, level = found
+    spread = spread.wider(WIDER * min(spread.beyond(setting.release), FARTHEST))
+    prefill, decode = (100 * _step_error(spread, latency).p95 for latency in (0, 1))
+    whose = "calibrated pair" if level == kind.levels()[0] else kind.likeness(level)
+    return f"prefill {prefill:.0f} %, decode {decode:.0f} % ({whose})"
+
+
 def _note(spread: Spread, kind: Configuration, level: str) -> str:
     if level == kind.levels()[0]:
         return (

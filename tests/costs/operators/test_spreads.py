@@ -10,7 +10,7 @@ from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.operators import spreads
-from simkv.costs.operators.spreads import Spread, Spreads, kind_of, with_error
+from simkv.costs.operators.spreads import Spread, Spreads, kind_of, told, with_error
 from simkv.costs.profile import load_profile
 
 HARDWARE = make_hardware(find_gpu("H100"), find_architecture("Llama-3.1-8B"), weights="fp8")
@@ -55,6 +55,15 @@ def test_releases_beyond_those_that_were_measured_widen_the_error(
         widths.append(fit.held_out["decode"].p95)
     step = [math.exp(0.05 + 0.02 * n) - 1 for n in (0, 3, 1, 10)]
     assert widths == pytest.approx(step)
+
+
+def test_the_error_in_a_few_words_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, 0, seen=True)
+    assert told(HARDWARE, setting("0.12.0")) == "prefill 18 %, decode 5 % (calibrated pair)"
+    known(monkeypatch, 3, seen=False)
+    assert "(dense models on hopper GPUs)" in told(HARDWARE, setting("0.12.0"))
+    monkeypatch.setattr(spreads, "shipped_spreads", lambda: Spreads({}, {}, {}))
+    assert told(HARDWARE, setting("0.12.0")) == ""
 
 
 def test_nothing_near_leaves_a_profile_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
