@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, nextafter
@@ -113,12 +114,26 @@ class Live:
 
     def _tick(self) -> None:
         """Events are due."""
+        with self._careful():
+            self._go_on()
+        self._plan()
+
+    @contextmanager
+    def _careful(self) -> Iterator[None]:
+        """What should never happen in there ends all answers, and is raised."""
+        try:
+            yield
+        except Exception as error:
+            self._end_all(f"simkv itself failed: {error!r}")
+            raise
+
+    def _go_on(self) -> None:
+        """Let happen what is due, as long as there is time."""
         stop, env = time.monotonic() + SLICE, self.env
         while env.peek() <= self._elapsed:
             env.step()
             if time.monotonic() > stop:
                 break
-        self._plan()
 
     def _note_lag(self, due: float) -> None:
         """What happens now was due then, by the monotonic clock."""
@@ -146,7 +161,8 @@ class Live:
 
     def submit(self, ask: Ask) -> Reply:
         """A request comes now."""
-        self.env.run(until=self.now)
+        with self._careful():
+            self.env.run(until=self.now)
         number = len(self.journal)
         request = Request(
             id=number,
@@ -170,7 +186,8 @@ class Live:
         if request.id not in self.answers:
             return
         now = max(self.now, request.arrival + SOONEST)
-        self.env.run(until=now)
+        with self._careful():
+            self.env.run(until=now)
         if self.answers.pop(request.id, None) is None:
             return
         self.journal[request.id] = replace(request, timeout=now - request.arrival)
@@ -205,8 +222,12 @@ class Live:
 
     def _died(self, replica: Replica) -> None:
         stop = replica.record.standstill
-        self.dead = stop.why if stop else "the engine died"
-        self.warn(f"the engine is dead: {self.dead}")
+        self._end_all(stop.why if stop else "the engine died")
+
+    def _end_all(self, why: str) -> None:
+        """The engine is dead: all answers end."""
+        self.dead = why
+        self.warn(f"the engine is dead: {why}")
         for answer in list(self.answers.values()):
             answer.end(Outcome.STALLED, self.dead)
         self.answers.clear()

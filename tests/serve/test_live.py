@@ -123,3 +123,23 @@ def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path) -> None:
     path.write_text(scenario(66, 1024) + "workload: {trace: came.csv}\n")
     again = load(path)["run"]
     assert generate(again.workload, None) == live.journal
+
+
+def test_a_failure_of_our_own_ends_all_answers(tmp_path: Path) -> None:
+    served = loaded(tmp_path)
+    live = Live(served, specs(served, tmp_path), speed=10)
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    async def client() -> Outcome | None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        live.start()
+        await asyncio.sleep(0.05)
+        live.replicas[0].scheduler.schedule = broken  # type: ignore[method-assign,assignment]
+        reply = live.submit(Ask(5, 5, 5, lambda _: []))
+        await asyncio.wait_for(reply.news(0), 10)
+        return reply.outcome
+
+    assert asyncio.run(client()) is Outcome.STALLED
+    assert "a bug" in live.dead
