@@ -42,7 +42,7 @@ fi
 export PYTHONPATH=".:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 if [[ -n ${REHEARSE:-} ]]; then
     on=(--device cpu --small) big=tiny small=tiny workers=0 checks=tests/lab/test_device.py
-    most_s=${LIMIT:-150} check_s=60 spare_s=10 big_s=${BUDGET:-20} small_s=${BUDGET:-5}
+    most_s=${LIMIT:-600} check_s=300 spare_s=10 big_s=${BUDGET:-20} small_s=${BUDGET:-5}
     validate_s=${BUDGET:-60}
 else
     on=(--device cuda) big=llama-3-8b small=qwen2.5-0.5b workers=8
@@ -91,7 +91,7 @@ smoke)
     ;;
 first)
     # shellcheck disable=SC2086
-    step check $check_s "$PYTHON" -m pytest -v -p no:cacheprovider -n $workers -rs --durations=5 \
+    step check $check_s "$PYTHON" -m pytest -vv -p no:cacheprovider -n $workers -rs --durations=5 \
         $checks
     run bench 90 gpu bench "${on[@]}" --model $big --out "$out/bench.json" --warm-up 3 \
         ${given:+--fa3 "$given"}
