@@ -20,6 +20,10 @@ from simkv.costs.sources.sync import BESIDE, KNOTS, Prices, Traits, price_terms
 Floats = npt.NDArray[np.float64]
 
 
+#: Powers beyond these are a sum, or the greater of the two, in all but name.
+LEAST, MOST = 0.5, 30.0
+
+
 @dataclass(frozen=True)
 class StepPrices:
     """Seconds of a step of decodes and of one that prefills, per decode, per token that is
@@ -70,5 +74,6 @@ def products(tokens: Floats, prices: StepPrices) -> Floats:
     floor = prices.decode_step + prices.decode_seq
     line = prices.prefill_step + prices.token * tokens
     most = np.maximum(floor, line)
-    both = (floor / most) ** prices.power + (line / most) ** prices.power
-    return np.asarray(most * both ** (1 / prices.power))
+    power = min(max(prices.power, LEAST), MOST)
+    both = (floor / most) ** power + (line / most) ** power
+    return np.asarray(most * both ** (1 / power))
