@@ -149,8 +149,9 @@ def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
     assert any(differs(path) for path in sorted(files, key=lambda path: path.stat().st_size))
 
 
-@pytest.mark.parametrize("version", ["0.5.22", "0.5.23"])
-@pytest.mark.parametrize("rule", sglang_rules.SEEN)
+@pytest.mark.parametrize(
+    ("version", "rule"), [(v, rule) for v, rules in sglang_rules.SEEN.items() for rule in rules]
+)
 def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: str) -> None:
     rules = sglang_rules.RULES[version]
     changed = replace(rules, **{rule: not getattr(rules, rule)})
@@ -159,8 +160,12 @@ def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: st
 
 
 def test_every_rule_of_sglang_that_can_be_seen_is_flipped() -> None:
-    not_seen = {"lpm_aging", "lacks"}  # a change that is not released, and what start-up refuses
-    assert {*sglang_rules.SEEN} | not_seen == {*sglang_rules.SglangRules.__dataclass_fields__}
+    # A change that is not released, what start-up refuses, and what was only read.
+    not_seen = {"lpm_aging", "lacks", "empty_opens", "mixes_if_it_fits", "refreshes"}
+    not_seen |= {"full_if_served"}  # shown by one of 300 cases, which is not kept
+    assert {*sglang_rules.SEEN["0.5.20"]} | not_seen == {
+        *sglang_rules.SglangRules.__dataclass_fields__
+    }
 
 
 def test_every_release_of_vllm_is_recorded_with_aborts() -> None:

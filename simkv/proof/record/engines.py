@@ -53,6 +53,6 @@ DRIVEN: Mapping[str, Driven] = {
         lambda _: [],
         sglang_cases.base_of,
         sglang_versions.RULES.__getitem__,
-        lambda _: list(sglang_versions.SEEN),
+        lambda base: list(sglang_versions.SEEN[base]),
     ),
 }

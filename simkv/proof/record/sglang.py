@@ -3,7 +3,7 @@
 What is called each step is what the wheel's event loops call: receive, choose the next batch, let
 it run (a fake model), process the results, with overlap those of the batch before. What stands in
 for the rest of SGLang is in ``sglang_hollow.py``; the prefix cache is its Python core. Wheels of
-0.5.22 and 0.5.23 can be driven. Nothing of SGLang is kept but what it decided.
+0.5.20, 0.5.22 and 0.5.23 can be driven. Nothing of SGLang is kept but what it decided.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from simkv.core.recording import Line
 from simkv.proof.conform.trace import FORMAT, DecisionTrace
-from simkv.proof.record.hollow import Hollow, Off
+from simkv.proof.record.hollow import Hollow, Off, taken
 from simkv.proof.record.sglang_hollow import PARALLEL, SCHEDULE, Disaggregation
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.recording import RECORDING
@@ -134,7 +134,7 @@ class SglangDriver:
             decoding = set(map(id, batch.decoding_reqs or ())) if mixed else set()
             for r, end in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
                 one = kind == "decode" or id(r) in decoding
-                start = end - 1 if one else r.prefix_len
+                start = end - 1 if one else _prefix(r)
                 rows.append([int(r.rid), end - start])
                 contexts.append(start)
         chunked = self.scheduler.chunked_req
@@ -262,6 +262,7 @@ class SglangDriver:
             setattr(scheduler, name, value)
         for part in ("running_status", "chunked_prefill", "schedule_policy"):
             getattr(module.Scheduler, f"init_{part}")(scheduler)
+        scheduler.result_queue = deque()
         scheduler.enable_skip_finishing_decode = self.overlap  # as the overlap loop begins
         results = "sglang.srt.managers.scheduler_components.batch_result_processor"
         kind = importlib.import_module(results).SchedulerBatchResultProcessor
@@ -289,14 +290,17 @@ class SglangDriver:
         self.rows = rows(config.rows, size + 64, "cpu", False)
         params = importlib.import_module(pools + "cache_init_params").CacheInitParams
         kinds = importlib.import_module(pools + "unified_cache.components").ComponentType
-        self.tree = importlib.import_module(pools + "unified_radix_cache").UnifiedRadixCache(
+        chunks: Any = getattr(importlib.import_module(pools + "chunk_cache"), "ChunkCache", None)
+        unified = importlib.import_module(pools + "unified_radix_cache").UnifiedRadixCache
+        older = config.disable_radix_cache and "sglang" in getattr(chunks, "__module__", "")
+        self.tree = (chunks if older else unified)(
             params(
                 disable=config.disable_radix_cache,
                 req_to_token_pool=self.rows,
                 token_to_kv_pool_allocator=self.allocator,
                 page_size=page,
                 tree_components=(kinds.FULL,),
-                tree_core_backend="python",
+                **taken(params, tree_core_backend="python"),
             )
         )
 
@@ -366,3 +370,9 @@ def _set(config: SglangConfig) -> None:
         "CLIP_MAX_NEW_TOKENS_ESTIMATION": config.clip_max_new_tokens_estimation,
     }.items():
         os.environ[f"SGLANG_{name}"] = str(value)
+
+
+def _prefix(request: Any) -> int:
+    """Tokens that had KV before this prefill; before 0.5.22 a request had their places."""
+    known = getattr(request, "prefix_len", None)
+    return len(request.prefix_indices) if known is None else int(known)

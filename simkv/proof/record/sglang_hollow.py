@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from simkv.core.errors import InputError
 from simkv.proof.record.hollow import HollowModule, Off
@@ -156,6 +156,17 @@ REST = Off(
 )
 
 
+class PrefillRange(NamedTuple):
+    """What a prefill covers."""
+
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
 def _flat(lists: list[Any], *_: Any) -> Any:
     import torch
 
@@ -182,6 +193,7 @@ UTILITIES: dict[str, Any] = {
     "ceil_div": lambda x, y: -(-x // y),
     "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
     "get_num_new_pages": _pages,
+    "Range": PrefillRange,
     "get_bool_env_var": _no,
     **dict.fromkeys(("is_pin_memory_available", "support_triton"), _no),
     **dict.fromkeys((f"is_{kind}" for kind in ("cuda", "cpu", "hip", "npu", "xpu")), _no),

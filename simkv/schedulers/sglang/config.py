@@ -23,7 +23,7 @@ class SglangConfig:
     """
 
     name: Literal["sglang"] = "sglang"
-    variant: Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22"] = "0.5.23"
+    variant: Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20"] = "0.5.23"
     """Whose rules decide: a release of SGLang, or one with a named change. [`simkv policies`
     says where each is from]"""
     max_total_num_tokens: Annotated[int, Gt(0)] = 16384

@@ -35,13 +35,21 @@ class QueueOrder:
     """
 
     def __init__(
-        self, policy: Policy, memory: Memory, check: int, deprioritize: int, aging: int = 0
+        self,
+        policy: Policy,
+        memory: Memory,
+        check: int,
+        deprioritize: int,
+        aging: int = 0,
+        *,
+        refreshes: bool = True,
     ) -> None:
         self.policy: Policy = policy if memory.tree else "fcfs"
         self.memory = memory
         self.check = check
         self.deprioritize = deprioritize
         self.aging = aging
+        self.refreshes = refreshes
         self.fcfs_passes = 0
 
     def sort(self, waiting: list[Req], processed_tokens: int) -> None:
@@ -88,7 +96,7 @@ class QueueOrder:
 
     def _refresh(self, waiting: Sequence[Req]) -> None:
         """Now and then touch the prefixes that the head of the queue will need, its head last."""
-        if self.memory.tree is None or not waiting:
+        if self.memory.tree is None or not waiting or not self.refreshes:
             return
         if self.fcfs_passes % REFRESH_INTERVAL == 0:
             for r in reversed(waiting[:MATCH_MAX]):
@@ -124,6 +132,8 @@ class PrefillAdder:
         chunked_prefill_size: int | None,
         prefill_max_requests: int | None,
         mixed: bool,
+        promises_fixed: bool = True,
+        page_to_spare: bool = True,
     ) -> None:
         decodes = len(running) if mixed else 0
         self.memory = memory
@@ -131,9 +141,11 @@ class PrefillAdder:
         self.ratio = ratio
         self.clip = clip
         self.most = prefill_max_requests
+        self.page_to_spare = page_to_spare
         total = 0.0
         for r in running:  # not sum(): from Python 3.12 on it corrects rounding, the engine's not
-            total += min(r.max_new - r.out, clip) * (1.0 if r.ignore_eos else ratio)
+            share = 1.0 if r.ignore_eos and promises_fixed else ratio
+            total += min(r.max_new - r.out, clip) * share
         self.promised = decodes + total
         self.needed = decodes
         self.inputs = max_prefill_tokens - decodes
@@ -218,7 +230,7 @@ class PrefillAdder:
         The requests' ends are foreseen one after the other, in the order of what they still emit;
         at each end all that still run must have had the memory to come so far.
         """
-        paged = self.memory.up(r.fill) + self.memory.page_size
+        paged = self.memory.up(r.fill) + (self.memory.page_size if self.page_to_spare else 0)
         now = self.memory.room - self.needed
         if paged > min(now, self._left):
             return Admission.NO_TOKEN

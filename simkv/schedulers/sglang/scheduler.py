@@ -73,6 +73,7 @@ class SglangScheduler:
             config.in_batch_prefix_caching_check_threshold,
             config.in_batch_prefix_caching_deprioritize_threshold,
             config.lpm_aging_tokens_per_pass,
+            refreshes=self.rules.refreshes,
         )
         self.chunk_size = config.chunk if config.chunk > 0 else None
         self.mixed = config.enable_mixed_chunk and self.chunk_size is not None
@@ -233,7 +234,7 @@ class SglangScheduler:
 
     def _prefill(self) -> ScheduleBatch | None:
         running = self.running
-        if not running.rows:
+        if not running.rows and self.rules.empty_opens:
             running.full = False
         if self.chunked is None:
             if running.full or not self.waiting:
@@ -252,6 +253,8 @@ class SglangScheduler:
             chunked_prefill_size=self.chunk_size,
             prefill_max_requests=self.config.prefill_max_requests,
             mixed=self.mixed,
+            promises_fixed=self.rules.promises_fixed,
+            page_to_spare=self.rules.page_to_spare,
         )
         continued, admission = 0, Admission.GO
         if self.chunked:
@@ -269,7 +272,7 @@ class SglangScheduler:
                 break
             admission = adder.add(r)
             if admission is Admission.NO_TOKEN:
-                running.full = bool(adder.can or running.rows)
+                running.full = bool(adder.can or running.rows or not self.rules.full_if_served)
             if admission is not Admission.GO:
                 break  # nobody is passed over
         taken = len(adder.can) - continued
@@ -302,7 +305,7 @@ class SglangScheduler:
         running, full = self.running, self.running.full
         if not self._leave_out_ending():
             running.full = full  # those that had finished do not open the queue here
-        if running.rows and self.memory.fits(running.rows):
+        if running.rows and (not self.rules.mixes_if_it_fits or self.memory.fits(running.rows)):
             self.memory.grow(running.rows)
             batch.kind = "mixed"
             batch.rows = batch.rows + running.rows
@@ -334,7 +337,9 @@ class SglangScheduler:
         Those that have finished go with them, where they are still there.
         """
         rows = self.running.rows
-        going_on = [r for r in rows if not (r.pending and r.out + 1 >= r.max_new)]
+        going_on = rows
+        if self.rules.foresees_ends:
+            going_on = [r for r in rows if not (r.pending and r.out + 1 >= r.max_new)]
         some_end = len(going_on) < len(rows)
         self._leave([r for r in going_on if not r.finished])
         return some_end

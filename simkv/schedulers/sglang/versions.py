@@ -21,12 +21,27 @@ class SglangRules:
     ``spent_budget_stops`` a pass before its first candidate, where the rest of a prompt or the
     decodes of a mixed step have spent it; else one more may be taken. ``counts_held_rows``: the
     row that the rest of a prompt holds already is not counted against the free rows.
+    ``foresees_ends``: the overlap loop leaves out whose token under way is its last by length; else
+    that computes one more, which is thrown away. ``empty_opens`` the queue when nobody runs;
+    ``full_if_served``: a candidate for which memory is promised out closes it only if somebody is
+    served; else always. ``mixes_if_it_fits``: decodes join a prefill if they have room; else in
+    any case.
+    ``promises_fixed`` lengths (``ignore_eos``) in full, not by the ratio; without a prefix cache
+    such a candidate has a ``page_to_spare``. ``refreshes`` what the head of the queue finds cached,
+    now and then, where passes go in fcfs order.
     ``lpm_aging`` has ``lpm_aging_tokens_per_pass``. ``lacks`` are knobs that cannot be set yet.
     """
 
     drops_finished: bool = True
     spent_budget_stops: bool = True
     counts_held_rows: bool = True
+    foresees_ends: bool = True
+    empty_opens: bool = True
+    full_if_served: bool = True
+    mixes_if_it_fits: bool = True
+    promises_fixed: bool = True
+    page_to_spare: bool = True
+    refreshes: bool = True
     lpm_aging: bool = False
     lacks: tuple[str, ...] = ()
 
@@ -43,10 +58,30 @@ RULES: Mapping[str, SglangRules] = {
         counts_held_rows=False,
         lacks=("prefill_decode_interval_min_bs",),
     ),
+    "0.5.20": replace(
+        _LATEST,
+        drops_finished=False,
+        spent_budget_stops=False,
+        counts_held_rows=False,
+        foresees_ends=False,
+        empty_opens=False,
+        full_if_served=False,
+        mixes_if_it_fits=False,
+        promises_fixed=False,
+        page_to_spare=False,
+        refreshes=False,
+        lacks=("prefill_decode_interval_min_bs",),
+    ),
 }
 
-#: Rules that a recording can show.
-SEEN = ("drops_finished", "spent_budget_stops", "counts_held_rows")
+_NEW_IN_23 = ("drops_finished", "spent_budget_stops", "counts_held_rows")
+
+#: Rules that the recordings of a release show; those not named were read in its source alone.
+SEEN: Mapping[str, tuple[str, ...]] = {
+    "0.5.23": _NEW_IN_23,
+    "0.5.22": _NEW_IN_23,
+    "0.5.20": (*_NEW_IN_23, "foresees_ends", "promises_fixed", "page_to_spare"),
+}
 
 VARIANTS: Mapping[str, Variant] = {
     "0.5.23": Variant(
@@ -61,5 +96,10 @@ VARIANTS: Mapping[str, Variant] = {
         source="PyPI sglang==0.5.22, managers/scheduler.py and schedule_policy.py",
         summary="before 0.5.23: who has finished counts until the next decode, and a pass whose "
         "budget is spent may take one more",
+    ),
+    "0.5.20": Variant(
+        source="PyPI sglang==0.5.20, managers/scheduler.py and schedule_policy.py",
+        summary="before 0.5.22: the overlap loop computes a token past the last, mixed decodes are "
+        "not tested for room, fixed lengths are promised by the ratio",
     ),
 }

@@ -102,7 +102,7 @@ def test_record_keeps_what_conform_reads(wheel: Path, tmp_path: Path) -> None:
     assert run(app, ["conform", *files]).exit_code == 0
 
 
-@pytest.mark.parametrize("version", ["0.5.22", "0.5.23"])
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.22", "0.5.23"])
 def test_the_whole_loop_of_sglang_is_recorded(version: str, tmp_path: Path) -> None:
     folder = WHEELS / f"sglang-{version}"
     if not folder.is_dir():
