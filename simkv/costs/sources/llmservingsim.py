@@ -40,7 +40,7 @@ from simkv.costs.hardware.links import HostLink
 from simkv.costs.lines import at
 from simkv.costs.profile import Feature, Fit, Profile, Term
 from simkv.costs.sources.files import check_kinds, find_table, read_settings, read_table
-from simkv.costs.sources.host import LAUNCHED, launched
+from simkv.costs.sources.host import launch_time, launched
 
 #: Kernels that run once in a step, and how often in a layer the others do.
 ONCE = ("embedding", "final_layernorm")
@@ -98,7 +98,8 @@ def bundle_profile(folder: Path, layout: Sharding, graph_sizes: list[int] | None
     moved, said = _collectives(str(meta.get("gpu", "")), layout)
     experts = _experts(tables, layout)
     terms = [*_dense(tables, layout), *experts, *_sampling(tables), *moved]
-    host = [launched(graph_sizes)] if graph_sizes else []
+    launch = launch_time(str(meta.get("gpu", "")))
+    host = [launched(graph_sizes, launch)] if graph_sizes and launch else []
     table = AttentionTable(slices=_slices(tables, layers), skew=_skew(folder, meta, tp))
     name = f"{meta.get('model', folder.name)} on {meta.get('gpu', 'unknown GPU')}"
     points = sum(len(row.seconds) for part in table.slices for row in part.rows)
@@ -123,7 +124,7 @@ def bundle_profile(folder: Path, layout: Sharding, graph_sizes: list[int] | None
             f"bundle {folder.name}, measured {meta.get('profiled_at', 'at an unknown time')}",
             "kernels only: no gaps between kernels, "
             + (
-                f"{1e3 * LAUNCHED:g} ms of host time for a step over the largest CUDA graph"
+                f"{1e3 * launch:g} ms of host time for a step over the largest CUDA graph"
                 if host
                 else "no host time"
             )

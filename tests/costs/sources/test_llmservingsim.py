@@ -11,7 +11,7 @@ from simkv.core.errors import InputError
 from simkv.costs.hardware.links import HostLink, find_link, links, said_link
 from simkv.costs.load import Load
 from simkv.costs.profile import Profile, StepCost, feature_of
-from simkv.costs.sources.host import LAUNCHED, without_host
+from simkv.costs.sources.host import LAUNCHED, launch_time, without_host
 from simkv.costs.sources.llmservingsim import Sharding, bundle_profile, slower_collectives
 
 META = """\
@@ -93,6 +93,20 @@ def test_a_step_over_the_largest_graph_is_launched_by_the_host(tmp_path: Path) -
     kernels = without_host(padded)
     assert StepCost(kernels)(five) == pytest.approx(StepCost(plain)(five))
     assert without_host(plain) is plain
+
+
+def test_each_host_has_its_own_time_to_launch() -> None:
+    assert launch_time("NVIDIA GeForce RTX 4090") == launch_time("rtx-4090") == 0.0
+    assert launch_time("RTX PRO 6000") == 5.9e-3
+    assert launch_time("H100-SXM") == launch_time("of which nobody heard") == LAUNCHED
+
+
+def test_a_host_that_takes_no_time_to_launch_adds_none(tmp_path: Path) -> None:
+    meta = bundle(tmp_path) / "meta.yaml"
+    meta.write_text(meta.read_text().replace("Test GPU", "RTX 4090"))
+    profile = bundle_profile(tmp_path, Sharding(2), [1, 2, 4])
+    assert without_host(profile) is profile
+    assert "no host time" in " ".join(profile.source)
 
 
 def test_ranks_in_lock_step_are_padded_to_the_busiest() -> None:

@@ -69,7 +69,7 @@ def _provenance(s: Score) -> list[str]:
         what = "replay at its settings, prediction of the load"
         return [s.case.name, f"{alone} requests alone in this run", *settings, what]
     row = [s.case.name, "kernel tables", "its kind", "not seen", "not seen", "prediction"]
-    if s.case.name == MEASURED_IN:
+    if s.case.name in MEASURED_IN:
         row[1], row[-1] = "kernel tables, host time of this run", "prediction but for the host time"
     return row
 
