@@ -55,7 +55,9 @@ def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.
         if life.outcome is Outcome.FINISHED:
             assert life.last_token == life.ended_at
         if life.outcome is Outcome.CUT_OFF:
-            assert scenario.horizon is not None
+            # Behind one that stalls, a client of a closed loop never sends its next.
+            closed = scenario.workload.max_concurrency and life.reason == "its turn did not come"
+            assert scenario.horizon is not None or closed
         seen = [stint.place for stint in fleet.stints if i in stint.engine.record.lives]
         assert sorted(fleet.sent.get(i, [])) == seen
         assert set(fleet.ways.get(i, [])) <= set(seen)
