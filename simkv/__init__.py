@@ -51,5 +51,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, imported or not."""
-    return [*__all__, *globals()]
+    """The public names, imported or not, and what every module has; nothing of how it works."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -24,12 +24,10 @@ def profiles(
     A model on a GPU goes into a scenario as hardware: {gpu: ..., model: ...}; a packaged profile
     as profile: NAME. What is composed of measured operators needs the extra simkv[hardware].
     """
-    from rich import box
-    from rich.table import Table
-
     from simkv.costs.hardware.catalog import architectures, gpus
     from simkv.costs.known import known_costs
     from simkv.costs.operators.tables import installed
+    from simkv.report.fitting import Column, Fitting
 
     found = known_costs(words or [])
     if not found:
@@ -42,14 +40,17 @@ def profiles(
     pairs = [one for one in found if not one.name]
     shown = pairs if all_ or words else []
     rows = [*named, *(shown if all_ else shown[:MOST])]
-    table = Table(box=box.SIMPLE)
-    for column in ("profile", "model", "gpu", "GPUs from", "basis", "error of 95 in 100 steps"):
-        table.add_column(column, justify="right" if column == "GPUs from" else "left")
-    for one in rows:
-        least = str(one.fits) if one.fits else "" if one.name else "does not fit"
-        table.add_row(one.name or "hardware", one.model, one.gpu, least, one.basis, one.error)
+    least = [str(one.fits or ("" if one.name else "does not fit")) for one in rows]
+    columns = [
+        Column("profile", [one.name or "hardware" for one in rows], right=False),
+        Column("model", [one.model for one in rows], right=False),
+        Column("gpu", [one.gpu for one in rows], rank=1, right=False),
+        Column("GPUs from", least, rank=2),
+        Column("basis", [one.basis for one in rows], rank=4, right=False),
+        Column("error of 95 in 100 steps", [one.error for one in rows], rank=3, right=False),
+    ]
     if rows:
-        show(table)
+        show(Fitting(columns))
     if not words:
         show(f"models: {', '.join(model.name for model in architectures())}")
         show(f"GPUs: {', '.join(gpu.name for gpu in gpus())}")

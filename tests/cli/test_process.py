@@ -133,6 +133,7 @@ def test_help_imports_little(tmp_path: Path) -> None:
 
 def test_the_package_shows_what_it_has() -> None:
     assert {"run", "compare", "sweep", "plan", "plot", "pareto", "load"} <= set(dir(simkv))
+    assert {name for name in dir(simkv) if not name.startswith("__")} < set(simkv.__all__)
     assert all(getattr(simkv, name) is not None for name in simkv.__all__)
 
 

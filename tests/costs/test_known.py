@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from simkv.cli import app
+from simkv.cli import app, common
 from simkv.core.errors import InputError
 from simkv.costs import known
 from simkv.costs.known import known_costs
@@ -41,6 +42,13 @@ def test_the_command_says_how_to_use_what_it_lists() -> None:
     everything = run(app, ["profiles"]).output
     assert "openai/gpt-oss-120b" in everything and "unit-step" in everything  # noqa: PT018
     assert isinstance(run(app, ["profiles", "abacus"]).exception, InputError)
+
+
+def test_names_stay_whole_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "console", lambda: Console(width=50))
+    table = CliRunner().invoke(app, ["profiles", "mistralrs"]).output
+    assert "l4-mistralrs-slow-prefill" in table and "…" not in table  # noqa: PT018
+    assert "No room for: " in table
 
 
 @pytest.mark.parametrize(
