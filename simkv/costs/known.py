@@ -56,7 +56,7 @@ def known_costs(words: Sequence[str] = ()) -> list[Known]:
             basis = basis_of(gpu)
             also = " ".join((*other_names(model.name), *gpu.also, gpu.system or ""))
             if _has(wanted, "", model.name, gpu.name, basis, also):
-                error = _estimate_error() if basis == FROM_SHEET else "not known"
+                error = _error(model, gpu, basis)
                 found.append(Known("", model.name, gpu.name, fits(model, gpu), basis, error))
     return found
 
@@ -101,9 +101,10 @@ def _combined(wanted: Sequence[str]) -> Iterator[Known]:
             yield Known("", model, gpu.name, hardware.tp, basis, error)
 
 
-def _estimate_error() -> str:
-    """Of estimates from data sheets, against what is composed, GPUs left out by turns."""
-    return ", ".join(f"{k} {100 * e.p95:.0f} %" for k, e in estimate_errors().items())
+def _error(model: Architecture, gpu: Gpu, basis: str) -> str:
+    """Of the model as it is published, whatever the number of GPUs."""
+    estimate = estimate_errors() if basis == FROM_SHEET else None
+    return told(make_hardware(gpu, model), SETTING, estimate) or "not known"
 
 
 def _packaged(name: str) -> Known:

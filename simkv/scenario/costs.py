@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.core.engine import EngineConfig
+from simkv.core.errors import InputError
+from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.setting import setting_of
 from simkv.costs.operators.choice import profile_for
 from simkv.costs.profile import Profile, load_profile
@@ -32,19 +34,36 @@ class Costs:
             return load_profile(self.profile, folder)
         assert self.hardware is not None
         tables = [Path(self.hardware.tables)] if self.hardware.tables else []
-        return profile_for(hardware_of(self.hardware), setting_of(self.engine), tables)
+        return profile_for(_on_one_node(self.hardware), setting_of(self.engine), tables)
 
     def check(self, folder: Path) -> None:
         """Raise the InputError that loading would raise."""
         if self.hardware is None:
             self.load(folder)
         else:
-            hardware_of(self.hardware)
+            _on_one_node(self.hardware)
 
     @property
     def gpus(self) -> int:
         """GPUs of one replica, as far as that is said; else 1. Each of ``dp`` ranks is one."""
         return self.hardware.tp if self.hardware else 1
+
+
+def _on_one_node(section: HardwareSection) -> Hardware:
+    """The hardware, if what joins all GPUs that speak to each other is known.
+
+    Ranks of a dense model share nothing; those of a mixture share its experts.
+    """
+    made = hardware_of(section)
+    together = made.gpus if made.architecture.experts else made.tp
+    if together > made.gpus_per_node and not made.interconnect.measured:
+        raise InputError(
+            f"hardware: gpus_per_node: {together} GPUs share the model and a node has "
+            f"{made.gpus_per_node}; what joins nodes is in no data sheet: say "
+            f"interconnect: {{latency_us: ..., bandwidth_gb_s: ...}} as measured between "
+            f"them, or that gpus_per_node is {together}"
+        )
+    return made
 
 
 def costs_of(scenario: Scenario, group: ReplicaGroup | None = None) -> Costs:

@@ -67,7 +67,7 @@ class HardwareSection(Section):
     ) = None
     """What joins the GPUs; left out, what the data sheet has. Or what was measured on the host."""
     gpus_per_node: Gpus | None = None
-    """GPUs in a node; left out, as usual for the GPU."""
+    """GPUs that the interconnect joins; left out, as usual for the GPU."""
     tables: str | None = None
     """Folder beside the scenario with operator tables of one's own, which go before all others."""
 

@@ -89,6 +89,11 @@ def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
         (["hardware.model=none.json"], "hardware.model: there is no file"),
         (["hardware.pp=2"], "hardware.pp: 2: pipeline parallelism is not modelled"),
         (["hardware.tp=3"], "hardware: tp: 32 heads of meta-llama/Llama-3.1-8B cannot be shared"),
+        (
+            ["hardware.tp=4", "hardware.gpus_per_node=2"],
+            "hardware: gpus_per_node: 4 GPUs share the model and a node has 2",
+        ),
+        (["hardware.tp=16"], "16 GPUs share the model and a node has 8"),
         (["hardware.ep=2"], "hardware: ep: meta-llama/Llama-3.1-8B has no experts"),
         (["hardware.weights=fp7"], "hardware.weights: 'fp7' is not known"),
         (["hardware.interconnect=Ethernet"], "hardware.interconnect: "),
@@ -115,6 +120,20 @@ def test_what_is_wrong_is_said_by_its_field(
         one(tmp_path, *overrides)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_more_gpus_than_a_node_has_need_a_link_that_was_measured(tmp_path: Path) -> None:
+    within, between = (
+        f"hardware.interconnect={{latency_us: {us}, bandwidth_gb_s: {rate}}}"
+        for us, rate in ((10, 400), (30, 25))
+    )
+    near, far = (
+        run_scenario(one(tmp_path, "hardware.tp=16", link), tmp_path).summary["e2e_ms"]["mean"]
+        for link in (within, between)
+    )
+    assert near < far
+    one(tmp_path, "hardware.gpu=GB200", "hardware.tp=16")
+    one(tmp_path, "hardware.dp=16")  # ranks of a dense model share nothing
 
 
 RANKS = """name: ranks

@@ -99,7 +99,8 @@ class Gpu(_Named):
 
     ``flops_fp8`` and ``flops_fp4`` are those of smaller numbers, None where the card has none.
     ``nvlink`` and ``pcie`` are bytes/s each way of one card, as data sheets have them; ``system``
-    is what published points and operator tables call it. ``collectives`` have, by name and number
+    is what published points and operator tables call it. ``gpus_per_node`` are as many as that
+    joins: of GB200 and GB300 those of a rack. ``collectives`` have, by name and number
     of cards, measured ``[bytes, seconds]``: bytes that go into an all-reduce, that a card gives to
     an all-gather, that it gets of a reduce-scatter.
     """

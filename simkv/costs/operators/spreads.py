@@ -199,12 +199,13 @@ def shipped_spreads() -> Spreads:
 def with_error(profile: Profile, hardware: Hardware, setting: EngineSetting) -> Profile:
     """A composed profile with the spread of its kind as the error of its steps.
 
-    Itself where nothing near was measured as a whole, or where its error is known already.
-    That of TTFT stands for steps that prefill, that of TPOT for those of nothing but decodes.
+    Itself where nothing near was measured as a whole. That of TTFT stands for steps that prefill,
+    that of TPOT for those of nothing but decodes. What an estimate is off from operator tables
+    comes on top, for the spread is of what was composed of such.
     """
     kind = kind_of(hardware, setting)
     found = shipped_spreads().of(kind)
-    if found is None or profile.fit.held_out:
+    if found is None:
         return profile
     spread, level = found
     beyond = spread.beyond(setting.release)
@@ -216,22 +217,28 @@ def with_error(profile: Profile, hardware: Hardware, setting: EngineSetting) -> 
             f"; {setting.engine} {setting.release} is {beyond} releases from those, {measured}: "
             f"wider by {100 * wider:.0f} %"
         )
-    spread = spread.wider(wider)
-    prefill, decode = _step_error(spread, 0), _step_error(spread, 1)
-    errors = {"prefill": prefill, "mixed": prefill, "decode": decode}
+    errors = _with_estimate(_errors(spread.wider(wider)), profile.fit.held_out)
+    if profile.fit.held_out:
+        note = f"{profile.fit.note}; on top of them, {note}"
     fit = profile.fit.model_copy(update={"held_out": errors, "note": note})
     return profile.model_copy(update={"fit": fit})
 
 
-def told(hardware: Hardware, setting: EngineSetting) -> str:
-    """The error of steps on some hardware in a few words, and whose it is; empty if not known."""
+def told(
+    hardware: Hardware, setting: EngineSetting, estimate: Mapping[str, StepError] | None = None
+) -> str:
+    """The error of steps on some hardware in a few words, and whose it is; empty if not known.
+
+    ``estimate`` is what an estimate is off from operator tables, where there are none.
+    """
     kind = kind_of(hardware, setting)
     found = shipped_spreads().of(kind)
     if found is None:
         return ""
     spread, level = found
     spread = spread.wider(WIDER * min(spread.beyond(setting.release), FARTHEST))
-    prefill, decode = (100 * _step_error(spread, latency).p95 for latency in (0, 1))
+    errors = _with_estimate(_errors(spread), estimate or {})
+    prefill, decode = (100 * errors[step].p95 for step in ("prefill", "decode"))
     whose = "calibrated pair" if level == kind.levels()[0] else kind.likeness(level)
     return f"prefill {prefill:.0f} %, decode {decode:.0f} % ({whose})"
 
@@ -247,6 +254,29 @@ def _note(spread: Spread, kind: Configuration, level: str) -> str:
         f"{spread.points} published serving points of {kind.likeness(level)}, the nearest that "
         f"there are, each predicted without any of its model on its GPU"
     )
+
+
+def _errors(spread: Spread) -> dict[str, StepError]:
+    prefill, decode = _step_error(spread, 0), _step_error(spread, 1)
+    return {"prefill": prefill, "mixed": prefill, "decode": decode}
+
+
+def _with_estimate(
+    errors: Mapping[str, StepError], estimate: Mapping[str, StepError]
+) -> dict[str, StepError]:
+    """Both by kind of step, as if they had nothing to do with each other."""
+    return {
+        step: error.model_copy(
+            update={
+                "median": math.hypot(error.median, estimate[step].median),
+                "p95": math.hypot(error.p95, estimate[step].p95),
+                "bias": error.bias + estimate[step].bias,
+            }
+        )
+        if step in estimate
+        else error
+        for step, error in errors.items()
+    }
 
 
 def _step_error(spread: Spread, latency: int) -> StepError:

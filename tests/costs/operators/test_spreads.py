@@ -10,6 +10,7 @@ from simkv.core.setting import EngineSetting
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.operators import spreads
+from simkv.costs.operators.choice import estimated
 from simkv.costs.operators.spreads import Spread, Spreads, kind_of, told, with_error
 from simkv.costs.profile import load_profile
 
@@ -55,6 +56,24 @@ def test_releases_beyond_those_that_were_measured_widen_the_error(
         widths.append(fit.held_out["decode"].p95)
     step = [math.exp(0.05 + 0.02 * n) - 1 for n in (0, 3, 1, 10)]
     assert widths == pytest.approx(step)
+
+
+def test_an_estimate_from_a_data_sheet_is_off_by_its_own_error_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known(monkeypatch, 3, seen=False)
+    composed = with_error(load_profile("unit-step"), HARDWARE, setting("0.12.0")).fit
+    guess = estimated(HARDWARE, setting("0.12.0"))
+    fit = with_error(guess, HARDWARE, setting("0.12.0")).fit
+    assert fit.note == f"{guess.fit.note}; on top of them, {composed.note}"
+    for step, error in guess.fit.held_out.items():
+        both = math.hypot(error.p95, composed.held_out[step].p95)
+        assert fit.held_out[step].p95 == pytest.approx(both)
+        assert both > max(error.p95, composed.held_out[step].p95)
+    said = told(HARDWARE, setting("0.12.0"), guess.fit.held_out)
+    assert said.startswith(f"prefill {100 * fit.held_out['prefill'].p95:.0f} %, decode ")
+    monkeypatch.setattr(spreads, "shipped_spreads", lambda: Spreads({}, {}, {}))
+    assert with_error(guess, HARDWARE, setting("0.12.0")) is guess
 
 
 def test_the_error_in_a_few_words_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
