@@ -1,6 +1,7 @@
 """Measured serving points: read, replayed, scored, fitted."""
 
 import csv
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from simkv.costs.profile import Profile
 from simkv.proof.validation.silicon.calibrate import rules_of
 from simkv.proof.validation.silicon.fit import LADDERS, choose, fit, spread_of, values_for
 from simkv.proof.validation.silicon.lengths import drawn
+from simkv.proof.validation.silicon.page import constants_table
 from simkv.proof.validation.silicon.point import nearest_variant, point_of
 from simkv.proof.validation.silicon.predict import CLIENT_MS, WIDER, Prediction, predict
 from simkv.proof.validation.silicon.recipe import warm_up_of
@@ -27,6 +29,7 @@ from simkv.proof.validation.silicon.score import noise, score
 from simkv.proof.validation.silicon.slopes import MOVED
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
+from tests.conftest import ROOT
 
 HEAD = (
     "id,backend,backend_version,model,system,precision,isl,osl,concurrency,tp,dp,ep,"
@@ -424,3 +427,12 @@ def test_far_releases_widen_the_interval_of_a_pair_that_was_never_seen(tmp_path:
         wider = 0.1 + WIDER * apart
         assert found.high.tpot == pytest.approx(found.latency.tpot * math.exp(wider))
         assert "never seen" in found.why
+
+
+def test_the_page_has_the_constants_that_come_with_simkv() -> None:
+    rules = json.loads((ROOT / "simkv/costs/operators/constants.json").read_text())
+    assert constants_table(rules) in (ROOT / "docs/silicon.md").read_text()
+    changed = rules[0] | {"constants": {"prefill": 1.5, "step_s": 0.002}}
+    row = constants_table([changed]).splitlines()[-1]
+    assert row.startswith(f"| {', '.join(rules[0]['kind'].values())} | 1.5 |")
+    assert "| 2 |" in row

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment
 from matplotlib.axes import Axes
@@ -11,10 +12,18 @@ from matplotlib.figure import Figure
 
 from simkv.core.files import write_text
 from simkv.proof.validation.compared import markdown
-from simkv.proof.validation.silicon.calibrate import Calibrated
+from simkv.proof.validation.silicon.calibrate import Calibrated, rules_of
 from simkv.proof.validation.silicon.predict import CLIENT_MS, Prediction
 from simkv.proof.validation.silicon.score import NAMES, class_of, clean, noise, scores
-from simkv.proof.validation.silicon.show import FIT_HEAD, HEAD, fit_rows, noise_lines, score_rows
+from simkv.proof.validation.silicon.show import (
+    CONSTANT_HEAD,
+    FIT_HEAD,
+    HEAD,
+    constant_rows,
+    fit_rows,
+    noise_lines,
+    score_rows,
+)
 from simkv.report.style import BLUE, GREY, RED, SLATE, WIDTH, YELLOW, house_style, save
 
 TEMPLATE = Path(__file__).parent / "page.md.j2"
@@ -48,9 +57,15 @@ def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
         tried="\n".join(markdown(FIT_HEAD, fit_rows(found.fitted), 1)),
         covered=found.covered,
         tables="\n".join(tables),
+        constants=constants_table(rules_of(found.samples, found.fitted, "")),
     )
     write_text(path, text)
     return [path.name, picture.name]
+
+
+def constants_table(rules: Sequence[Mapping[str, Any]]) -> str:
+    """The values of ``constants.json``."""
+    return "\n".join(markdown(CONSTANT_HEAD, constant_rows(rules), 1))
 
 
 def _tables(title: str, predictions: Sequence[Prediction]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -13,7 +15,7 @@ from simkv.proof.validation.silicon.fit import Fitted
 from simkv.proof.validation.silicon.rows import ANCHORS
 from simkv.proof.validation.silicon.samples import Residual
 from simkv.proof.validation.silicon.score import NAMES, Errors, GroupScore, Noise
-from simkv.proof.validation.silicon.slopes import Floats
+from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 HEAD = (
     *("group", "rows", "meas.", "answered"),
@@ -74,6 +76,20 @@ def fit_rows(fitted: Fitted) -> Iterator[list[str]]:
         chosen = " (chosen)" if tried.name == fitted.chosen else ""
         errors = [_percent(float(e)) for e in (*tried.configurations, *tried.groups)]
         yield [f"{tried.name}{chosen}", str(tried.number), *errors]
+
+
+CONSTANT_HEAD = ("of", *(re.sub("_s$", " (ms)", name) for name in MOVED))
+
+
+def constant_rows(rules: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """What constants change of a kind, a row for each rule; ms where they are times."""
+    for rule in rules:
+        cells = []
+        for name in MOVED:
+            value = rule["constants"].get(name)
+            scale = 1000.0 if name.endswith("_s") else 1.0
+            cells.append("" if value is None else f"{scale * value:.4g}")
+        yield [", ".join(rule["kind"].values()), *cells]
 
 
 def fit_table(fitted: Fitted) -> Table:
