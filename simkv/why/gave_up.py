@@ -33,13 +33,16 @@ FARTHEST = 10.0
 #: Of more shapes than this, those whose time alone by the profile is farthest from their timeout
 #: are judged by that time.
 MOST_RUNS = 100
+#: When a request comes alone (s) that came to an engine which had been there before it.
+LATER = 1.0
 
 
 class AloneShape(NamedTuple):
     """All that a request's time alone depends on.
 
-    ``request`` has neither id nor arrival, ``ready`` (s) is how long after its arrival the engine
-    looks at its queue, and ``replica`` is one of those on which it would take equally long.
+    ``request`` has no id, and comes at 0 or, if the engine had looked for requests before, at
+    ``LATER``; ``ready`` (s) is how long after its arrival the engine looks at its queue, and
+    ``replica`` is one of those on which it would take equally long.
     """
 
     request: Request
@@ -68,8 +71,9 @@ class World:
         if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
             spec = self.replicas[run.fleet.stints[places[-1]].replica]
             replica = next(i for i, other in enumerate(self.replicas) if other is spec)
-        plain = replace(request, id=0, arrival=0.0, priority=0, segments=())
         ready = max(self.scenario.engine_ready - request.arrival, 0.0)
+        arrival = LATER if request.arrival > self.scenario.engine_ready else 0.0
+        plain = replace(request, id=0, arrival=arrival, priority=0, segments=())
         return AloneShape(plain, ready, replica)
 
     @property
@@ -82,7 +86,8 @@ class World:
         On one replica, which is there all the time; or on the whole fleet where some replicas
         prefill and others decode.
         """
-        changes = {"engine_ready": shape.ready, "horizon": FARTHEST * shape.timeout}
+        horizon = shape.request.arrival + FARTHEST * shape.timeout
+        changes = {"engine_ready": shape.ready, "horizon": horizon}
         scenario = self.scenario.model_copy(update={**changes, "timeout": None})
         replicas = self.replicas
         if not self._split:
@@ -149,7 +154,9 @@ def _waited(run: ScenarioRun, lives: Sequence[Life]) -> Iterator[int]:
 def _end(solo: Record) -> float | None:
     """When the one request of a run finished, in seconds after its arrival."""
     life = solo.lives[0]
-    return life.last_token if life.outcome is Outcome.FINISHED else None
+    if life.outcome is not Outcome.FINISHED or life.last_token is None:
+        return None
+    return life.last_token - life.request.arrival
 
 
 def _shortfall(record: Record, life: Life, solo: Record, end: float | None) -> Shortfall:
@@ -183,12 +190,13 @@ def _reached(record: Record, life: Life, until: float) -> float:
 
 
 def _reached_at(record: Record, life: Life, tokens: float) -> float | None:
-    """When so many tokens had KV (s); None if that was never so."""
+    """How long after its arrival so many tokens had KV (s); None if that was never so."""
     log = record.steps
     for row, before, after in _rows(life):
         if after >= tokens:
             share = max(tokens - before, 0.0) / (after - before)
-            return log.start[row] + share * (log.end[row] - log.start[row])
+            reached = log.start[row] + share * (log.end[row] - log.start[row])
+            return reached - life.request.arrival
     return None
 
 

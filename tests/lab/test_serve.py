@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
@@ -125,11 +125,16 @@ def test_clients_that_wait_for_answers(engine, variant):
     check_l0(run)
 
 
+#: Under priority these compute requests whose blocks are gone, and are refused on a device.
+FCFS_ONLY = ("0.10.0", "0.10.2", "0.11.0")
+
+
 @every_engine
 @settings(max_examples=settings.default.max_examples // 4, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
 def test_random_scenario(engine, variant, data, tmp_path_factory):
     scenario = in_milliseconds(data.draw(scenarios(engine, variant)))
+    assume(variant not in FCFS_ONLY or scenario.engine.policy == "fcfs")
     if data.draw(st.booleans()):
         scenario = without_ends(scenario)
     server = DeviceServer(scenario, SETUP)
