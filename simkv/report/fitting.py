@@ -5,7 +5,7 @@ Fitting([Column("variant", names, right=False), Column("P99 TTFT (s)", cells, ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Literal
@@ -79,6 +79,21 @@ class Stacked:
                 part = []
             part.append(column)
         yield _table([self.first, *part])
+
+
+def fitting(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, kept: int = 2
+) -> Fitting:
+    """Rows under ``headings`` as a table that fits: columns are left out from the last one on.
+
+    The first ``left`` are flush left, the first ``kept`` always stay.
+    """
+    cells = list(zip(*rows, strict=True)) or [()] * len(headings)
+    columns = [
+        Column(heading, column, rank=0 if i < kept else i, right=i >= left)
+        for i, (heading, column) in enumerate(zip(headings, cells, strict=True))
+    ]
+    return Fitting(columns)
 
 
 def _width(table: Table, console: Console, options: ConsoleOptions) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
@@ -16,6 +14,7 @@ from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.cases.steps import STEPS, HostTimes, step_cells, step_words
 from simkv.proof.validation.cases.told import STATISTICS
 from simkv.proof.validation.compared import Compared
+from simkv.report.fitting import fitting
 
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "queue"}
 
@@ -28,12 +27,8 @@ def case_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[Renderabl
     for note in found.replayed.notes:
         yield f"note: {note}"
     origin = found.case.facts.origin_simulator.simulator
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("figure", "measured", "predicted", "error", "interval", escape(origin)):
-        table.add_column(column, justify="left" if column == "figure" else "right")
-    for f in found.figures:
-        table.add_row(*_cells(f, found.published.get(f.name)))
-    yield table
+    head = ("figure", "measured", "predicted", "error", "interval", origin)
+    yield fitting(head, (_cells(f, found.published.get(f.name)) for f in found.figures), kept=4)
     for per in found.per_request:
         if per.mape is None:
             yield f"{TITLES[per.metric]}: request by request off by {per.mae_ms:,.1f} ms"
@@ -61,14 +56,10 @@ def _cells(f: Compared, published: float | None) -> tuple[str, ...]:
 
 def _changed_parts(found: Score, changed: Sequence[Otherwise]) -> Iterator[RenderableType]:
     yield "If it were otherwise (error of the mean and of P99, per cent):"
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("change")
-    for name in ("TTFT", "TPOT", "E2E"):
-        table.add_column(name, justify="right")
     rows = [("as simulated", found), *((other.change, other.score) for other in changed)]
-    for change, s in rows:
-        table.add_row(change, *(_pair(s, metric) for metric in ("ttft_ms", "tpot_ms", "e2e_ms")))
-    yield table
+    metrics = ("ttft_ms", "tpot_ms", "e2e_ms")
+    cells = ([change, *(_pair(s, metric) for metric in metrics)] for change, s in rows)
+    yield fitting(("change", "TTFT", "TPOT", "E2E"), cells)
 
 
 def _pair(s: Score, metric: str) -> str:
@@ -82,30 +73,15 @@ def all_parts(scores: Sequence[Score], crossed: Sequence[Crossed] = ()) -> Itera
     """All cases in one table of errors, the originating simulator's below; figures in their
     interval; and runs with the costs of others."""
     yield Text("\nAll cases: error in per cent", "bold")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("case", "", "metric", *STATISTICS, "per request"):
-        table.add_column(column, justify="left" if column in ("case", "", "metric") else "right")
-    for s in scores:
-        for row in case_rows(s):
-            table.add_row(*map(escape, row))
-    yield table
+    head = ("case", "simulator", "metric", *STATISTICS, "per request")
+    yield fitting(head, (row for s in scores for row in case_rows(s)), left=3, kept=4)
     yield Text(f"\nFigures in their interval, of which {STATED} of 100 are meant to be", "bold")
-    held = Table(box=None, header_style="bold", pad_edge=False)
-    for column in HEAD:
-        held.add_column(column, justify="left" if column == HEAD[0] else "right")
-    for row in coverage_rows(scores):
-        held.add_row(*map(escape, row))
-    yield held
+    yield fitting(HEAD, coverage_rows(scores))
     for line in refused(scores):
         yield f"no interval: {line}"
     if crossed:
         yield Text("\nCosts of one run, load of another at the same budget: error of means", "bold")
-        pairs = Table(box=None, header_style="bold", pad_edge=False)
-        for column in CROSSED:
-            pairs.add_column(column, justify="left" if " of" in column else "right")
-        for row in crossed_rows(crossed):
-            pairs.add_row(*map(escape, row))
-        yield pairs
+        yield fitting(CROSSED, crossed_rows(crossed), left=2)
 
 
 def case_rows(s: Score) -> list[list[str]]:
@@ -130,12 +106,7 @@ def case_rows(s: Score) -> list[list[str]]:
 def steps_parts(above: Sequence[HostTimes], untold: Sequence[str]) -> Iterator[RenderableType]:
     """What steps took above their kernels, by case and kind of step, as a table and in words."""
     yield Text("\nAbove the kernels, by kind of step", "bold")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in STEPS:
-        table.add_column(column, justify="left" if column in STEPS[:2] else "right")
-    for row in step_cells(above):
-        table.add_row(*map(escape, row))
-    yield table
+    yield fitting(STEPS, step_cells(above), left=2)
     yield from map(step_words, above)
     for reason in untold:
         yield f"not told: {reason}"
