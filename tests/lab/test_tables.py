@@ -52,15 +52,15 @@ class Checked:
     def schedule(self) -> Any:
         batch = self.inner.schedule()
         if not batch.fatal:
-            check(self.inner.memory, self.inner._admitted)
+            check(self.inner.state.memory, self.inner.state.admitted)
             for row in batch.rows():
-                table = self.inner.memory.tables[row.id]
+                table = self.inner.state.memory.tables[row.id]
                 assert len(table) >= blocks_for(row.context + row.tokens, self.config.page_size)
         return batch
 
     def complete(self, batch: Any, ended: Any) -> Any:
         completion = self.inner.complete(batch, ended)
-        check(self.inner.memory, self.inner._admitted)
+        check(self.inner.state.memory, self.inner.state.admitted)
         return completion
 
 

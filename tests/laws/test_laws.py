@@ -38,9 +38,9 @@ def check_blocks(scheduler: Any) -> None:
         assert pool.free == scheduler.free_blocks
         assert pool.num_blocks == scheduler.num_blocks
         return
-    memory = scheduler.memory  # tokens, of which a radix tree may own some
+    memory = scheduler.state.memory  # tokens, of which a radix tree may own some
     in_tree = sum(node.tokens for node in memory.tree.nodes()) if memory.tree else 0
-    held = sum(memory.up(r.kv) - r.owned for r in scheduler._admitted.values())
+    held = sum(memory.up(r.kv) - r.owned for r in scheduler.state.admitted.values())
     assert memory.free + in_tree + held == scheduler.config.max_total_num_tokens
 
 

@@ -50,7 +50,7 @@ def shared(i: int, group: str, tokens: int, own: int, max_tokens: int = 1) -> Pr
 def test_a_limit_is_clipped_to_what_the_pool_can_hold() -> None:
     scheduler = engine(64, page_size=16)
     scheduler.add(Prompt(0, 20, 1000))
-    assert scheduler.waiting[0].max_new == 64 - 32 - 16 - 1
+    assert scheduler.state.waiting[0].max_new == 64 - 32 - 16 - 1
 
 
 def test_a_prompt_of_almost_the_pool_is_refused() -> None:
@@ -74,7 +74,7 @@ def test_an_early_end_that_the_loop_did_not_foresee_is_cached(overlap: bool, cac
     else:
         scheduler.schedule()
     scheduler.complete(batches[1], {0})  # its second token is its last
-    assert scheduler.memory.evictable == cached
+    assert scheduler.state.memory.evictable == cached
 
 
 def test_a_knob_that_came_later_is_refused() -> None:
@@ -183,11 +183,11 @@ def test_mixed_rows_become_the_running_order() -> None:
     scheduler.add(Prompt(0, 4, 9))
     scheduler.add(Prompt(1, 4, 9))
     step(scheduler)
-    ratio = scheduler.ratio
+    ratio = scheduler.state.ratio.current
     scheduler.add(Prompt(2, 4, 9))
     assert step(scheduler).kind == "mixed"
     assert scheduler.running_ids() == [2, 0, 1]
-    assert scheduler.ratio == ratio
+    assert scheduler.state.ratio.current == ratio
 
 
 # ---------------------------------------------------------------------- prefix cache
@@ -221,9 +221,9 @@ def test_a_decode_step_evicts_a_page_for_every_row_needed_or_not() -> None:
     scheduler.add(Prompt(1, 5, 2))
     scheduler.add(Prompt(2, 5, 2))
     step(scheduler)
-    assert scheduler.memory.evictable == 16
+    assert scheduler.state.memory.evictable == 16
     scheduler.schedule()
-    assert scheduler.memory.evictable == 0
+    assert scheduler.state.memory.evictable == 0
 
 
 # ---------------------------------------------------------------------- retraction
@@ -271,17 +271,17 @@ def test_a_retraction_sets_the_ratio_from_the_survivors() -> None:
     scheduler = crowded()
     ratios = []
     while not step(scheduler).preempted:
-        ratios.append(scheduler.ratio)
+        ratios.append(scheduler.state.ratio.current)
     decay = (0.7 - 0.7 * 0.14) / 600
     assert ratios[:3] == [0.7, 0.7 - decay, 0.7 - decay - decay]  # the prefill does not decay it
     emitted = len(ratios)  # by each survivor before this step
-    assert scheduler.ratio == (2 * emitted + 2 * 2) / (2 * 20 + 1)
+    assert scheduler.state.ratio.current == (2 * emitted + 2 * 2) / (2 * 20 + 1)
 
 
 def test_a_retracted_request_recomputes_its_outputs_and_goes_on() -> None:
     scheduler = crowded()
     steps_until(scheduler, "preempted")
-    victim = scheduler.waiting[-1]
+    victim = scheduler.state.waiting[-1]
     out = victim.out
     scheduler.abort(3)
     scheduler.abort(0)
@@ -297,9 +297,9 @@ def test_an_idle_engine_forgets_the_ratio() -> None:
     scheduler.add(Prompt(0, 4, 3))
     for _ in range(3):
         step(scheduler)
-    assert scheduler.ratio < scheduler.init_ratio
+    assert scheduler.state.ratio.current < scheduler.state.ratio.init
     assert step(scheduler).kind == "idle"
-    assert scheduler.ratio == scheduler.init_ratio
+    assert scheduler.state.ratio.current == scheduler.state.ratio.init
 
 
 # ---------------------------------------------------------------------- queue order
@@ -452,7 +452,7 @@ def test_every_token_of_the_pool_has_one_owner(
         for i in completion.finished:
             assert left.pop(i) == 0
         retracted += len(batch.preempted)
-        memory, admitted = scheduler.memory, scheduler._admitted.values()
+        memory, admitted = scheduler.state.memory, scheduler.state.admitted.values()
         in_tree = sum(node.tokens for node in memory.tree.nodes()) if memory.tree else 0
         held = sum(memory.up(r.kv) - r.owned for r in admitted)
         assert memory.free + in_tree + held == 160

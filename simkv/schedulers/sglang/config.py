@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from simkv.schedulers.sglang.prefill import Policy
 from simkv.schedulers.sglang.versions import RULES
+
+Policy = Literal["fcfs", "lpm", "hrrn"]
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,11 @@ class SglangConfig:
     def chunk(self) -> int:
         """Most prompt tokens in one prefill pass of a rank; -1 is no limit."""
         return self.chunked_prefill_size // self.dp_size
+
+    @property
+    def mixes(self) -> bool:
+        """Whether running requests decode in the step of a prefill."""
+        return self.enable_mixed_chunk and self.chunk > 0
 
     @property
     def rows(self) -> int:

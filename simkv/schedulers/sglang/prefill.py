@@ -1,286 +1,104 @@
-"""Whom a prefill pass of SGLang 0.5.23 takes: the order of the queue, then the admission."""
+"""A prefill pass of SGLang: from the head of the queue on, as many as the budgets take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import Enum
-from math import inf
-from typing import Literal
-
-from simkv.core.request import Segment
-from simkv.core.scheduler import Why
-from simkv.schedulers.sglang.memory import EngineDies, Memory, Req
-
-Policy = Literal["fcfs", "lpm", "hrrn"]
-
-#: A longer queue than this is not matched against the tree: the pass falls back to fcfs order.
-MATCH_MAX = 128
-#: Every so many passes in fcfs order refresh the cached prefixes of the head of the queue.
-REFRESH_INTERVAL = 32
+from simkv.schedulers.sglang.adder import Admission, PrefillAdder
+from simkv.schedulers.sglang.decode import leave_out_ending
+from simkv.schedulers.sglang.order import QueueOrder
+from simkv.schedulers.sglang.state import LoopState, ScheduleBatch
 
 
-class QueueOrder:
-    """Sorts the waiting queue, for good: the next pass starts from this pass's order.
+class PrefillPass:
+    """Makes the next batch that computes prompts, if there is to be one."""
 
-    ``fcfs`` sorts nothing, so a retracted request stays behind all that came before its
-    retraction. ``lpm`` puts the longest cached prefix first. ``hrrn`` puts first who has waited
-    longest for its uncached prompt tokens, the wait counted in tokens that the engine has
-    processed. Both send to the back, for this pass, a request with little in the cache whose
-    beginning another request of the queue will bring (``check``, ``deprioritize``: the thresholds
-    in tokens). Source: ``managers/schedule_policy.py``, class SchedulePolicy.
+    def __init__(self, state: LoopState) -> None:
+        self.state = state
+        self.order = QueueOrder(state)
 
-    With ``aging`` (sgl-project/sglang#31723) lpm counts that many tokens more in the cache for each
-    pass that a request has seen in the queue, so that one with nothing in it is not put last for
-    ever. The count outlives a retraction.
-    """
+    def run(self) -> ScheduleBatch | None:
+        """Sort the queue, take its head, give that its memory. Raises EngineDies."""
+        state = self.state
+        if not self._looks_at_queue():
+            return None
+        self.order.sort()
+        adder = PrefillAdder(state)
+        continued = 0
+        if state.chunked:
+            adder.continue_chunked(state.chunked)
+            continued = 1
+        self._admit(adder, continued)
+        if not adder.can:
+            return None
+        del state.waiting[: len(adder.can) - continued]
+        state.chunked = adder.chunked
+        state.admit(adder.can)
+        batch = ScheduleBatch(
+            adder.can,
+            "prefill",
+            prefills=len(adder.can),
+            extend_tokens=sum(r.end - r.prefix for r in adder.can),
+            chunked=adder.chunked,
+        )
+        state.memory.extend(batch.rows)
+        if state.config.mixes and state.running.rows:
+            self._mix(batch)
+        return batch
 
-    def __init__(
-        self,
-        policy: Policy,
-        memory: Memory,
-        check: int,
-        deprioritize: int,
-        aging: int = 0,
-        *,
-        refreshes: bool = True,
-    ) -> None:
-        self.policy: Policy = policy if memory.tree else "fcfs"
-        self.memory = memory
-        self.check = check
-        self.deprioritize = deprioritize
-        self.aging = aging
-        self.refreshes = refreshes
-        self.fcfs_passes = 0
+    def _looks_at_queue(self) -> bool:
+        """Whether there is anybody to take; the rest of a prompt is in any case."""
+        state, running = self.state, self.state.running
+        if not running.rows and state.rules.empty_opens:
+            running.full = False
+        if state.chunked:
+            return True
+        if running.full or not state.waiting:
+            return False
+        if self._slots() <= 0:
+            running.full = True
+            state.why = "slot"
+            return False
+        return True
 
-    def sort(self, waiting: list[Req], processed_tokens: int) -> None:
-        """Order ``waiting`` in place; refreshes the cached prefixes that it looks at."""
-        if self.aging:
-            for r in waiting:
-                r.passes += 1
-        if self.policy == "fcfs" or len(waiting) > MATCH_MAX:
-            self._refresh(waiting)
+    def _admit(self, adder: PrefillAdder, continued: int) -> None:
+        """Let ``adder`` take from the head of the queue on; nobody is passed over.
+
+        It has ``continued`` one prompt, or none.
+        """
+        state, running, rules = self.state, self.state.running, self.state.rules
+        admission, holding = Admission.GO, continued if rules.counts_held_rows else 0
+        for r in state.waiting:
+            if rules.spent_budget_stops and adder.verdict is Admission.OTHER:
+                admission = Admission.OTHER
+                break
+            if len(adder.can) >= self._slots(holding):
+                running.full = True
+                state.why = "slot"
+            if running.full:
+                break
+            admission = adder.add(r)
+            if admission is Admission.NO_TOKEN:
+                running.full = bool(adder.can or running.rows or not rules.full_if_served)
+            if admission is not Admission.GO:
+                break
+        taken = len(adder.can) - continued
+        if admission is not Admission.GO and taken < len(state.waiting):
+            state.why = adder.why_not(state.waiting[taken], admission)
+
+    def _slots(self, holding: int = 0) -> int:
+        """Requests that a pass may choose; ``holding`` of those chosen have a row already."""
+        most = self.state.config.rows
+        return min(most - len(self.state.running.rows), most - len(self.state.admitted) + holding)
+
+    def _mix(self, batch: ScheduleBatch) -> None:
+        """Let the running requests decode in the step of this prefill, if they all fit."""
+        state, running, full = self.state, self.state.running, self.state.running.full
+        if not leave_out_ending(state):
+            running.full = full  # those that had finished do not open the queue here
+        if not running.rows:
             return
-        demoted = self._match(waiting)
-
-        def by_hit(r: Req) -> float:
-            return inf if r in demoted else -(r.hit + self.aging * r.passes)
-
-        def by_response_ratio(r: Req) -> tuple[float, int]:
-            if r in demoted:
-                return inf, r.id
-            uncached = max(0, r.prompt_tokens - r.hit)
-            if uncached == 0:
-                return -inf, r.id
-            return -(max(0, processed_tokens - r.stamp) / uncached), r.id
-
-        if self.policy == "lpm":
-            waiting.sort(key=by_hit)
-        else:
-            waiting.sort(key=by_response_ratio)
-
-    def _match(self, waiting: Sequence[Req]) -> set[Req]:
-        """Note every request's cached tokens; return those that had better wait for another."""
-        demoted: set[Req] = set()
-        beginnings: set[tuple[Segment, ...]] = set()
-        for r in waiting:
-            matched, _ = self.memory.match(r, r.fill)
-            r.hit = min(matched, r.fill - 1)
-            if matched <= self.check and r.fill >= self.deprioritize:
-                # Two requests share `deprioritize` tokens or more iff their beginnings are equal.
-                beginning = r.content.slices(0, self.deprioritize)
-                if beginning in beginnings:
-                    demoted.add(r)
-                else:
-                    beginnings.add(beginning)
-        return demoted
-
-    def _refresh(self, waiting: Sequence[Req]) -> None:
-        """Now and then touch the prefixes that the head of the queue will need, its head last."""
-        if self.memory.tree is None or not waiting or not self.refreshes:
-            return
-        if self.fcfs_passes % REFRESH_INTERVAL == 0:
-            for r in reversed(waiting[:MATCH_MAX]):
-                self.memory.match(r, r.fill)
-        self.fcfs_passes += 1
-
-
-class Admission(Enum):
-    """What to do after looking at a candidate."""
-
-    GO = "look at the next one"
-    NO_TOKEN = "stop: the memory is promised out"
-    OTHER = "stop: this pass has enough work"
-
-
-class PrefillAdder:
-    """The budgets of one prefill pass, all in tokens, and the requests it has chosen.
-
-    ``promised`` is the memory that running and chosen requests may come to need, ``needed`` what
-    the chosen ones need now; both are held against the room of this moment, because locking a
-    prefix takes it out of the evictable part. ``inputs`` and ``chunk`` (None: no chunking) are
-    what the pass may still compute. Source: ``managers/schedule_policy.py``, class PrefillAdder.
-    """
-
-    def __init__(
-        self,
-        memory: Memory,
-        running: Sequence[Req],
-        ratio: float,
-        *,
-        clip: int,
-        max_prefill_tokens: int,
-        chunked_prefill_size: int | None,
-        prefill_max_requests: int | None,
-        mixed: bool,
-        promises_fixed: bool = True,
-        page_to_spare: bool = True,
-    ) -> None:
-        decodes = len(running) if mixed else 0
-        self.memory = memory
-        self.running = running
-        self.ratio = ratio
-        self.clip = clip
-        self.most = prefill_max_requests
-        self.page_to_spare = page_to_spare
-        total = 0.0
-        for r in running:  # not sum(): from Python 3.12 on it corrects rounding, the engine's not
-            share = 1.0 if r.ignore_eos and promises_fixed else ratio
-            total += min(r.max_new - r.out, clip) * share
-        self.promised = decodes + total
-        self.needed = decodes
-        self.inputs = max_prefill_tokens - decodes
-        self.chunk = None if chunked_prefill_size is None else chunked_prefill_size - decodes
-        self.can: list[Req] = []
-        self.chunked: Req | None = None
-        self._lasting: list[tuple[float, int]] | None = None
-
-    @property
-    def state(self) -> Admission:
-        """What the budgets alone say."""
-        if not (self._left > 0 and self.memory.room - self.needed > 0):
-            return Admission.NO_TOKEN
-        if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
-            return Admission.OTHER
-        return Admission.GO
-
-    def continue_chunked(self, r: Req) -> None:
-        """Compute the next part of ``r``, whose prompt is partly done; there is no admission test.
-
-        What remains after a cut is not reserved, and a chunk may exceed what is left, so that
-        decodes between the chunks can drive the engine out of memory.
-        """
-        assert self.chunk is not None
-        limit = min(self.chunk, int(self._left))
-        if limit <= 0:
-            limit = self.chunk
-        if limit < 0:
-            why = f"{len(self.running)} decodes leave request {r.id} a chunk of {limit} tokens"
-            raise EngineDies(why, [r])
-        todo = r.fill - r.prefix
-        self._take(r, min(todo, limit), cut=todo > limit)
-
-    def add(self, r: Req) -> Admission:
-        """Take the head of the queue, whole or its first chunk, if the budgets allow it.
-
-        A candidate must fit with all of its prompt and output, even if only a chunk is computed
-        now. The test counts the tokens that it may still emit, the charge all that it may emit.
-        """
-        prefix, node = self.memory.match(r, r.fill - 1)
-        if self.most is not None and len(self.can) >= self.most:
-            return Admission.OTHER
-        if r.ignore_eos and self.memory.tree is None:
-            return self._add_lasting(r)
-        self.memory.lock(node)
-        tokens = self._admit(r, prefix)
-        if isinstance(tokens, Admission):
-            self.memory.unlock(node)
-            return tokens
-        r.node, r.prefix, r.owned = node, prefix, prefix
-        self._take(r, tokens, cut=tokens < r.fill - prefix)
-        return self.state
-
-    def why_not(self, r: Req, admission: Admission) -> Why:
-        """Why ``r``, the first that was not taken, has to wait."""
-        if admission is Admission.OTHER:
-            return "budget"
-        fits = self.memory.up(r.fill) <= self.memory.room - self.needed
-        return "reserved" if fits else "blocks"
-
-    @property
-    def _left(self) -> float:
-        return self.memory.room - self.promised
-
-    def _admit(self, r: Req, prefix: int) -> int | Admission:
-        """How many tokens of ``r`` to compute now, if any."""
-        up, page = self.memory.up, self.memory.page_size
-        tokens = r.fill - prefix
-        want = tokens + min(max(r.max_new - r.out, 0), self.clip) + page
-        if not want < self._left:
-            return Admission.NO_TOKEN
-        if self.chunk is None:
-            enough = bool(self.can) and up(tokens) >= self.inputs
-            return Admission.OTHER if enough else tokens
-        if up(tokens) > self.chunk:
-            tokens = self.chunk // page * page
-        return tokens if tokens > 0 else Admission.OTHER
-
-    def _add_lasting(self, r: Req) -> Admission:
-        """Admission of a request that will emit all its tokens, as there is no prefix cache.
-
-        The requests' ends are foreseen one after the other, in the order of what they still emit;
-        at each end all that still run must have had the memory to come so far.
-        """
-        paged = self.memory.up(r.fill) + (self.memory.page_size if self.page_to_spare else 0)
-        now = self.memory.room - self.needed
-        if paged > min(now, self._left):
-            return Admission.NO_TOKEN
-        self._foresee(r)
-        assert self._lasting is not None
-        left, freed, alive = now - paged, 0, len(self._lasting)
-        for emits, occupies in self._lasting:
-            if left + freed - emits * alive <= alive:
-                return Admission.NO_TOKEN
-            freed += occupies
-            alive -= 1
-        if self.chunk is None or r.fill <= self.chunk:
-            self._take(r, r.fill, cut=False)
-        elif self.chunk <= 0:
-            return Admission.OTHER
-        else:
-            self._take(r, self.chunk, cut=True)  # not rounded to pages
-        return self.state
-
-    def _foresee(self, r: Req) -> None:
-        """Put ``r`` into the list of (tokens still to emit, tokens then freed), by the first.
-
-        The list is made by the first such candidate of a pass. A later one that emits more than
-        all others goes before the last of them: an off-by-one of the engine.
-        """
-        if self._lasting is None:
-            entries = [self._entry(x) for x in (r, *self.running, *self.can)]
-            self._lasting = sorted((e for e in entries if e[0] > 0), key=lambda e: e[0])
-            return
-        entry = self._entry(r)
-        if entry[0] > 0:
-            last = max(len(self._lasting) - 1, 0)
-            later = (i for i, e in enumerate(self._lasting) if entry[0] <= e[0])
-            self._lasting.insert(next(later, last), entry)
-
-    def _entry(self, r: Req) -> tuple[float, int]:
-        return r.max_new * (1.0 if r.ignore_eos else self.ratio) - r.out, r.fill
-
-    def _take(self, r: Req, tokens: int, *, cut: bool) -> None:
-        """Choose ``r`` with ``tokens`` tokens of its prefill and charge the budgets.
-
-        A page per request is charged on top, and the output only with the end of the prompt.
-        """
-        r.end = r.prefix + tokens
-        self.can.append(r)
-        if cut:
-            self.chunked = r
-        page, up = self.memory.page_size, self.memory.up(tokens)
-        self.promised += up + page + (0 if cut else min(r.max_new, self.clip))
-        self.needed += up + page
-        self.inputs -= up
-        if self.chunk is not None:
-            self.chunk -= up
+        if not state.rules.mixes_if_it_fits or state.memory.fits(running.rows):
+            state.memory.grow(running.rows)
+            batch.kind = "mixed"
+            batch.rows = batch.rows + running.rows
+            batch.extend_tokens += len(running.rows)
+            state.running = ScheduleBatch(full=running.full)

@@ -83,25 +83,27 @@ def _shown(prompt: Prompt) -> Line:
 
 
 def _queues(scheduler: SglangScheduler) -> Line:
+    memory = scheduler.state.memory
     return {
         "waiting": scheduler.waiting_ids(),
         "running": scheduler.decode_ids(),
-        "free_blocks": scheduler.memory.free // scheduler.memory.page_size,
+        "free_blocks": memory.free // memory.page_size,
     }
 
 
 def _decide(scheduler: SglangScheduler) -> tuple[Batch, Line]:
     batch = scheduler.schedule()
-    chunked = scheduler.chunked
+    chunked = scheduler.state.chunked
     return batch, {"chunked": chunked and chunked.id, "prefix_lens": batch.context}
 
 
 def _left(scheduler: SglangScheduler) -> Line:
+    state = scheduler.state
     return {
-        "new_token_ratio": scheduler.ratio,
-        "batch_is_full": scheduler.running.full,
-        "evictable": scheduler.memory.evictable,
-        "processed_tokens": scheduler.processed_tokens,
+        "new_token_ratio": state.ratio.current,
+        "batch_is_full": state.running.full,
+        "evictable": state.memory.evictable,
+        "processed_tokens": state.processed_tokens,
     }
 
 

@@ -1,0 +1,96 @@
+"""What SGLang's scheduler holds from one turn of its loop to the next."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from simkv.core.scheduler import Batch, Kind, Why
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.memory import Memory, Req
+from simkv.schedulers.sglang.ratio import NewTokenRatio
+from simkv.schedulers.sglang.versions import SglangRules
+
+
+@dataclass(slots=True, eq=False)
+class ScheduleBatch:
+    """The engine's batch object; the running batch is one, and may have begun as a prefill.
+
+    ``full`` ("batch_is_full") on the running batch keeps the queue from being looked at.
+    A batch that was built to prefill has ``prefills`` such rows before any others, and
+    ``extend_tokens`` to compute; ``chunked`` is the one whose prompt that does not finish.
+    """
+
+    rows: list[Req] = field(default_factory=list)
+    kind: Kind = "decode"
+    full: bool = False
+    prefills: int = 0
+    extend_tokens: int = 0
+    chunked: Req | None = None
+
+    def keep(self, staying: list[Req]) -> bool:
+        """Go on with ``staying`` alone; whether somebody left, who makes room."""
+        left = len(staying) < len(self.rows)
+        if left:
+            self.rows = staying
+            self.full = False
+        return left
+
+
+class Flight(NamedTuple):
+    """A launched batch and the rows that will emit; a prompt's middle chunk is not among them."""
+
+    batch: Batch
+    prefills: list[Req]
+    decodes: list[Req]
+
+
+class LoopState:
+    """One engine: its queue, its running batch, what is under way, and the memory for all that.
+
+    ``last`` is the batch that was launched before (it may be ``running`` itself), ``chunked`` the
+    one request whose prompt is partly computed: it is neither in ``running`` nor in ``waiting``.
+    All of ``admitted`` hold a row of ``max_running_requests``. ``why`` the head of the queue was
+    passed over when it was last looked at.
+    """
+
+    def __init__(self, config: SglangConfig, rules: SglangRules, memory: Memory) -> None:
+        self.config = config
+        self.rules = rules
+        self.memory = memory
+        self.ratio = NewTokenRatio(config)
+        self.waiting: list[Req] = []
+        self.running = ScheduleBatch()
+        self.last: ScheduleBatch | None = None
+        self.chunked: Req | None = None
+        self.processed_tokens = 0
+        self.live: dict[int, Req] = {}
+        self.admitted: dict[int, Req] = {}
+        self.flights: deque[Flight] = deque()
+        self.why: Why = "rule"
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is here."""
+        return not (self.waiting or self.running.rows or self.chunked or self.flights)
+
+    def queue(self, r: Req) -> None:
+        """Put ``r`` behind all who wait."""
+        r.stamp = self.processed_tokens
+        self.waiting.append(r)
+
+    def admit(self, rows: list[Req]) -> None:
+        """Each of ``rows`` holds a row from now on."""
+        self.admitted.update((r.id, r) for r in rows)
+
+    def release(self, r: Req) -> None:
+        """Take back the row and the memory of ``r``."""
+        self.memory.release(r)
+        del self.admitted[r.id]
+
+    def end(self, r: Req) -> None:
+        """``r`` has ended, and all that it had is taken back."""
+        r.finished = True
+        self.release(r)
+        del self.live[r.id]
