@@ -8,7 +8,7 @@ torch nor pandas.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from simkv.core.request import Prompt
@@ -76,7 +76,7 @@ class Cause(NamedTuple):
     why: Need = "blocks"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Batch:
     """One decision: what the model is to compute in the next step.
 
@@ -98,25 +98,68 @@ class Batch:
     while the batch is the newest.
     """
 
-    scheduled: list[tuple[int, int]] = field(default_factory=list)
-    context: list[int] = field(default_factory=list)
-    emits: list[int] = field(default_factory=list)
-    kind: Kind = "idle"
-    preempted: list[int] = field(default_factory=list)
-    ignored: list[int] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
-    fatal: str | None = None
-    held: Held | None = None
-    aside: dict[int, Why] = field(default_factory=dict)
-    causes: list[Cause] = field(default_factory=list)
-    decodes: int = 0
-    decode_context: int = 0
-    joined: list[int] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    expand: Callable[[], list[Row]] | None = None
-    swapped_out: list[Swap] = field(default_factory=list)
-    swapped_in: list[Swap] = field(default_factory=list)
-    loads: list[tuple[int, int]] = field(default_factory=list)
+    scheduled: list[tuple[int, int]]
+    context: list[int]
+    emits: list[int]
+    kind: Kind
+    preempted: list[int]
+    ignored: list[int]
+    lost: list[int]
+    fatal: str | None
+    held: Held | None
+    aside: dict[int, Why]
+    causes: list[Cause]
+    decodes: int
+    decode_context: int
+    joined: list[int]
+    left: list[int]
+    expand: Callable[[], list[Row]] | None
+    swapped_out: list[Swap]
+    swapped_in: list[Swap]
+    loads: list[tuple[int, int]]
+
+    # Written out, as every step makes one: that of a dataclass takes longer, compiled much longer.
+    def __init__(
+        self,
+        scheduled: list[tuple[int, int]] | None = None,
+        context: list[int] | None = None,
+        emits: list[int] | None = None,
+        kind: Kind = "idle",
+        preempted: list[int] | None = None,
+        ignored: list[int] | None = None,
+        lost: list[int] | None = None,
+        fatal: str | None = None,
+        held: Held | None = None,
+        aside: dict[int, Why] | None = None,
+        causes: list[Cause] | None = None,
+        decodes: int = 0,
+        decode_context: int = 0,
+        joined: list[int] | None = None,
+        left: list[int] | None = None,
+        expand: Callable[[], list[Row]] | None = None,
+        swapped_out: list[Swap] | None = None,
+        swapped_in: list[Swap] | None = None,
+        loads: list[tuple[int, int]] | None = None,
+    ) -> None:
+        self.scheduled = [] if scheduled is None else scheduled
+        self.context = [] if context is None else context
+        self.emits = [] if emits is None else emits
+        self.kind = kind
+        self.preempted = [] if preempted is None else preempted
+        self.ignored = [] if ignored is None else ignored
+        self.lost = [] if lost is None else lost
+        self.fatal = fatal
+        self.held = held
+        self.aside = {} if aside is None else aside
+        self.causes = [] if causes is None else causes
+        self.decodes = decodes
+        self.decode_context = decode_context
+        self.joined = [] if joined is None else joined
+        self.left = [] if left is None else left
+        self.expand = expand
+        self.swapped_out = [] if swapped_out is None else swapped_out
+        self.swapped_in = [] if swapped_in is None else swapped_in
+        self.loads = [] if loads is None else loads
 
     def preempt(self, victim: int, by: int | None, why: Need = "blocks") -> None:
         """Note that the blocks of ``victim`` were taken back, and the cause (see ``Cause``)."""

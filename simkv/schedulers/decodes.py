@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 
-class Decoding(Protocol):
+class Decoding:
     """What the group needs of a request; all but ``id``, ``order`` and ``joined`` are tokens.
 
     ``computed`` have KV, or will have it when the steps under way are done; ``length`` are known;
@@ -15,14 +15,12 @@ class Decoding(Protocol):
     is in a group its counts stand still; ``joined`` is the group's step at which it came.
     """
 
-    id: int
-    computed: int
-    length: int
-    placeholders: int
-    in_flight: int
-    stop_length: int
-    order: int
-    joined: int
+    def __init__(self, id: int, length: int, stop_length: int) -> None:
+        self.id = id
+        self.length = length
+        self.stop_length = stop_length
+        self.order = self.joined = 0
+        self.computed = self.placeholders = self.in_flight = 0
 
 
 R = TypeVar("R", bound=Decoding)

@@ -6,16 +6,15 @@ from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Why
+from simkv.schedulers.decodes import Decoding
 
 
-@dataclass(slots=True, eq=False)
-class RequestState:
+class RequestState(Decoding):
     """A request in the engine; all counts are in tokens.
 
     ``length`` is prompt plus delivered tokens, never lost; the request ends at ``stop_length``.
@@ -31,20 +30,13 @@ class RequestState:
     ``order`` is its place in ``running``; ``joined`` belongs to the decode group.
     """
 
-    id: int
-    prompt: Prompt
-    length: int
-    stop_length: int
-    content: Content | None
-    order: int = 0
-    joined: int = 0
-    computed: int = 0
-    chunk: bool = False
-    placeholders: int = 0
-    in_flight: int = 0
-    stale: int = 0
-    registered: int = 0
-    keys: array[int] = field(default_factory=lambda: array("q"))
+    def __init__(self, prompt: Prompt, stop_length: int, content: Content | None) -> None:
+        super().__init__(prompt.id, prompt.prompt_tokens, stop_length)
+        self.prompt = prompt
+        self.content = content
+        self.chunk = False
+        self.stale = self.registered = 0
+        self.keys = array("q")
 
 
 class FcfsQueue:
@@ -165,7 +157,6 @@ def queue(policy: str, *, breaks_ties: bool) -> FcfsQueue | PriorityQueue:
     return PriorityQueue() if breaks_ties else HeapQueue()
 
 
-@dataclass(slots=True)
 class Step:
     """One ``schedule`` call: its constants, the ``budget`` left, and what it has given so far.
 
@@ -174,14 +165,15 @@ class Step:
     the head of the queue was passed over goes into the ``batch``.
     """
 
-    budget: int
-    threshold: int
-    hold: bool
-    prefill: bool = False
-    tokens: dict[RequestState, int] = field(default_factory=dict)
-    blocks: dict[RequestState, int] = field(default_factory=dict)
-    why: Why | None = None
-    batch: Batch = field(default_factory=Batch)
+    def __init__(self, budget: int, threshold: int, hold: bool) -> None:
+        self.budget = budget
+        self.threshold = threshold
+        self.hold = hold
+        self.prefill = False
+        self.tokens: dict[RequestState, int] = {}
+        self.blocks: dict[RequestState, int] = {}
+        self.why: Why | None = None
+        self.batch = Batch()
 
     def pass_over(self, why: Why) -> None:
         """A waiting request is not admitted; the first one is the head of the queue."""

@@ -103,7 +103,7 @@ class VllmScheduler:
             return
         stop = min(prompt.prompt_tokens + prompt.max_tokens, self.config.max_model_len)
         content = Content(prompt) if self.cache else None
-        r = RequestState(prompt.id, prompt, prompt.prompt_tokens, stop, content)
+        r = RequestState(prompt, stop, content)
         self._live[r.id] = r
         if self.cache and self.rules.skip_blocked:
             self._look_at_names(prompt)
