@@ -41,21 +41,42 @@ class Blind:
 
 
 def _load(
-    engine: dict[str, Any], rate: float, prompt: int, output: int, count: int = 60
+    engine: dict[str, Any], rate: float, prompt: Any, output: int, count: int = 60
 ) -> dict[str, Any]:
+    if isinstance(prompt, int):
+        prompt = {"distribution": "lognormal", "mean": prompt, "sigma": 0.6}
     return {
         "name": "server",
         "workload": {
             "arrivals": {
                 "num_prompts": count,
                 "request_rate": rate,
-                "prompt_tokens": {"distribution": "lognormal", "mean": prompt, "sigma": 0.6},
+                "prompt_tokens": prompt,
                 "output_tokens": {"distribution": "lognormal", "mean": output, "sigma": 0.5},
                 "seed": 7,
             }
         },
         "engine": {"name": "vllm", "variant": "0.33.0", "num_gpu_blocks": 8000} | engine,
         "profile": "assumed-costs.json",
+    }
+
+
+def _cold() -> dict[str, Any]:
+    """A few prompts that nothing in the cache begins like, among many that begin alike."""
+    warm = [
+        {"prompt_tokens": 1000, "output_tokens": 20, "arrival": 0.12 * i, "prefix_group": "warm"}
+        | {"prefix_tokens": 960}
+        for i in range(150)
+    ]
+    cold = [
+        {"prompt_tokens": 1500, "output_tokens": 20, "arrival": 1.0 + 3.0 * i} for i in range(4)
+    ]
+    return {
+        "name": "server",
+        "workload": {"requests": [*warm, *cold]},
+        "engine": SG | {"schedule_policy": "lpm", "max_running_requests": 2},
+        "profile": "assumed-costs.json",
+        "timeout": 6,
     }
 
 
@@ -134,6 +155,67 @@ SERVERS = (
         VLLM,
         ("while they are prefilled",),
         ("--long-prefill-token-threshold",),
+    ),
+    # The next six were written before the reader had seen anything like them, and their first
+    # results are in docs/diagnose.md as they came.
+    Blind(
+        "chunks thrown away",
+        _load(
+            {"variant": "0.14.0", "num_gpu_blocks": 1300, "enable_prefix_caching": False},
+            0.8,
+            {"distribution": "uniform", "low": 2500, "high": 7500},
+            250,
+            40,
+        ),
+        "run",
+        VLLM,
+        ("thrash",),
+        ("vllm 0.", "--enable-prefix-caching"),
+    ),
+    Blind(
+        "rare prefills",
+        _load({"prefill_schedule_interval": 64}, 3.0, 500, 150),
+        "run",
+        VLLM,
+        ("kept out by a rule", "behind the head"),
+        ("--prefill-schedule-interval",),
+    ),
+    Blind(
+        "too much kept free",
+        _load({"watermark": 0.6, "num_gpu_blocks": 700, "max_model_len": 4096}, 4.0, 500, 150),
+        "run",
+        VLLM,
+        ("blocks", "behind the head", "head-of-line"),
+        ("--watermark",),
+    ),
+    Blind(
+        "a cold one among many",
+        _cold(),
+        "run",
+        SGLANG,
+        ("starvation",),
+        ("--schedule-policy", "--max-running-requests", "lpm-aging"),
+    ),
+    Blind(
+        "promises too small",
+        _load(
+            SG | {"max_total_num_tokens": 16000, "schedule_conservativeness": 0.05},
+            6.0,
+            300,
+            600,
+        ),
+        "run",
+        SGLANG,
+        ("thrash", "preempted", "blocks", "behind the head"),
+        ("--schedule-conservativeness", "--max-running-requests"),
+    ),
+    Blind(
+        "seldom received",
+        _load(SG | {"scheduler_recv_interval": 200}, 3.0, 300, 150),
+        "run",
+        SGLANG,
+        ("not yet looked at", "behind the head"),
+        ("--scheduler-recv-interval",),
     ),
     Blind("well: 0.33", _load({}, 2.0, 300, 100), "run", VLLM, (), (WELL,)),
     Blind(

@@ -3,7 +3,8 @@
 Stage 1 writes ``evidence.json`` (settings, notes) and ``requests.csv``, ``arrivals.csv``,
 ``observed.csv`` and ``iterations.csv`` as far as there are any; stage 2 ``workload.csv`` and
 ``scenario.yaml``; stage 3 ``profile.json``, and where requests are drawn ``ensemble.csv``, the
-figures of those members that are likely (``workload.csv`` is the first of them then); stage 4
+figures of those members that are likely (``workload.csv`` is the first of them then, the workloads
+and profiles of the next are ``ensemble-SEED.csv`` and ``ensemble-SEED.json``); stage 4
 ``diagnosis.md``, ``compared.csv``, ``observed.png`` and ``report.html``.
 """
 
@@ -56,6 +57,8 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
     make_folder(folder)
     for name in (*OWN, *TABLES.values()):
         (folder / name).unlink(missing_ok=True)
+    for member in folder.glob("ensemble-*"):
+        member.unlink()
     told = {
         "sources": evidence.source,
         "wall_clock": evidence.wall,

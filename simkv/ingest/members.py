@@ -10,18 +10,24 @@ from pathlib import Path
 import pandas as pd
 
 from simkv.core.errors import InputError
+from simkv.core.files import disk_errors, write_text
 from simkv.costs.profile import Profile
 from simkv.ingest.calibrate import calibrate
 from simkv.ingest.engine import ServerSetup, kv_memory
 from simkv.ingest.ensemble import MEMBERS, interval, likely_half
 from simkv.ingest.evidence import Evidence
+from simkv.ingest.folder import ENSEMBLE
 from simkv.ingest.rebuild import Rebuilt, rebuild
 from simkv.ingest.replay import simulate, times
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import spec_of
+from simkv.search.fields import with_field, with_knobs
 from simkv.workload.source import Source
 from simkv.workload.trace import read_trace
 from simkv.workload.traces.own import used_columns, write_file
 
+#: Members of which the files are kept, beside the first.
+KEPT = 4
 #: Figures of the members, and the columns that they are means of.
 FIGURES = {"e2e": "e2e_ms", "ttft": "ttft_ms", "tpot": "tpot_ms", "queue": "queue_ms"}
 
@@ -31,8 +37,8 @@ def members(
     setup: ServerSetup,
     scenario: Scenario,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
-) -> tuple[pd.DataFrame, Profile]:
-    """The likely members, the likeliest first: seed and figures (s); and the profile of the first.
+) -> tuple[pd.DataFrame, dict[int, Profile]]:
+    """The likely members, the likeliest first: seed and figures (s); and profiles by seed.
 
     Raises InputError if none can be simulated.
     """
@@ -45,7 +51,7 @@ def members(
     table = likely_half(pd.DataFrame(rows).dropna(subset=["e2e", "ttft"]))
     if table.empty:
         raise InputError("no workload that agrees with the sums could be served")
-    return table, profiles[int(table["seed"].iloc[0])]
+    return table, profiles
 
 
 def _member(
@@ -66,6 +72,41 @@ def _member(
         row[name] = float(made[column].mean()) / 1e3
         row[f"{name}_observed"] = float(rebuilt.observed[column].mean()) / 1e3
     return row, profile
+
+
+def write_members(
+    folder: Path, evidence: Evidence, table: pd.DataFrame, profiles: dict[int, Profile]
+) -> None:
+    """The workload and the profile of the likely members but the first, which is the incident's
+    own: ``ensemble-SEED.csv`` and ``ensemble-SEED.json``."""
+    for seed in table["seed"].astype(int).tolist()[1 : KEPT + 1]:
+        workload, profile = _files(folder, seed)
+        source = Source(workload)
+        with disk_errors(workload, "written"):
+            write_rebuilt(workload, rebuild(evidence, source, seed=seed), source)
+        told = profiles[seed].model_dump_json(indent=1, exclude_none=True)
+        write_text(profile, told + "\n")
+
+
+def others(folder: Path, scenario: Scenario) -> list[Scenario]:
+    """The scenario as the other likely members have it, as far as their files are there."""
+    table = pd.read_csv(folder / ENSEMBLE)
+    first, knob = int(table["memory"].iloc[0]), spec_of(scenario.engine).memory
+    found = []
+    for seed, memory in table[["seed", "memory"]].astype(int).itertuples(index=False):
+        workload, profile = _files(folder, seed)
+        if not (workload.is_file() and profile.is_file()):
+            continue
+        one = with_field(scenario, "workload", {"trace": workload.name}, folder)
+        one = with_field(one, "profile", profile.name, folder)
+        if kv_memory(scenario.engine) == first != memory:
+            one = with_knobs(one, folder, **{knob: memory})
+        found.append(one)
+    return found
+
+
+def _files(folder: Path, seed: int) -> tuple[Path, Path]:
+    return folder / f"ensemble-{seed}.csv", folder / f"ensemble-{seed}.json"
 
 
 def write_rebuilt(path: Path, rebuilt: Rebuilt, source: Source) -> None:

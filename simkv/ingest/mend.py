@@ -1,49 +1,67 @@
 """Which flag of the engine would have mended it: what-if over what its operator can really turn.
 
-Single rules of a scheduler cannot be turned, and a setting that is no flag neither. Of changes that
-do about as well the one comes first that takes back what somebody had set: then a switch, then a
-number, then another version; a larger cache, which costs hardware, comes last.
+Single rules of a scheduler cannot be turned, and a setting that is no flag neither: they are not
+tried. What surely helps comes before what may. Of changes that do about as well the one comes first
+that takes back what somebody had set: then a switch, then a number, then another version; a larger
+cache, which costs hardware, comes last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from simkv.core.errors import InputError
 from simkv.core.told import told
-from simkv.scenario.scenario import Scenario
+from simkv.ingest.bounds import Bounds
+from simkv.ingest.gain import Gain, Toll, cost, gain
+from simkv.scenario.scenario import Scenario, StepScale
 from simkv.schedulers.registry import spec_of
 from simkv.search.fields import with_knobs
 from simkv.search.jobs import Job
-from simkv.search.whatif.changes import Change
+from simkv.search.whatif.changes import Change, changed
 from simkv.search.whatif.evaluate import Evaluator, Figures, trial
-from simkv.search.whatif.whatif import Effect, whatif
+from simkv.search.whatif.whatif import Effect, effect_of, whatif
 
 #: Those that come so near to the best in E2E do about as well.
 NEAR = 1.1
+#: Remedies of which the gain is told.
+MEASURED = 10
 Means = Literal["flag", "version", "memory"]
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that helps: the ``flag`` as it is typed, or the version to take."""
+    """A change that helps: the flag as it is ``typed``, or the version to take, what it costs
+    others and what it gains (None where that was not asked)."""
 
     effect: Effect
     means: Means
     typed: str
     to_default: bool
+    cost: Toll
+    gain: Gain | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether it helps wherever in its interval the truth lies."""
+        return self.gain is None or self.gain.sure
 
 
 @dataclass(frozen=True)
 class Mending:
-    """The run as it was, what would have helped, the best first, and how many were tried."""
+    """The run as it was, what would have helped, the best first, and how many changes were
+    ``tried``, to which ``bounds``; ``cut_off`` of them had not served all by then. ``skipped`` are
+    tighter limits than two that served ever fewer."""
 
     base: Figures
     remedies: tuple[Remedy, ...]
     tried: int
+    bounds: Bounds
+    cut_off: int
+    skipped: tuple[Change, ...]
 
     def of(self, means: Means) -> list[Remedy]:
         """The remedies of one kind."""
@@ -51,13 +69,89 @@ class Mending:
 
 
 def mend(
-    scenario: Scenario, evaluator: Evaluator, tell: Callable[[str], None] = lambda _: None
+    scenario: Scenario,
+    evaluator: Evaluator,
+    bounds: Bounds,
+    worlds: Sequence[Scenario] = (),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Mending:
-    """Try every flag, and rank those that fix or help."""
-    found = whatif(scenario, evaluator, tell=tell, also=_to_defaults(scenario, evaluator.folder))
-    possible = [r for effect in found.effects if (r := _remedy(scenario, effect)) is not None]
-    helpful = [r for r in possible if r.effect.judgement in ("fixes", "helps")]
-    return Mending(found.base, tuple(_ranked(helpful)), len(possible))
+    """Try every flag, and rank those that fix or help.
+
+    ``worlds`` are other scenarios that the incident may have been; what is gained in them is a part
+    of the interval.
+    """
+    folder = evaluator.folder
+    tried = bounds.tried(scenario, folder)
+    found = whatif(
+        tried,
+        evaluator,
+        tell=tell,
+        also=_to_defaults(tried, folder),
+        wanted=lambda change: _as_typed(scenario, change) is not None,
+    )
+    base, effects = found.base, list(found.effects)
+    cut_off = sum(_is_cut_off(effect) for effect in effects)
+    ranked = _ranked(_helpful(scenario, base, effects))
+    if bounds.part is not None and bounds.finalists:
+        base, effects = _on_all(bounds.whole(scenario), ranked[: bounds.finalists], evaluator)
+        ranked = _ranked(_helpful(scenario, base, effects))
+    tried_in = bounds.whole if bounds.finalists else lambda one: bounds.tried(one, folder)
+    best = _with_gains(ranked[:MEASURED], base, [tried_in(one) for one in worlds], evaluator)
+    remedies = (*_ranked(best), *ranked[MEASURED:])
+    return Mending(base, remedies, len(found.effects), bounds, cut_off, found.skipped)
+
+
+def off_by_error(scenario: Scenario) -> list[Scenario]:
+    """The scenario with its steps cheaper, and dearer, by what its profile knows of its error."""
+    scale = scenario.step_scale or StepScale()
+    sides = ("cheaper", "dearer")
+    scales = [scale.model_copy(update={"error": side}) for side in sides]
+    return [scenario.model_copy(update={"step_scale": one}) for one in scales]
+
+
+def _helpful(scenario: Scenario, base: Figures, effects: Iterable[Effect]) -> list[Remedy]:
+    good = [e for e in effects if e.judgement in ("fixes", "helps")]
+    found = [_remedy(scenario, base, e) for e in good if not cuts_short(e, base)]
+    return [remedy for remedy in found if remedy is not None]
+
+
+def cuts_short(effect: Effect, base: Figures) -> bool:
+    """Whether a change helps by giving as many requests shorter answers."""
+    fewer = effect.figures["total_output_tokens"] < base["total_output_tokens"]
+    return fewer and effect.figures["finished"] == base["finished"]
+
+
+def _is_cut_off(effect: Effect) -> bool:
+    return effect.figures["cut_off"] > 0
+
+
+def _on_all(
+    whole: Scenario, finalists: Sequence[Remedy], evaluator: Evaluator
+) -> tuple[Figures, list[Effect]]:
+    """The finalists on all of an incident of which they had a part."""
+    tried = [remedy.effect.change for remedy in finalists]
+    base, *figures = evaluator.evaluate_all(_jobs(whole, tried, evaluator))
+    return base, [effect_of(c, base, f) for c, f in zip(tried, figures, strict=True)]
+
+
+def _jobs(scenario: Scenario, tried: Iterable[Change], evaluator: Evaluator) -> list[Job]:
+    """The scenario as it is, and with each of the changes."""
+    folder = evaluator.folder
+    others = [changed(scenario, folder, change) for change in tried]
+    return [trial(one, folder) for one in (scenario, *others)]
+
+
+def _with_gains(
+    remedies: Sequence[Remedy], base: Figures, worlds: Sequence[Scenario], evaluator: Evaluator
+) -> list[Remedy]:
+    tried = [remedy.effect.change for remedy in remedies]
+    jobs = [_jobs(world, tried, evaluator) for world in worlds] if remedies else []
+    evaluator.evaluate_all(job for row in jobs for job in row)
+    rows = [[evaluator.evaluate(job) for job in row] for row in jobs]
+    return [
+        replace(remedy, gain=gain(remedy.effect, base, [(row[0], row[place]) for row in rows]))
+        for place, remedy in enumerate(remedies, start=1)
+    ]
 
 
 def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Job]]:
@@ -75,21 +169,31 @@ def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Job
             continue
 
 
-def _remedy(scenario: Scenario, effect: Effect) -> Remedy | None:
+def _remedy(scenario: Scenario, base: Figures, effect: Effect) -> Remedy | None:
     """The change as an operator would make it; None if he cannot."""
-    change, spec = effect.change, spec_of(scenario.engine)
+    change, typed = effect.change, _as_typed(scenario, effect.change)
+    if typed is None:
+        return None
+    paid = cost(effect, base)
+    if change.kind == "variant":
+        return Remedy(effect, "version", typed, False, paid)
+    configs = fields(spec_of(scenario.engine).config)
+    default = next(one.default for one in configs if one.name == change.field)
+    means: Means = "memory" if change.kind == "memory" else "flag"
+    return Remedy(effect, means, typed, change.after == default, paid)
+
+
+def _as_typed(scenario: Scenario, change: Change) -> str | None:
+    """A change as an operator types it; None if he cannot."""
+    spec = spec_of(scenario.engine)
     if change.kind == "rule":
         return None
     if change.kind == "variant":
-        return Remedy(effect, "version", f"{spec.name} {change.after}", False)
-    source = told(spec.config)[change.field].source
-    flag = source.split(",")[0].strip()
+        return f"{spec.name} {change.after}"
+    flag = told(spec.config)[change.field].source.split(",")[0].strip()
     if not (flag.startswith("--") or flag.isupper()):
         return None
-    default = next(one.default for one in fields(spec.config) if one.name == change.field)
-    means: Means = "memory" if change.kind == "memory" else "flag"
-    typed = _typed(flag, change.after, spec.name)
-    return Remedy(effect, means, typed, change.after == default)
+    return _typed(flag, change.after, spec.name)
 
 
 def _typed(flag: str, value: Any, engine: str) -> str:
@@ -103,11 +207,13 @@ def _typed(flag: str, value: Any, engine: str) -> str:
 
 
 def _ranked(remedies: list[Remedy]) -> list[Remedy]:
-    """By requests finished and judgement; of those near the best E2E the plainest first."""
-    groups: dict[tuple[float, bool, bool], list[Remedy]] = {}
+    """What surely helps first, then by requests finished and judgement; of those near the best E2E
+    the plainest first."""
+    groups: dict[tuple[bool, float, bool, bool], list[Remedy]] = {}
     for remedy in remedies:
         effect = remedy.effect
         group = (
+            not remedy.sure,
             -effect.figures["finished"],
             effect.judgement != "fixes",
             remedy.means == "memory",

@@ -21,21 +21,25 @@ from simkv.core.files import disk_errors, write_text
 from simkv.core.request import Request
 from simkv.costs.profile import Profile, load_profile
 from simkv.ingest import folder as files
+from simkv.ingest.bounds import bounds
 from simkv.ingest.calibrate import calibrate
-from simkv.ingest.compare import compare
+from simkv.ingest.compare import Likeness, compare
 from simkv.ingest.engine import Asked, ServerSetup, kv_memory, kv_tokens, set_up
 from simkv.ingest.evidence import Evidence
-from simkv.ingest.explain import Answer, answer, is_well, refuse
+from simkv.ingest.explain import Answer, answer, refuse
 from simkv.ingest.from_steps import with_context
 from simkv.ingest.join import join
-from simkv.ingest.members import members, spread, write_rebuilt
-from simkv.ingest.mend import mend
+from simkv.ingest.members import members, others, spread, write_members, write_rebuilt
+from simkv.ingest.mend import mend, off_by_error
 from simkv.ingest.picture import write_picture
 from simkv.ingest.read import read
 from simkv.ingest.rebuild import Rebuilt, is_drawn, rebuild
 from simkv.ingest.replay import times
+from simkv.ingest.timeline import HEAD, rows, timeline
+from simkv.ingest.waiting import is_well, waiting
+from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
-from simkv.report.html import write_html
+from simkv.report.html import PageSection, write_html
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
@@ -91,7 +95,9 @@ def calibrate_stage(folder: Path, asked: Asked, tell: Tell = lambda _done, _tota
     _same(rebuilt, requests, folder)
     evidence = files.read_evidence(folder)
     if is_drawn(evidence):
-        table, profile = members(evidence, setup, scenario, tell)
+        table, profiles = members(evidence, setup, scenario, tell)
+        profile = profiles[int(table["seed"].iloc[0])]
+        write_members(folder, evidence, table, profiles)
         with disk_errors(folder / files.ENSEMBLE, "written"):
             table.to_csv(folder / files.ENSEMBLE, index=False, lineterminator="\n")
         (folder / files.WORKLOAD).unlink()
@@ -140,22 +146,51 @@ def explain_stage(
         died=evidence.died is not None,
     )
     _write_compared(folder, likeness.moments, observed, simulated)
+    beside = timeline(likeness.moments, observed, simulated)
     notes = [*evidence.notes, *rebuilt.notes, *result.notes]
     if (folder / files.ENSEMBLE).is_file():
         notes += spread(pd.read_csv(folder / files.ENSEMBLE))
     if not likeness.reproduced:
-        found = refuse(likeness, setup, evidence, notes)
+        found = refuse(likeness, setup, evidence, notes, beside)
     else:
         mending = None
         if try_flags and not is_well(result):
+            limits = bounds(result, waiting(result).lost)
             with Evaluator(folder, workers, tick=tick) as evaluator:
-                mending = mend(scenario, evaluator)
-        found = answer(result, observed, likeness, mending, setup, evidence, notes)
-        shown = scenario.model_copy(update={"summary": " ".join(found.five)})
-        result.__dict__["scenario"] = shown
-        write_html(folder / files.REPORT, {"incident": result}, [found.five[3]])
+                mending = mend(scenario, evaluator, limits, _worlds(folder, scenario, profile))
+        found = answer(result, observed, likeness, mending, setup, evidence, notes, beside)
+        _write_report(folder, result, found, likeness, beside)
     write_text(folder / files.DIAGNOSIS, found.text)
     return found
+
+
+def _worlds(folder: Path, scenario: Scenario, profile: Profile) -> list[Scenario]:
+    """Other scenarios that the incident may have been."""
+    if (folder / files.ENSEMBLE).is_file():
+        return others(folder, scenario)
+    return off_by_error(scenario) if profile.fit.held_out else []
+
+
+def _write_report(
+    folder: Path, result: Result, found: Answer, likeness: Likeness, beside: pd.DataFrame
+) -> None:
+    """The report of the simulated incident, with what was observed beside it."""
+    figures = [
+        (line.name, f"{line.observed:.4g}", f"{line.simulated:.4g}", "yes" if line.agrees else "no")
+        for line in likeness.lines
+    ]
+    section = PageSection(
+        "Observed beside simulated",
+        "What was observed is dark, what was simulated is blue; requests are by their arrival.",
+        (folder / files.PICTURE).read_bytes(),
+        [
+            ("Figures", ("figure", "observed", "simulated", "agrees"), figures),
+            ("Over time, observed / simulated", HEAD, rows(beside)),
+        ],
+    )
+    shown = result.scenario.model_copy(update={"summary": " ".join(found.five)})
+    result.__dict__["scenario"] = shown
+    write_html(folder / files.REPORT, {"incident": result}, [found.five[3]], section=section)
 
 
 def _scenario(folder: Path) -> tuple[Scenario, list[Request]]:

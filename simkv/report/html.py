@@ -9,6 +9,7 @@ import base64
 import gzip
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,36 @@ SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "main.js")
 TIMED = ("lanes", "blocks", "queues")
 
 
+@dataclass(frozen=True)
+class PageSection:
+    """A part of a page beside what all have: words, a PNG, and tables by title, head and rows."""
+
+    title: str
+    words: str
+    picture: bytes
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]
+
+    @property
+    def source(self) -> str:
+        """The picture as the page has it."""
+        return "data:image/png;base64," + base64.b64encode(self.picture).decode()
+
+
 def write_html(
     path: Path,
     results: Mapping[str, Result],
     whatif: Sequence[str] = (),
     *,
     shared: bool = False,
+    section: PageSection | None = None,
 ) -> None:
     """Write the report of ``results``, variants by name, to ``path``.
 
-    ``whatif`` are sentences on changes that help, the best first. What all reports have in common
-    becomes part of the page, or with ``shared`` lies beside it (see ``write_shared``). The same
-    results give the same bytes.
+    ``whatif`` are sentences on changes that help, the best first; a ``section`` follows them. What
+    all reports have in common becomes part of the page, or with ``shared`` lies beside it (see
+    ``write_shared``). The same results give the same bytes.
     """
-    write_text(path, html(results, whatif, shared=shared))
+    write_text(path, html(results, whatif, shared=shared, section=section))
 
 
 def write_shared(folder: Path) -> list[Path]:
@@ -55,7 +72,13 @@ def write_shared(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def html(results: Mapping[str, Result], whatif: Sequence[str] = (), *, shared: bool = False) -> str:
+def html(
+    results: Mapping[str, Result],
+    whatif: Sequence[str] = (),
+    *,
+    shared: bool = False,
+    section: PageSection | None = None,
+) -> str:
     """The page that ``write_html`` writes."""
     pair = story.pair_of(results)
     page = columns(results, pair)
@@ -65,6 +88,7 @@ def html(results: Mapping[str, Result], whatif: Sequence[str] = (), *, shared: b
         .render(
             **words(results, pair),
             whatif=whatif,
+            section=section,
             pair=page["pair"],
             timed=TIMED,
             captions=captions(results, page),

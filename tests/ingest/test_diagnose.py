@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +12,9 @@ from simkv.core.errors import InputError
 from simkv.ingest import stages
 from simkv.ingest.emit.files import emit
 from simkv.ingest.engine import Asked
-from simkv.ingest.explain import Answer, is_well, slowdown
+from simkv.ingest.explain import Answer
 from simkv.ingest.mend import _to_defaults
+from simkv.ingest.waiting import is_well, slowdown
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
@@ -83,6 +85,23 @@ def test_every_stage_leaves_files(incident: tuple[Result, Answer, Path]) -> None
         "observed.png",
         "report.html",
     }
+
+
+def test_the_report_shows_what_was_observed(incident: tuple[Result, Answer, Path]) -> None:
+    _, found, folder = incident
+    page = (folder / "report.html").read_text()
+    picture = base64.b64encode((folder / "observed.png").read_bytes()).decode()
+    assert f'<img src="data:image/png;base64,{picture}"' in page
+    assert "Observed beside simulated" in page
+    assert page.count(" / ") > 12 * 3
+    assert "## Over time, observed / simulated" in found.text
+    rows = found.text.partition("## Over time")[2].partition("## ")[0].splitlines()
+    cells = [row.split("|")[1:-1] for row in rows if row.startswith("| ")][2:]
+    assert len(cells) == 12
+    for column in (1, 2, 5):  # running and waiting by a line of the log, E2E by arrival
+        told = [cell[column].split(" / ") for cell in cells if " - " not in cell[column]]
+        assert told
+        assert all(float(a) == pytest.approx(float(b), rel=0.3, abs=1) for a, b in told)
 
 
 def test_victims_are_those_that_waited_longest(incident: tuple[Result, Answer, Path]) -> None:

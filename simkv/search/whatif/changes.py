@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -46,32 +46,41 @@ class Change:
         return f"{self.field}: {_word(self.before)} -> {_word(self.after)}{same}"
 
 
-def changes(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Job | InputError]]:
-    """Every change to try with its job, or with why the engine refuses it.
+def changes(
+    scenario: Scenario, folder: Path, wanted: Callable[[Change], bool] = lambda _: True
+) -> Iterator[tuple[Change, Job | InputError]]:
+    """Every change that is ``wanted`` with its job, or with why the engine refuses it.
 
     Nothing but the engine is changed, for what it is given is no remedy. Files lie beside
     ``folder``.
     """
     for change, rules in _rules(scenario.engine):
-        yield change, trial(scenario, folder, rules)
-    for change, values in _knob_changes(scenario.engine):
+        if wanted(change):
+            yield change, trial(scenario, folder, rules)
+    for change in filter(wanted, _knob_changes(scenario.engine)):
         try:
-            yield change, trial(with_knobs(scenario, folder, **values), folder)
+            yield change, trial(changed(scenario, folder, change), folder)
         except InputError as error:
             yield change, error
 
 
-def _knob_changes(engine: EngineConfig) -> Iterator[tuple[Change, dict[str, Any]]]:
-    """Other variants, then other knobs, each with the values that it takes."""
+def changed(scenario: Scenario, folder: Path, change: Change) -> Scenario:
+    """The scenario with a change that is no rule. Raises InputError if the engine refuses it."""
+    values = {change.field: change.after}
+    values |= _same_memory(scenario.engine, change.field, change.after)
+    return with_knobs(scenario, folder, **values)
+
+
+def _knob_changes(engine: EngineConfig) -> Iterator[Change]:
+    """Other variants, then other knobs."""
     spec = spec_of(engine)
     for name in spec.different:
         if name != spec.naming.like(engine.variant):
-            yield Change("variant", "variant", engine.variant, name), {"variant": name}
+            yield Change("variant", "variant", engine.variant, name)
     for knob, values in _knobs(engine):
         for value in values:
             kind: Kind = "memory" if knob == spec.memory else "knob"
-            change = Change(kind, knob, getattr(engine, knob), value)
-            yield change, {knob: value, **_same_memory(engine, knob, value)}
+            yield Change(kind, knob, getattr(engine, knob), value)
 
 
 def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:

@@ -85,13 +85,14 @@ def whatif(
     by: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
     also: Iterable[tuple[Change, Job]] = (),
+    wanted: Callable[[Change], bool] = lambda _: True,
 ) -> WhatIf:
-    """Try every single change and those ``also``, and rank them; ``by`` a figure of
-    ``summary.json``, or by requests finished and E2E."""
+    """Try every single change that is ``wanted`` and those ``also``, and rank them; ``by`` a figure
+    of ``summary.json``, or by requests finished and E2E."""
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, Job]] = []
     refused: list[tuple[Change, str]] = []
-    for change, job in changes(scenario, evaluator.folder):
+    for change, job in changes(scenario, evaluator.folder, wanted):
         if isinstance(job, InputError):
             refused.append((change, str(job)))
         else:
@@ -99,7 +100,7 @@ def whatif(
     tried += [(change, job) for change, job in also if change not in dict(tried)]
     tell(f"{len(tried)} changes")
     found = _by_turns(tried, base, evaluator)
-    effects = [_effect(change, base, figures, by) for change, figures in found.items()]
+    effects = [effect_of(change, base, figures, by) for change, figures in found.items()]
     skipped = tuple(change for change, _ in tried if change not in found)
     return WhatIf(base, by, tuple(_ranked(effects, by)), tuple(refused), skipped, evaluator.runs)
 
@@ -137,7 +138,8 @@ def _ever_fewer(figures: list[Figures]) -> bool:
     return len(served) == 3 and served[0] > served[1] > served[2]
 
 
-def _effect(change: Change, base: Figures, figures: Figures, by: str | None) -> Effect:
+def effect_of(change: Change, base: Figures, figures: Figures, by: str | None = None) -> Effect:
+    """What a change does, by the ``figures`` without it and with it."""
     before = {ending.id: ending for ending in base.endings}
     after = {ending.id: ending for ending in figures.endings}
     both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]
