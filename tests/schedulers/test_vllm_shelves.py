@@ -103,3 +103,48 @@ def test_the_queue_is_shelved_only_where_blocks_alone_stop_a_request() -> None:
     assert isinstance(VllmScheduler(config).waiting, Shelves)
     held = replace(config, prefill_schedule_interval=2)
     assert not isinstance(VllmScheduler(held).waiting, Shelves)
+
+
+def test_who_needs_few_blocks_for_what_others_have_cached_is_not_passed_over() -> None:
+    config = VllmConfig(
+        variant=SKIP,
+        block_size=4,
+        num_gpu_blocks=16,
+        max_model_len=60,
+        enable_prefix_caching=True,
+        async_scheduling=False,
+    )
+    scheduler = VllmScheduler(config)
+    scheduler.add(Prompt(0, 21, 1))  # six blocks of fifteen, for a step
+    scheduler.add(Prompt(1, 40, 4, segments=(Segment("u1", 0, 40),)))  # ten blocks
+    half = (Segment("u1", 0, 32), Segment("u2", 0, 1))
+    scheduler.add(Prompt(2, 33, 4, segments=half))  # nine, eight of them with tokens of 1
+    first = scheduler.schedule()
+    assert [i for i, _ in first.scheduled] == [0, 2]
+    scheduler.complete(first, ())
+    assert scheduler.free_blocks == 6
+    assert scheduler.schedule().scheduled[-1] == (1, 40 - 32)
+
+
+def test_whose_old_step_is_under_way_is_looked_at_though_it_would_not_fit() -> None:
+    config = VllmConfig(
+        variant=SKIP,
+        block_size=4,
+        num_gpu_blocks=16,
+        max_model_len=60,
+        enable_prefix_caching=False,
+        async_scheduling=True,
+    )
+    scheduler, flights = VllmScheduler(config), deque[Batch]()
+    for i in range(3):
+        scheduler.add(Prompt(i, 20, 30))
+    while not (batch := scheduler.schedule()).preempted:
+        flights.append(batch)
+        if len(flights) == 2:
+            scheduler.complete(flights.popleft(), ())
+    assert batch.preempted == [2]
+    held = scheduler.schedule().held
+    assert held is not None
+    assert (held.id, held.why) == (2, "rule")
+    assert scheduler.free_blocks == 3  # of five that it needs
+    assert scheduler.leap(10) == 1  # for it is to be tried when that step is over
