@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import hypot
 from typing import Literal
 
-from simkv.costs.load import Executor, Load
+import numpy as np
+
+from simkv.costs.load import Executor, Floats, Load
 from simkv.costs.profile import StepError
 from simkv.costs.simulated import later
 
@@ -71,14 +73,11 @@ class Erring:
     def run(self, load: Load) -> float:
         return self.inner.run(load) * self._of(load)
 
-    def foresee(self, load: Load, steps: int) -> list[float]:
-        found = self.inner.foresee(load, steps)
-        if self._wider is None or not found:
-            scale = self._scale["decode"]
-            return [seconds * scale for seconds in found]
-        return [
-            seconds * self._of(later(load, step)) for step, seconds in enumerate(found, start=1)
-        ]
+    def foresee(self, load: Load, steps: int) -> Sequence[float] | Floats:
+        found = np.asarray(self.inner.foresee(load, steps), np.float64)
+        if self._wider is None:
+            return found * self._scale["decode"]
+        return found * [self._of(later(load, step)) for step in range(1, len(found) + 1)]
 
     def ran(self, load: Load, seconds: Sequence[float]) -> None:
         self.inner.ran(load, seconds)

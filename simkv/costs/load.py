@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from simkv.core.scheduler import Batch
+
+Floats = npt.NDArray[np.float64]
 
 
 class Load(NamedTuple):
@@ -89,11 +94,11 @@ class Executor(Protocol):
     def run(self, load: Load) -> float:
         """Seconds that a step with this load takes."""
 
-    def foresee(self, load: Load, steps: int) -> list[float]:
+    def foresee(self, load: Load, steps: int) -> Sequence[float] | Floats:
         """Seconds of each of the ``steps`` steps that would follow a step of nothing but decodes.
 
         Nothing counts as run until ``ran`` says how many of them were. An executor that cannot
-        know returns an empty list, and is asked step by step.
+        know returns none, and is asked step by step.
         """
 
     def ran(self, load: Load, seconds: Sequence[float]) -> None:

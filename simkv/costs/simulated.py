@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simkv.costs.load import Load, pairs
+import numpy as np
+
+from simkv.costs.load import Floats, Load, pairs
 from simkv.costs.profile import Feature, Profile, StepCost, feature_of
 
 
@@ -40,7 +42,7 @@ class SimulatedExecutor:
         self._account(load, seconds)
         return seconds
 
-    def foresee(self, load: Load, steps: int) -> list[float]:
+    def foresee(self, load: Load, steps: int) -> Sequence[float] | Floats:
         if not self._cost.linear:
             ahead = self._cost.ahead(load, steps)
             if ahead is not None:
@@ -48,8 +50,8 @@ class SimulatedExecutor:
             return [self._cost(later(load, step)) for step in range(1, steps + 1)]
         base, slope = self._cost.of_decodes(load.decode_seqs)
         seqs = load.decode_seqs
-        contexts = range(load.decode_context + seqs, load.decode_context + (steps + 1) * seqs, seqs)
-        return [base + slope * context for context in contexts]
+        contexts = load.decode_context + seqs * np.arange(1, steps + 1)
+        return np.asarray(base + slope * contexts, np.float64)
 
     def ran(self, load: Load, seconds: Sequence[float]) -> None:
         if self._inside(later(load, 1)) and self._inside(later(load, len(seconds))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,13 +26,13 @@ class InFlight(NamedTuple):
 class Leap:
     """A stretch of like steps under way.
 
-    ``load`` is that of the step just launched, ``ends`` are the ends of those that follow it. At
-    ``moments`` one iteration of the loop would be over and the next begin.
+    ``load`` is that of the step just launched, ``ends`` are its end and those of the steps that
+    follow it. At ``moments`` one iteration of the loop would be over and the next begin.
     """
 
     load: Load
-    ends: list[float]
-    moments: list[float]
+    ends: array[float]
+    moments: array[float]
     wake: Moment
 
 
@@ -40,7 +41,7 @@ class Rest:
     """Idle passes under way of which each but counts: at ``moments`` one is over and the next
     begins, the last of them to be looked at again."""
 
-    moments: list[float]
+    moments: array[float]
     wake: Moment
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import accumulate, repeat
-from operator import sub
 from typing import Literal
 
+import numpy as np
 import simpy
 
 from simkv.core.outcome import Outcome
@@ -19,8 +20,9 @@ from simkv.costs.load import Executor, Load
 from simkv.loop.ahead import InFlight, Leap, Rest, alike
 from simkv.loop.clock import Process, passed
 from simkv.loop.cycles import CycleWatch
-from simkv.loop.record import Backlog, Life, Standstill
+from simkv.loop.record import Life, Standstill
 from simkv.loop.replica import Replica
+from simkv.loop.steplog import Backlog
 
 #: How an iteration goes on: with the next at once, after an idle pass, or when something comes.
 Turn = Literal["on", "idle", "sleep"]
@@ -131,6 +133,7 @@ class Engine(Replica):
 
     def schedule(self) -> Batch | None:
         """Let the scheduler decide; None if that is the end of the engine."""
+        self.changed = True
         self.record.end = self.env.now
         for message in self.inbox:
             if isinstance(message, Request):
@@ -208,6 +211,7 @@ class Engine(Replica):
             while self._next_finish() <= row:
                 ended.add(heappop(self._finishes)[1])
         completion = self.scheduler.complete(batch, ended)
+        self.changed = True
         if len(completion.delivered) != len(batch.emits):
             self._note_dropped(batch, completion, row)
         lives = self.record.lives
@@ -248,10 +252,14 @@ class Engine(Replica):
         if most < 1:
             return None
         steps = self.scheduler.leap(int(most) + 1) - 1
-        ends = list(accumulate(self.executor.foresee(load, steps), initial=newest.end))[1:]
-        if not ends:
+        foreseen = self.executor.foresee(load, steps) if steps else ()
+        if not len(foreseen):
             return None
-        moments = [oldest.end, *ends] if oldest is newest else [oldest.end, newest.end, *ends[:-1]]
+        ends = array("d", np.cumsum(np.append(newest.end, foreseen)).tobytes())
+        moments = ends[:]
+        if oldest is not newest:
+            moments.insert(0, oldest.end)
+            moments.pop()
         self._leap = Leap(load, ends, moments, self.moment(moments[-1]))
         return self._leap
 
@@ -262,9 +270,10 @@ class Engine(Replica):
         if not done:
             return
         self.leaps += 1
-        batch, ends = newest.batch, leap.ends[:done]
-        self.record.repeat(batch, leap.moments[:done], ends, self.scheduler.skip(done))
-        self.executor.ran(leap.load, list(map(sub, ends, [newest.end, *ends[:-1]])))
+        batch, times = newest.batch, leap.ends[: done + 1]
+        ends = times[1:]
+        self.record.repeat(batch, ends, self.scheduler.skip(done), len(self.in_flight))
+        self.executor.ran(leap.load, np.diff(times).tolist())
         if batch.decodes:
             self._group_row = newest.row + done
         lasts: dict[int, list[int]] = {}
@@ -284,7 +293,7 @@ class Engine(Replica):
         if self.leaping and (most := self._watch.quiet(self._idle_passes)) and not self.in_flight:
             passes = self.scheduler.leap(most + 1)
         moments = accumulate(repeat(self.executor.idle(), passes), initial=self.env.now)
-        ends = list(moments)[1:]
+        ends = array("d", moments)[1:]
         self._rest = Rest(ends, self.moment(ends[-1]))
         return self._rest
 

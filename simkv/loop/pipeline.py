@@ -23,8 +23,9 @@ from simkv.core.scheduler import Batch
 from simkv.costs.load import Executor
 from simkv.loop.clock import Process
 from simkv.loop.cycles import CycleWatch
-from simkv.loop.record import Backlog, Record, Standstill
+from simkv.loop.record import Record, Standstill
 from simkv.loop.replica import Replica
+from simkv.loop.steplog import Backlog
 from simkv.scenario.pacing import Pacing
 from simkv.schedulers.fastdeploy.memory import Heard, Planned, Seq
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy, aside_of, batch_of
@@ -166,6 +167,7 @@ class Pipeline(Replica):
         """One ``schedule`` call."""
         manager, now = self.manager, self.env.now
         planned = manager.schedule()
+        self.changed = True
         decision = Batch(preempted=manager.preempted, causes=manager.causes, held=manager.held())
         self.record.decided(decision, now)
         self._preempted += manager.preempted
@@ -176,6 +178,7 @@ class Pipeline(Replica):
 
     def put(self, planned: list[Planned]) -> Parcel:
         """Serialise the tasks of a decision."""
+        self.changed = True
         return self.manager.put(planned)
 
     def step(self) -> Message | None:
@@ -186,6 +189,7 @@ class Pipeline(Replica):
     def hear(self, message: Message) -> Heard:
         """A message takes effect; clients get their tokens."""
         heard = self.processor.receive(message)
+        self.changed = True
         for i in heard.delivered:
             self._deliver(i)
         if self.delivered:
@@ -200,6 +204,7 @@ class Pipeline(Replica):
         """Take new requests. That a client went away is not heeded, as in ``FastDeploy.abort``."""
         arrived = [message for message in self.inbox if isinstance(message, Request)]
         self.inbox.clear()
+        self.changed = True
         self._new += arrived
         if arrived and not self.dead:
             self.record.standstill = None

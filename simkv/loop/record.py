@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Cause, Held, Why
 from simkv.costs.load import Load
+from simkv.loop.steplog import Backlog, StepLog
 
 
 class RowSpan(NamedTuple):
@@ -83,38 +84,6 @@ class Life:
         """When the client gives up, or None."""
         timeout = self.request.timeout
         return None if timeout is None else self.request.arrival + timeout
-
-
-@dataclass(slots=True)
-class StepLog:
-    """Columns of the step log, a row per step: times in seconds, the rest counts.
-
-    Backlog and free blocks are those that the schedule call of the step left behind; ``decided`` is
-    when that was.
-    """
-
-    decided: array[float] = field(default_factory=lambda: array("d"))
-    start: array[float] = field(default_factory=lambda: array("d"))
-    end: array[float] = field(default_factory=lambda: array("d"))
-    kind: list[str] = field(default_factory=list)
-    prefill_seqs: array[int] = field(default_factory=lambda: array("i"))
-    prefill_tokens: array[int] = field(default_factory=lambda: array("q"))
-    decode_seqs: array[int] = field(default_factory=lambda: array("i"))
-    preempted: array[int] = field(default_factory=lambda: array("i"))
-    waiting: array[int] = field(default_factory=lambda: array("i"))
-    running: array[int] = field(default_factory=lambda: array("i"))
-    free_blocks: array[int] = field(default_factory=lambda: array("q"))
-
-    def __len__(self) -> int:
-        return len(self.end)
-
-
-class Backlog(NamedTuple):
-    """What a schedule call left behind: requests waiting and running, and blocks free."""
-
-    waiting: int
-    running: int
-    free_blocks: int
 
 
 @dataclass(slots=True)
@@ -222,19 +191,9 @@ class Record:
 
         It was ``decided`` at ``start`` if nothing else is said.
         """
-        log = self.steps
-        row = len(log)
-        log.decided.append(start if decided is None else decided)
-        log.start.append(start)
-        log.end.append(end)
-        log.kind.append(batch.kind)
-        log.prefill_seqs.append(load.prefill_seqs)
-        log.prefill_tokens.append(load.prefill_tokens)
-        log.decode_seqs.append(load.decode_seqs)
-        log.preempted.append(len(batch.preempted))
-        log.waiting.append(queues.waiting)
-        log.running.append(queues.running)
-        log.free_blocks.append(queues.free_blocks)
+        row = len(self.steps)
+        times = (start if decided is None else decided, start, end)
+        self.steps.append(times, batch.kind, load, len(batch.preempted), queues)
         emits = set(batch.emits)
         known = self._emitting
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
@@ -255,28 +214,14 @@ class Record:
             self._decoding_since[i] = row
         return row
 
-    def repeat(
-        self,
-        batch: Batch,
-        decided: Sequence[float],
-        ends: Sequence[float],
-        free_blocks: Sequence[int],
-    ) -> None:
+    def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append the rows of the steps that follow the newest one with the same batch of decodes.
 
-        They are ``decided`` at those times, end at ``ends`` and leave ``free_blocks``.
+        They end at ``ends`` and leave ``free_blocks``; each was decided when the ``lag``-th before
+        it ended.
         """
-        log, steps, times = self.steps, len(ends), array("d", ends)
-        log.decided.fromlist(list(decided))
-        log.start.append(log.end[-1])
-        log.start.extend(times[:-1])
-        log.end.extend(times)
-        log.free_blocks.fromlist(list(free_blocks))
-        log.kind.extend(log.kind[-1:] * steps)
-        log.preempted.extend(array("i", (0,)) * steps)
-        log.prefill_tokens.extend(log.prefill_tokens[-1:] * steps)
-        for column in (log.prefill_seqs, log.decode_seqs, log.waiting, log.running):
-            column.extend(column[-1:] * steps)
+        steps = len(ends)
+        self.steps.repeat(ends, free_blocks, lag)
         for i, _ in batch.scheduled:
             segments = self.lives[i].segments
             segments[-1] = segments[-1]._replace(last=segments[-1].last + steps)

@@ -53,6 +53,8 @@ class Replica(ABC):
         self.loads: Callable[[list[tuple[int, int]]], None] | None = None
         #: Told whose clients are given a token now, if anybody asks.
         self.delivered: Callable[[Sequence[int]], None] | None = None
+        #: Whether it may be loaded otherwise than when a router looked last.
+        self.changed = True
         self.inbox: list[Request | int | Callable[[], None]] = []
         self.wake: simpy.Event | None = None
         self.resolved = resolved
@@ -142,6 +144,7 @@ class Replica(ABC):
 
     def stir(self) -> None:
         """Something came from outside: it looks again as soon as it can."""
+        self.changed = True
         self.record.end = self.env.now
         if self.wake is not None:
             self.wake.succeed()
@@ -154,6 +157,7 @@ class Replica(ABC):
     def resolve(self, life: Life, outcome: Outcome, reason: str = "") -> None:
         """A request has ended now, unless it had before."""
         if life.outcome is None:
+            self.changed = True
             life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
             if self.resolved:
                 self.resolved()

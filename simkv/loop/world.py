@@ -18,10 +18,11 @@ from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.costs.widening import off_by
 from simkv.loop.engine import Engine
-from simkv.loop.fleet.fleet import Fleet, Stint
+from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.routers import SessionOf
 from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.fleet.split import SplitFleet
+from simkv.loop.fleet.stint import Stint
 from simkv.loop.pipeline import Pipeline
 from simkv.loop.record import Record
 from simkv.loop.replica import Replica

@@ -7,8 +7,9 @@ from math import fsum
 from typing import Any
 
 from simkv.core.outcome import Outcome
-from simkv.loop.fleet.fleet import Fleet, Stint
+from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.split import SplitFleet
+from simkv.loop.fleet.stint import Stint
 from simkv.loop.record import Life
 from simkv.measure.metrics import ttft
 

@@ -11,7 +11,7 @@ from simkv.core.scheduler import Scheduler, blocks_for
 from simkv.costs.profile import Feature
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.costs.widening import unknown_share
-from simkv.loop.fleet.fleet import Stint
+from simkv.loop.fleet.stint import Stint
 from simkv.loop.pipeline import Pipeline, remarks
 from simkv.loop.world import ReplicaSpec
 from simkv.schedulers.registry import spec_of

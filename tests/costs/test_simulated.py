@@ -94,7 +94,7 @@ def test_what_is_foreseen_is_what_would_be_run(table: list[list[float]] | None) 
     step_by_step, ahead = executor(terms=terms), executor(terms=terms)
     load = decode(3, 50)
     expected = [step_by_step.run(later(load, k)) for k in range(1, 9)]
-    assert ahead.foresee(load, 8) == expected
+    assert list(ahead.foresee(load, 8)) == expected
     assert ahead.busy == 0.0
     ahead.ran(load, expected[:5])
     assert ahead.busy == pytest.approx(sum(expected[:5]))

@@ -19,6 +19,7 @@ from simkv.lab.runner import Runner, covering
 from simkv.lab.serve import DeviceServer, runner_config
 from simkv.lab.served import CUT_SHORT, Served, Setup
 from simkv.loop.record import Record
+from simkv.loop.steplog import COLUMNS
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.recorder import write_trace
 from simkv.proof.validation.served.replay import compare, replay
@@ -66,7 +67,7 @@ def everything(record: Record) -> dict[str, Any]:
         i: {name: getattr(life, name) for name in life.__slots__}
         for i, life in record.lives.items()
     }
-    columns = {name: list(getattr(record.steps, name)) for name in record.steps.__slots__}
+    columns = {name: list(getattr(record.steps, name)) for name in COLUMNS}
     return {
         "lives": lives,
         "steps": columns,

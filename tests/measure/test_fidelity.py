@@ -163,7 +163,7 @@ def test_an_erring_executor_leaps_as_it_steps() -> None:
     load = Load(0, 0, 0, 4, 100)
     foreseen = erring.foresee(load, 3)
     loads = [Load(0, 0, 0, 4, 100 + 4 * step) for step in (1, 2, 3)]
-    assert foreseen == [erring.run(later) for later in loads]
+    assert list(foreseen) == [erring.run(later) for later in loads]
     assert erring.run(Load(1, 10, 0, 4, 100, 55)) == 1.3 * inner.run(Load(1, 10, 0, 4, 100, 55))
     assert [kind_of(Load(1, 9, 0, 0, 0)), kind_of(load)] == ["prefill", "decode"]
 

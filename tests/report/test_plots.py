@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
+from simkv.costs.load import Load
 from simkv.loop.record import Life, Record, RowSpan, Standstill
+from simkv.loop.steplog import Backlog
 from simkv.measure.simulate import run_file, run_scenario
 from simkv.report.fleet_picture import draw_fleet, slowest
 from simkv.report.lanes import BARS, Bar, _pixels, _shares, lanes, sample, states
@@ -72,10 +75,8 @@ def log_of(steps: Iterable[tuple[float, float]], end: float = 100.0) -> Record:
     """A record with these steps (start, end) and nobody in it."""
     record = Record(num_blocks=10)
     for start, stop in steps:
-        record.steps.decided.append(start)
-        record.steps.prefill_seqs.append(0)
-        record.steps.start.append(start)
-        record.steps.end.append(stop)
+        load = Load(0, 0, 0, 0, 0)
+        record.steps.append((start, start, stop), "decode", load, 0, Backlog(0, 0, 0))
     record.end = end
     return record
 
@@ -346,8 +347,8 @@ def test_odd_runs_can_be_drawn(tmp_path: Path) -> None:
     many = seconds(3)
     for i in range(300):
         many.lives[i] = life_of(i=i, ended_at=3.0, outcome=list(Outcome)[i % 6])
-    for column in ("waiting", "running", "free_blocks"):
-        getattr(many.steps, column).extend([1, 2, 3])
+    for column in (many.steps.waiting, many.steps.running, many.steps.free_blocks):
+        column[:] = array(column.typecode, [1, 2, 3])
     name = "a-very-long-name-of-a-variant-" * 3
     write_plots({name: empty, "$x_": dead, "many": many}, "odd $title_ " * 20, tmp_path)
 

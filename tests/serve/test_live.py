@@ -12,6 +12,7 @@ import pytest
 from simkv.core.outcome import Outcome
 from simkv.core.request import Segment
 from simkv.loop.record import Record
+from simkv.loop.steplog import COLUMNS
 from simkv.loop.world import serve_scenario, specs
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
@@ -79,7 +80,7 @@ async def visit(live: Live, seed: int) -> list[int]:
 
 def columns(record: Record) -> dict[str, list[object]]:
     log = record.steps
-    return {name: list(getattr(log, name)) for name in log.__slots__}
+    return {name: list(getattr(log, name)) for name in COLUMNS}
 
 
 @pytest.mark.parametrize("kind", SERVED)

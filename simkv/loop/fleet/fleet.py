@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice, zip_longest
 
 import simpy
@@ -17,6 +16,7 @@ from simkv.loop.fleet.lockstep import LockStep
 from simkv.loop.fleet.merge import whole
 from simkv.loop.fleet.routers import Router, Signal
 from simkv.loop.fleet.signals import LoadBoard
+from simkv.loop.fleet.stint import Stint
 from simkv.loop.fleet.ticks import Recurring
 from simkv.loop.outcomes import cut_off, give_outcomes
 from simkv.loop.record import Life, Record, Standstill
@@ -29,28 +29,6 @@ Ways = dict[int, list[tuple[int, Life]]]
 Maker = Callable[[simpy.Environment, int], Replica]
 #: Moments of one time go by replica; an engine may use two ranks.
 RANKS = 2
-
-
-@dataclass(eq=False)
-class Stint:
-    """A replica from its start to its end, with an engine of its own.
-
-    It is there from ``start`` to ``end`` (s; None is the end of the run), as the ``place``-th of
-    the run. ``in_flight`` are the requests that the router has sent there and that have not ended.
-    """
-
-    replica: int
-    engine: Replica
-    place: int
-    start: float = 0.0
-    end: float | None = None
-    in_flight: int = 0
-    leaving: bool = False
-
-    @property
-    def name(self) -> str:
-        """The replica, and its start if that is not the start of the run."""
-        return f"replica {self.replica}" + (f" from {self.start:g} s" if self.start else "")
 
 
 class Fleet:
@@ -261,8 +239,7 @@ class Fleet:
         self, stints: Sequence[Stint], router: Router, board: LoadBoard, request: Request
     ) -> Stint:
         """The replica that a request is sent to now; all but the sending is done."""
-        signals = [board.signal(s.replica, s.engine, s.in_flight) for s in stints]
-        chosen = router.choose(request, signals)
+        chosen = router.choose(request, board.signals(stints))
         stint = next(stint for stint in stints if stint.replica == chosen)
         stint.in_flight += 1
         board.sent(chosen)

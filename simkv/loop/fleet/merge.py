@@ -7,13 +7,13 @@ gaps) holds; what needs all steps in order of time is for the records of the rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 
 from simkv.core.request import Request
-from simkv.loop.record import Life, Record, StepLog
+from simkv.loop.record import Life, Record
 
 
 def whole(
@@ -31,7 +31,8 @@ def whole(
     ``requests`` are as their clients sent them, where replicas saw them otherwise.
     """
     record = Record(sum(part.num_blocks for part in parts))
-    record.steps = _joined(part.steps for part in parts)
+    for part in parts:
+        record.steps.extend(part.steps)
     record.idle_passes = sum(part.idle_passes for part in parts)
     record.end = end
     for part in parts:
@@ -45,14 +46,6 @@ def whole(
             life = _counted(life, [_shifted(other, offsets[part]) for part, other in in_vain[i]])
         record.lives[i] = replace(life, request=requests[i]) if requests else life
     return record
-
-
-def _joined(logs: Iterable[StepLog]) -> StepLog:
-    whole = StepLog()
-    for log in logs:
-        for column in fields(StepLog):
-            getattr(whole, column.name).extend(getattr(log, column.name))
-    return whole
 
 
 def _shifted(life: Life, rows: int) -> Life:

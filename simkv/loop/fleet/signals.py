@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from simkv.loop.fleet.routers import Router, Signal
+from simkv.loop.fleet.stint import Stint
 from simkv.loop.replica import Replica
 
 
@@ -43,8 +44,18 @@ class LoadBoard:
         self._engines = engines
         self._loads: dict[int, Occupancy] = {}
 
-    def signal(self, replica: int, engine: Replica, in_flight: int) -> Signal:
-        """What the router knows of a replica."""
+    def signals(self, stints: Sequence[Stint]) -> list[Signal]:
+        """What the router knows of replicas."""
+        if self.interval or self._reads_kv:
+            return [self._signal(stint) for stint in stints]
+        for stint in stints:
+            if stint.engine.changed:
+                stint.engine.changed = False
+                stint.signal = self._signal(stint)
+        return [stint.signal for stint in stints]
+
+    def _signal(self, stint: Stint) -> Signal:
+        replica, engine, in_flight = stint.replica, stint.engine, stint.in_flight
         if self.interval:
             load = self._loads.get(replica) or Occupancy()
             return Signal(replica, in_flight, load.waiting, load.running, load.kv_usage)

@@ -12,10 +12,11 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import KvConnector
 from simkv.loop.clock import Moment, Process
-from simkv.loop.fleet.fleet import Fleet, Maker, Stint, Ways
+from simkv.loop.fleet.fleet import Fleet, Maker, Ways
 from simkv.loop.fleet.merge import whole
 from simkv.loop.fleet.routers import Router
 from simkv.loop.fleet.signals import LoadBoard
+from simkv.loop.fleet.stint import Stint
 from simkv.loop.fleet.transfers import Halves, Handover, Links, halves
 from simkv.loop.record import Life, Record
 from simkv.loop.replica import Replica

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.costs.profile import Profile
-from simkv.loop.record import Life, StepLog
+from simkv.loop.record import Life
+from simkv.loop.steplog import StepLog
 
 #: Constants of ``costs/operators/constants.py``, in the order of the slopes.
 MOVED = ("prefill", "decode", "prefill_step_s", "step_s", "seq_s", "front_s")
