@@ -7,13 +7,18 @@ from dataclasses import Field, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from simkv.core.recording import Recording
-from simkv.core.scheduler import KvConnector, Scheduler, Variant
+from simkv.core.scheduler import KvConnector, Refusal, Scheduler, Variant
 from simkv.core.setting import EngineSetting
 
 #: For each request the numbers of its blocks, in order and from 1, which cover every token of the
 #: batch when ``schedule`` returns it. A list only grows; where blocks are replaced, another list
 #: object takes its place.
 Tables = Mapping[int, Sequence[int]]
+
+
+#: Why the server in front of an engine turns a request away that comes while so many others have
+#: not ended, with so many prompt tokens in all of those without a first token; None lets it in.
+TurnAway = Callable[[int, int], Refusal | None]
 
 
 class EngineConfig(Protocol):
@@ -55,7 +60,7 @@ def _itself(name: str) -> str:
     return name
 
 
-def _nothing(_: str) -> str | None:
+def _nothing(_: Any) -> None:
     return None
 
 
@@ -100,6 +105,9 @@ class EngineSpec:
     ``stream`` is the knob that says how many tokens go to a client at a time, ``ranks`` the one
     that says how many such engines step together (None: the engine has none).
 
+    ``admission(config)`` is what its server turns away before the scheduler hears of it, None if
+    nothing; what the scheduler itself turns away is in ``Batch.refused``.
+
     ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
     by side, as the ``pipeline`` of a scenario has it.
     """
@@ -123,6 +131,7 @@ class EngineSpec:
     rules_read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stream: str | None = None
     ranks: str | None = None
+    admission: Callable[[Any], TurnAway | None] = _nothing
     transfer: Transfer | None = None
     naming: Naming = Naming()
     has_threads: bool = False

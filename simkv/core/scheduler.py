@@ -55,6 +55,13 @@ class Held(NamedTuple):
     why: Why
 
 
+class Refusal(NamedTuple):
+    """Why a request is turned away: the ``knob`` whose limit it is, and the engine's ``words``."""
+
+    knob: str
+    words: str
+
+
 #: Why somebody was preempted: too few ``blocks``; it was not in the ``bucket`` of equal lengths
 #: that runs; or the ``patience`` of the head of the queue was at its end.
 Need = Literal["blocks", "bucket", "patience"]
@@ -83,9 +90,10 @@ class Batch:
     ``scheduled`` lists ``(request id, new tokens)`` in the engine's order and ``context`` the
     tokens whose KV each of them already has. ``emits`` are the ids that get a token when the step
     has run. ``preempted`` are the ids whose blocks were taken back, in order (an id may stand
-    twice), ``ignored`` those refused, ``lost`` those that no queue holds any more though they
-    never ended. ``fatal`` says why the real engine dies on this batch, if it does. Before the step
-    runs, the KV of ``swapped_out`` is copied to host memory, then that of ``swapped_in`` from it.
+    twice), ``ignored`` those refused, ``refused`` those turned away for a limit, ``lost`` those
+    that no queue holds any more though they never ended. ``fatal`` says why the real engine dies on
+    this batch, if it does. Before the step runs, the KV of ``swapped_out`` is copied to host
+    memory, then that of ``swapped_in`` from it.
     ``loads`` are requests that have blocks now and wait for so many tokens of KV from elsewhere.
 
     For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
@@ -104,6 +112,7 @@ class Batch:
     kind: Kind
     preempted: list[int]
     ignored: list[int]
+    refused: dict[int, Refusal]
     lost: list[int]
     fatal: str | None
     held: Held | None
@@ -140,6 +149,7 @@ class Batch:
         swapped_out: list[Swap] | None = None,
         swapped_in: list[Swap] | None = None,
         loads: list[tuple[int, int]] | None = None,
+        refused: dict[int, Refusal] | None = None,
     ) -> None:
         self.scheduled = [] if scheduled is None else scheduled
         self.context = [] if context is None else context
@@ -147,6 +157,7 @@ class Batch:
         self.kind = kind
         self.preempted = [] if preempted is None else preempted
         self.ignored = [] if ignored is None else ignored
+        self.refused = {} if refused is None else refused
         self.lost = [] if lost is None else lost
         self.fatal = fatal
         self.held = held

@@ -156,6 +156,8 @@ class Engine(Replica):
         self.record.set_aside(batch.aside, self.env.now)
         for i in batch.ignored:
             self.resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
+        for i, refusal in batch.refused.items():
+            self.turn_away(self.record.lives[i], refusal)
         for i in batch.lost:
             self.resolve(self.record.lives[i], Outcome.LOST, "it is in no queue any more")
         if batch.loads and self.loads:
@@ -218,6 +220,8 @@ class Engine(Replica):
         for i in completion.delivered:
             if lives[i].outcome is Outcome.REJECTED:  # some engines take up what they gave up
                 lives[i].outcome, lives[i].ended_at, lives[i].reason = None, None, ""
+        if self.door:
+            self.door.told(completion.delivered)
         if self.delivered:
             self.delivered([*completion.delivered, *flight.group])
         for i in completion.finished:

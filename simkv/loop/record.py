@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.core.scheduler import Batch, Cause, Held, Why
+from simkv.core.scheduler import Batch, Cause, Held, Refusal, Why
 from simkv.costs.load import Load
 from simkv.loop.steplog import Backlog, StepLog
 
@@ -58,6 +58,7 @@ class Life:
     are its prefill rows and whatever else it started from another context than it had reached.
     ``aside`` are the times from which it sat aside, and why; an empty word ends that. The client
     gets the first token and the last at once, the others when there are ``every`` so many.
+    ``refusal`` is why it was turned away for a limit, if it was.
     """
 
     request: Request
@@ -78,6 +79,7 @@ class Life:
     chunks: list[Chunk] = field(default_factory=list)
     aside: list[tuple[float, str]] = field(default_factory=list)
     every: int = 1
+    refusal: Refusal | None = None
 
     @property
     def deadline(self) -> float | None:

@@ -9,9 +9,10 @@ import simpy
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.core.scheduler import Batch, Scheduler
+from simkv.core.scheduler import Batch, Refusal, Scheduler
 from simkv.costs.load import Executor, Load, load_of
 from simkv.loop.clock import Moment, Process
+from simkv.loop.door import Door
 from simkv.loop.outcomes import cut_off, give_outcomes
 from simkv.loop.record import Life, Record, Standstill
 
@@ -55,6 +56,8 @@ class Replica(ABC):
         self.delivered: Callable[[Sequence[int]], None] | None = None
         #: Whether it may be loaded otherwise than when a router looked last.
         self.changed = True
+        #: What the server in front of it asks, where it turns requests away.
+        self.door: Door | None = None
         self.inbox: list[Request | int | Callable[[], None]] = []
         self.wake: simpy.Event | None = None
         self.resolved = resolved
@@ -65,6 +68,9 @@ class Replica(ABC):
     def submit(self, request: Request) -> None:
         """A request comes now; its client starts to wait."""
         life = self.record.arrive(request)
+        if self.door and (refusal := self.door.enter(request)):
+            self.turn_away(life, refusal)
+            return
         self.inbox.append(request)
         if request.timeout is not None:
             patience = self.env.timeout(max(request.arrival + request.timeout - self.env.now, 0.0))
@@ -159,10 +165,18 @@ class Replica(ABC):
         if life.outcome is None:
             self.changed = True
             life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
+            if self.door:
+                self.door.left(life.request.id)
             if self.resolved:
                 self.resolved()
             if self.ended:
                 self.ended(life)
+
+    def turn_away(self, life: Life, refusal: Refusal) -> None:
+        """A request is refused for a limit now, unless it had ended before."""
+        if life.outcome is None:
+            life.refusal = refusal
+            self.resolve(life, Outcome.REJECTED, f"{refusal.knob}: {refusal.words}")
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
         """It stops for good now, as the real engine would, while it is about these requests."""

@@ -68,8 +68,9 @@ def _converse(engine: Server, clients: Clients) -> Process:
 
     engine.ended = ended
     while True:
-        for request in clients.send(env.now):
-            engine.submit(request)
+        while sent := clients.send(env.now):  # who is turned away at once makes room for the next
+            for request in sent:
+                engine.submit(request)
         following = clients.next_time()
         answered = env.event()
         due = [] if following is None else [env.timeout(max(following - env.now, 0.0))]

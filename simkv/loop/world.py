@@ -17,6 +17,7 @@ from simkv.costs.load import Executor
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.costs.widening import off_by
+from simkv.loop.door import door_of
 from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.fleet.routers import SessionOf
@@ -150,6 +151,7 @@ def replica_of(
     if pacing and isinstance(chosen, FastDeploy):
         return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
     engine = Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
+    engine.door = door_of(spec.engine)
     if knob := spec_of(spec.engine).stream:
         engine.record.every = getattr(spec.engine, knob)
     return engine

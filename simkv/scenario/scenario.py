@@ -24,6 +24,7 @@ from simkv.scenario.pacing import Pacing
 from simkv.scenario.plan import PlanSection
 from simkv.scenario.roles import About, Engine, World
 from simkv.scenario.section import Name, Section, Span, Url
+from simkv.scenario.serving import ServeSection
 from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.workload.fields import Time
 from simkv.workload.workload import Workload
@@ -124,6 +125,8 @@ class Scenario(Section):
     """Delays between FastDeploy's three threads; left out, they go in lockstep."""
     fleet: Engine[FleetSection | None] = None
     """Several replicas of the engine behind a router."""
+    serve: About[ServeSection | None] = None
+    """How long answers are when `simkv serve` has real clients in place of the workload."""
     provenance: About[Provenance] = Provenance()
     """What the numbers above rest on."""
     published: About[dict[str, Published]] = Field(default={})

@@ -23,6 +23,8 @@ from prometheus_client.core import (
 from simkv.core.engine import EngineConfig
 from simkv.serve.meters import Measured, Meter, SeenValues
 
+#: Labels that say which replica it is.
+REPLICA = ("engine", "dp_rank")
 FOLDER = Path(__file__).parent / "metrics"
 #: Upper bounds of how late tokens go out (s of ours).
 LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -45,14 +47,22 @@ class Registered:
         return self.name.partition(":")[2].replace("_", " ")
 
 
-def registered(engine: str) -> list[Registered]:
-    """What an engine registers of what is modelled; names of our own if nobody has read its."""
+def registered(engine: str, *, several: bool = False) -> list[Registered]:
+    """What an engine registers of what is modelled; names of our own if nobody has read its.
+
+    Some have a label more where there are ``several`` replicas.
+    """
     path = FOLDER / f"{engine}.json"
     data = json.loads((path if path.exists() else FOLDER / "simkv.json").read_text())
     rows = []
     for row in data["metrics"]:
-        own = [label for label in row["labels"] if label not in data["labels"][row["of"]]]
-        labels = [*data["labels"][row["of"]], *own]
+        common = list(data["labels"][row["of"]])
+        own = [label for label in row["labels"] if label not in common]
+        if len(own) < len(row["labels"]):  # it names all that it has
+            common = [label for label in row["labels"] if label in common]
+        if several and (rank := data.get("rank", {}).get(row["of"])):
+            common.append(rank)
+        labels = [*common, *own]
         buckets = row.get("buckets")
         rows.append(Registered(row["name"], row["type"], row["measure"], labels, own, buckets))
     return rows
@@ -109,13 +119,17 @@ class Exposition:
         present = [(str(i), meter, meter.now()) for i, meter in enumerate(self._meters())]
         for row in self._rows:
             family = _FAMILIES[row.kind](row.name, row.help, labels=row.labels)
+            found: dict[tuple[str, ...], float | SeenValues] = {}
             for index, meter, now in present:
                 given = [
-                    index if label == "engine" else self._constant.get(label, "0")
+                    index if label in REPLICA else self._constant.get(label, "0")
                     for label in row.labels[: len(row.labels) - len(row.extra)]
                 ]
                 for own, value in _values(row, meter, now):
-                    _add(family, [*given, *own], value)
+                    labels = (*given, *own)
+                    found[labels] = _sum(found[labels], value) if labels in found else value
+            for labels, value in found.items():
+                _add(family, labels, value)
             yield family
         if told := info(self._config.name):
             name, knobs = told
@@ -161,6 +175,15 @@ def _labelled(value: Measured) -> Iterator[tuple[list[str], float]]:
         yield from (([label], number) for label, number in value.items())
     else:
         yield [], value
+
+
+def _sum(one: float | SeenValues, other: float | SeenValues) -> float | SeenValues:
+    """Of two replicas that no label tells apart."""
+    if isinstance(one, SeenValues) and isinstance(other, SeenValues):
+        return one.plus(other)
+    assert not isinstance(one, SeenValues)
+    assert not isinstance(other, SeenValues)
+    return one + other
 
 
 def _add(family: Any, labels: Sequence[str], value: float | SeenValues) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simkv.core.engine import EngineConfig
+from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.record import Life
 from simkv.loop.replica import Replica
 from simkv.schedulers.registry import spec_of
@@ -22,7 +23,7 @@ class Meters:
     def __init__(self, desk: Desk, config: EngineConfig, speed: float) -> None:
         self._desk = desk
         self._meters: dict[int, Meter] = {}
-        rows = registered(config.name)
+        rows = registered(config.name, several=isinstance(desk.live.server, Fleet))
         self._block_size = spec_of(config).block_size(config)
         self._bounds = bounds(rows, desk.front.longest or 1_000_000)
         constant = {"model_name": desk.front.model, "engine_type": "unified"}

@@ -19,9 +19,9 @@ from simkv.serve.live import Ask, Live
 from simkv.serve.prefixes import Prefixes
 from simkv.serve.refusals import Refused
 from simkv.serve.reply import Reply
+from simkv.serve.scenario import Lengths
 from simkv.serve.texts import Texts
 from simkv.workload.fields import MOST_TOKENS
-from simkv.workload.lengths import Length, draw_lengths
 
 #: The status and the words with which a request ends that is not served to its end.
 ENDS = {
@@ -39,7 +39,7 @@ class Front:
     """What an application knows of the engine that it stands for.
 
     ``longest`` is the most tokens of prompt and answer together, None where the engine has no such
-    limit; ``length`` is how long answers are that may end by themselves.
+    limit; ``lengths`` draws how long answers are that may end by themselves.
     """
 
     engine: str
@@ -47,7 +47,7 @@ class Front:
     model: str
     texts: Texts
     longest: int | None
-    length: Length | None
+    lengths: Lengths | None
     seed: int = 0
     by_priority: bool = True
 
@@ -108,7 +108,10 @@ class Desk:
     def begin(
         self, prefix: str, name: str | None, body: Body, prompts: Sequence[array[int]]
     ) -> Generation:
-        """Send the prompts to the engine. Raises Refused where the API would refuse the call."""
+        """Send the prompts to the engine. Raises Refused where the API would refuse the call.
+
+        If one of them is turned away before the engine hears of it, so are all.
+        """
         self._check_model(body.model)
         if body.n is not None and body.n > 1:
             raise Refused(400, "n: simkv does not model parallel sampling; expected 1", "n")
@@ -122,6 +125,10 @@ class Desk:
             for prompt, limit in zip(prompts, limits, strict=True)
         ]
         self.names[called] = [answer.request.id for answer in answers]
+        if refusals := [answer.refusal for answer in answers if answer.refusal]:
+            for answer in answers:
+                self.live.leave(answer)
+            raise Refused(503, refusals[0].words, kind="Service Unavailable")
         self._prompts.update(zip(self.names[called], prompts, strict=True))
         if body.stream:
             self.streamed.update(self.names[called])
@@ -169,7 +176,7 @@ class Desk:
         if longest is not None:
             limit = room(longest, prompt, limit, body.limit_param)
         elif limit is None:
-            limit = self._draw() if self.front.length is not None else 16
+            limit = self._draw() if self.front.lengths else 16
         if limit < 1:
             raise Refused(400, f"max_tokens must be at least 1, got {limit}.", "max_tokens")
         if limit > MOST_TOKENS:
@@ -184,7 +191,7 @@ class Desk:
         emits = limit
         if body.simkv.output_tokens is not None:
             emits = body.simkv.output_tokens
-        elif not body.ignore_eos and self.front.length is not None:
+        elif not body.ignore_eos and self.front.lengths:
             emits = self._draw()
         return Ask(
             prompt_tokens=len(prompt),
@@ -199,8 +206,8 @@ class Desk:
         return self._known.name(prompt, f"u{number}")
 
     def _draw(self) -> int:
-        assert self.front.length is not None
-        return draw_lengths(self.front.length, self._random, 1, "output_tokens")[0]
+        assert self.front.lengths is not None
+        return self.front.lengths(self._random)
 
 
 def room(longest: int, prompt: int, wanted: int | None, param: str) -> int:

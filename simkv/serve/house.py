@@ -19,7 +19,7 @@ from simkv.serve.generation import Desk, Front
 from simkv.serve.guard import Guard
 from simkv.serve.live import Live
 from simkv.serve.process import Site, ToldToEnd, bind, serve
-from simkv.serve.scenario import answer_length, replicas_of
+from simkv.serve.scenario import answers, replicas_of
 from simkv.serve.texts import texts
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class House:
         ending: ToldToEnd,
     ) -> None:
         self.options = options
-        self.length = answer_length(scenario)
         # The clients are real: they come and go as they like, and nothing ends before them.
         self.scenario = scenario.model_copy(update={"timeout": None, "horizon": None})
         self.live = Live(self.scenario, specs(self.scenario, folder), options.speed)
@@ -71,7 +70,7 @@ class House:
             model=options.model or _model(scenario),
             texts=texts(options.tokenizer),
             longest=getattr(engine, spec.longest) if spec.longest else None,
-            length=self.length,
+            lengths=answers(scenario),
             seed=options.seed,
             by_priority=getattr(engine, "policy", None) != "fcfs",
         )

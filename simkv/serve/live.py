@@ -218,7 +218,7 @@ class Live:
             self.warn(f"request {life.request.id}: {life.reason}; its client waits for ever")
         elif answer:
             del self.answers[life.request.id]
-            answer.end(life.outcome, life.reason)
+            answer.end(life.outcome, life.reason, life.refusal)
 
     def _died(self, replica: Replica) -> None:
         stop = replica.record.standstill

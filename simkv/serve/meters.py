@@ -20,6 +20,7 @@ LABELS = {
     "ended_by_reason": ("stop", "length", "abort", "error", "repetition"),
     "prompt_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
     "cached_by_source": ("device",),
+    "turned_away": ("max_num_queued_reqs", "max_num_queued_tokens"),
 }
 #: A number, or several by the value of a label.
 Measured = float | Mapping[str, float]
@@ -121,6 +122,9 @@ class Meter:
         tally = self.tallies[self._streams(number)]
         first, last = self._first.pop(number, None), self._last.pop(number, None)
         tokens = self._tokens.pop(number, 0)
+        if life.refusal:
+            tally.by_label["turned_away"][life.refusal.knob] += 1
+            return
         finished = life.outcome is Outcome.FINISHED
         reason = (
             self._reason(life, tokens)

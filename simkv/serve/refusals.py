@@ -17,22 +17,29 @@ KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError
 
 
 class Refused(Exception):
-    """A request is refused with this status; ``param`` is the field that is wrong."""
+    """A request is refused with this status; ``param`` is the field that is wrong.
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    ``kind`` is what the API calls it, where it is not what it calls others of the status.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None, kind: str = "") -> None:
         super().__init__(message)
-        self.status, self.message, self.param = status, message, param
+        self.status, self.message, self.param, self.kind = status, message, param, kind
 
 
-def error_object(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+def error_object(
+    status: int, message: str, param: str | None = None, kind: str = ""
+) -> dict[str, Any]:
     """The body of a response that is an error."""
-    kind = KINDS.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    kind = kind or KINDS.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def as_response(status: int, message: str, param: str | None = None) -> JSONResponse:
+def as_response(
+    status: int, message: str, param: str | None = None, kind: str = ""
+) -> JSONResponse:
     """A response that is an error."""
-    return JSONResponse(error_object(status, message, param), status)
+    return JSONResponse(error_object(status, message, param, kind), status)
 
 
 def say_refusals(app: FastAPI) -> None:
@@ -40,7 +47,7 @@ def say_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
-        return as_response(error.status, error.message, error.param)
+        return as_response(error.status, error.message, error.param, error.kind)
 
     @app.exception_handler(HTTPException)
     async def no_such_thing(_: Request, error: HTTPException) -> JSONResponse:

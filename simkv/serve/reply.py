@@ -6,6 +6,7 @@ import asyncio
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
+from simkv.core.scheduler import Refusal
 
 
 class Reply:
@@ -13,10 +14,21 @@ class Reply:
 
     ``tokens`` are there, ``due`` is when (by ``time.monotonic``) the oldest of those came that
     nobody has fetched. With an ``outcome`` there will be no more, and ``reason`` says why if it is
-    not finished. Nothing is kept per token, so a slow reader costs nothing.
+    not finished, ``refusal`` if it was turned away for a limit. Nothing is kept per token, so a
+    slow reader costs nothing.
     """
 
-    __slots__ = ("_again", "_news", "_source", "due", "outcome", "reason", "request", "tokens")
+    __slots__ = (
+        "_again",
+        "_news",
+        "_source",
+        "due",
+        "outcome",
+        "reason",
+        "refusal",
+        "request",
+        "tokens",
+    )
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -24,6 +36,7 @@ class Reply:
         self.due: float | None = None
         self.outcome: Outcome | None = None
         self.reason = ""
+        self.refusal: Refusal | None = None
         self._news: asyncio.Future[None] | None = None
         self._source: object = None
         self._again = 0
@@ -49,9 +62,11 @@ class Reply:
             self.due = due
         self._wake()
 
-    def end(self, outcome: Outcome | None, reason: str = "") -> None:
+    def end(
+        self, outcome: Outcome | None, reason: str = "", refusal: Refusal | None = None
+    ) -> None:
         """There will be no more tokens."""
-        self.outcome, self.reason = outcome or Outcome.LOST, reason
+        self.outcome, self.reason, self.refusal = outcome or Outcome.LOST, reason, refusal
         self._wake()
 
     def _wake(self) -> None:

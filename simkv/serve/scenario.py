@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from simkv.core.errors import InputError, nearest
 from simkv.scenario.costs import all_costs
@@ -12,8 +15,10 @@ from simkv.scenario.load import load, resolve
 from simkv.scenario.packaged import find, packaged
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import ENGINES
-from simkv.workload.lengths import Length
+from simkv.workload.lengths import Length, draw_lengths
 
+#: Draws how many tokens the next answer has.
+Lengths = Callable[[np.random.Generator], int]
 #: In place of a workload that is left out; nobody sends it.
 PLACEHOLDER = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]}
 
@@ -77,8 +82,22 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
     return found
 
 
-def answer_length(scenario: Scenario) -> Length | None:
-    """How long answers are that end by themselves: as those of the workload, if it draws them."""
+def answers(scenario: Scenario) -> Lengths | None:
+    """How long answers are that end by themselves, None if the scenario does not tell.
+
+    As its section ``serve`` says, or as in its workload, if that draws them or is a trace. Raises
+    InputError if that cannot be read.
+    """
     workload = scenario.workload
+    length = scenario.serve.output_tokens if scenario.serve else None
+    if length is None and workload.trace is not None:
+        served = workload.loaded.rows.output_tokens
+        return lambda random: int(random.choice(served))
     drawn = workload.arrivals or workload.sessions or workload.burst
-    return drawn.output_tokens if drawn else None
+    if length is None and drawn:
+        length = drawn.output_tokens
+    return None if length is None else partial(_one, length)
+
+
+def _one(length: Length, random: np.random.Generator) -> int:
+    return draw_lengths(length, random, 1, "output_tokens")[0]

@@ -137,6 +137,8 @@ class Writer:
 def refusal(answer: Reply) -> tuple[int, str]:
     """Status and words for an answer that did not come to its end."""
     assert answer.outcome is not None
+    if answer.refusal:
+        return 503, answer.refusal.words
     status, words = ENDS.get(answer.outcome, (500, answer.outcome.value))
     return status, f"{words}: {answer.reason}" if answer.reason else words
 

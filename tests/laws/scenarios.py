@@ -19,6 +19,7 @@ from simkv.core.request import Request
 from simkv.core.scheduler import Scheduler
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.door import door_of
 from simkv.loop.engine import Engine
 from simkv.loop.record import Record
 from simkv.loop.serve import serve
@@ -67,6 +68,8 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_active_seqs": draw(rarely(_whole(1, max_num_seqs))),
+        "max_num_queued_reqs": draw(rarely(_whole(1, 6))),
+        "max_num_queued_tokens": draw(rarely(_whole(1, 60))),
         "enable_chunked_prefill": chunked,
         "max_num_batched_tokens": draw(
             _whole(max_num_seqs if chunked else max(max_num_seqs, max_model_len), 200)
@@ -94,6 +97,7 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "page_size": page_size,
         "max_total_num_tokens": page_size * draw(_whole(10, 40)),
         "max_running_requests": draw(_whole(1, 8)),
+        "max_queued_requests": draw(rarely(_whole(0, 4))),
         "chunked_prefill_size": draw(st.sampled_from([-1, 4, 8, 16])),
         "max_prefill_tokens": draw(_whole(1, 64)),
         "prefill_max_requests": draw(rarely(_whole(1, 3))),
@@ -227,4 +231,5 @@ def run(scenario: Scenario, watch: Callable[[Scheduler], Any] = lambda scheduler
     scheduler = registry.build(scenario.engine)
     requests = generate(scenario.workload, scenario.timeout)
     engine = Engine(simpy.Environment(), watch(scheduler), executor, scenario.engine_ready)
+    engine.door = door_of(scenario.engine)
     return Run(scenario, requests, scheduler, serve(engine, requests, scenario.horizon))

@@ -48,6 +48,7 @@ WHOLE: dict[str, Tree] = {
     "about": {
         "report": "https://example.org/here",
         "summary": "all",
+        "serve": {"output_tokens": {"distribution": "uniform", "low": 2, "high": 9}},
         "provenance": {"given": ["a"], "fitted": ["b"], "assumed": ["c"]},
         "published": {
             "run": {"figures": {"steps": 3.0}, "e2e_s": {1: 2.0}, "finish_s": {0: 1.0}}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from simkv.core.scheduler import Batch, Completion, Scheduler
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.door import door_of
 from simkv.loop.engine import Engine
 from simkv.loop.record import Record
 from simkv.loop.serve import serve
@@ -122,6 +123,7 @@ def record(scenario: Scenario, profile: Profile, *, leaping: bool) -> tuple[Reco
         scenario.engine_ready,
         leaping=leaping,
     )
+    engine.door = door_of(scenario.engine)
     requests = generate(scenario.workload, scenario.timeout)
     return serve(engine, requests, scenario.horizon), engine.leaps
 

@@ -523,3 +523,48 @@ def test_a_leap_ends_where_something_unread_is_received() -> None:
     scheduler.skip(3)
     scheduler.complete(batch, ())
     assert ids(step(scheduler)) == [1]
+
+
+# ---------------------------------------------------------------------- a limit of the queue
+
+
+def test_a_full_queue_turns_away_who_comes() -> None:
+    scheduler = engine(40, max_running_requests=1, max_queued_requests=2)
+    for i in range(3):  # before anybody is taken in
+        scheduler.add(Prompt(i, 4, 4))
+    batch = step(scheduler)
+    assert list(batch.refused) == [2]
+    assert batch.refused[2] == ("max_queued_requests", "The request queue is full.")
+    assert scheduler.waiting_ids() == [1]
+    scheduler.add(Prompt(3, 4, 4))
+    scheduler.add(Prompt(4, 4, 4))
+    assert list(step(scheduler).refused) == [4]
+    scheduler.abort(4)
+    assert not step(scheduler).refused
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_full_queue_turns_away_the_retracted_too(overlap: bool) -> None:
+    scheduler = engine(
+        30,
+        clip_max_new_tokens_estimation=1,
+        init_new_token_ratio=0,
+        max_running_requests=2,
+        max_queued_requests=2,
+        disable_overlap_schedule=not overlap,
+    )
+    for i in (0, 1):
+        scheduler.add(Prompt(i, 8, 20))
+    flights = [scheduler.schedule()]
+    for i in (2, 3):  # no seats are left for them
+        scheduler.add(Prompt(i, 8, 20))
+    while not flights[-1].refused:
+        if len(flights) == scheduler.pipeline_depth:
+            scheduler.complete(flights.pop(0), ())
+        flights.append(scheduler.schedule())
+    away = flights[-1]
+    assert (list(away.refused), away.preempted, away.emits) == ([1], [1], [0])
+    assert scheduler.waiting_ids() == [2, 3]
+    while flights:  # the token that was under way is for nobody
+        assert scheduler.complete(flights.pop(0), ()).delivered == [0]
+    assert 1 not in scheduler.blocks_held()

@@ -55,6 +55,8 @@ def test_asynchronous_by_default(version: Any, depth: int) -> None:
         ("0.18.0", "0.19", "scheduler_reserve_full_isl", True),
         ("0.23.0", "0.24", "watermark", 0.1),
         ("0.25.0", "0.26", "max_num_scheduled_tokens", 16),
+        ("0.28.0", "0.29", "max_num_queued_reqs", 2),
+        ("0.28.0", "0.29", "max_num_queued_tokens", 16),
         ("0.30.0", "0.31", "max_num_active_seqs", 2),
         ("0.30.0", "0.31", "long_prefill_token_threshold_adaptive", True),
         ("0.32.0", "0.33", "prefill_schedule_interval", 2),

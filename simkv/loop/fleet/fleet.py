@@ -125,6 +125,8 @@ class Fleet:
         engine = self._makers[replica](self.env, RANKS * replica)
         stint = Stint(replica, engine, len(self.stints), self.env.now)
         engine.ended = lambda life: self._over(stint, life)
+        if self.rules.lockstep and self.stints:  # ranks behind one server
+            engine.door = self.stints[0].engine.door
         if self.size > 1 and not self.rules.lockstep:
             engine.died = lambda: self._fail(stint, "its engine died")
         self.stints.append(stint)

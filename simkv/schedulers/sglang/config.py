@@ -35,6 +35,9 @@ class SglangConfig:
     max_running_requests: Annotated[int, Gt(0)] = 2048
     """Most requests that hold a row at a time; SGLang derives 2048 to 4096.
     [--max-running-requests]"""
+    max_queued_requests: Annotated[int, Ge(0)] | None = None
+    """If set, a request that comes, or comes back retracted, while so many wait is answered with
+    503. [--max-queued-requests]"""
     chunked_prefill_size: Annotated[int, Ge(-1)] = 8192
     """Most prompt tokens in one prefill pass, after which a prompt is cut; -1 is no limit
     (SGLang takes 2048 to 16384 by GPU). [--chunked-prefill-size]"""

@@ -61,20 +61,21 @@ class SglangScheduler:
 
     def schedule(self) -> Batch:
         """Choose and launch the next batch."""
+        state = self.state
         self.intake.receive()
-        batch = Batch(ignored=self.intake.refusals())
+        batch = Batch(ignored=self.intake.refusals(), refused=state.turned_away)
         try:
             chosen = self._choose(batch)
         except EngineDies as error:
             batch.fatal = error.why
             batch.scheduled = [(r.id, r.end - r.prefix) for r in error.rows]
             return batch
-        state = self.state
         if chosen:
             results.launch(state, chosen, batch)
         elif state.idle:
             state.ratio.reset()
         state.last = chosen
+        state.turned_away = {}
         if state.waiting:
             batch.held = Held(state.waiting[0].id, state.why)
         elif unread := self.intake.receiver.prompts:

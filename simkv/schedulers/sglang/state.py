@@ -6,11 +6,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simkv.core.scheduler import Batch, Kind, Why
+from simkv.core.scheduler import Batch, Kind, Refusal, Why
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.memory import Memory, Req
 from simkv.schedulers.sglang.ratio import NewTokenRatio
 from simkv.schedulers.sglang.versions import SglangRules
+
+#: How a request is turned away (``_abort_on_queued_limit``).
+FULL = Refusal("max_queued_requests", "The request queue is full.")
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +55,7 @@ class LoopState:
     ``last`` is the batch that was launched before (it may be ``running`` itself), ``chunked`` the
     one request whose prompt is partly computed: it is neither in ``running`` nor in ``waiting``.
     All of ``admitted`` hold a row of ``max_running_requests``. ``why`` the head of the queue was
-    passed over when it was last looked at.
+    passed over when it was last looked at. ``turned_away`` were those for whom the queue was full.
     """
 
     def __init__(self, config: SglangConfig, rules: SglangRules, memory: Memory) -> None:
@@ -69,6 +72,7 @@ class LoopState:
         self.admitted: dict[int, Req] = {}
         self.flights: deque[Flight] = deque()
         self.why: Why = "rule"
+        self.turned_away: dict[int, Refusal] = {}
 
     @property
     def idle(self) -> bool:
@@ -76,7 +80,13 @@ class LoopState:
         return not (self.waiting or self.running.rows or self.chunked or self.flights)
 
     def queue(self, r: Req) -> None:
-        """Put ``r`` behind all who wait."""
+        """Put ``r``, which comes or was retracted, behind all who wait, or turn it away."""
+        most = self.config.max_queued_requests
+        if most is not None and len(self.waiting) >= most:
+            r.pending = 0  # what it still computes is for nobody
+            del self.live[r.id]
+            self.turned_away[r.id] = FULL
+            return
         r.stamp = self.processed_tokens
         self.waiting.append(r)
 

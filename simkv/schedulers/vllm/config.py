@@ -47,6 +47,12 @@ class VllmConfig:
     max_num_active_seqs: Annotated[int, Gt(0)] | None = None
     """If set, no request is admitted while so many run, in place of max_num_seqs.
     [--max-num-active-seqs]"""
+    max_num_queued_reqs: Annotated[int, Ge(0)] | None = None
+    """If set, a request that comes while so many wait or run is answered with 503; each replica of
+    a `fleet` counts its own, ranks in lock-step all together. [--max-num-queued-reqs]"""
+    max_num_queued_tokens: Annotated[int, Ge(0)] | None = None
+    """If set, a request that comes while the prompts of those without a first token have so many
+    tokens or more is answered with 503. [--max-num-queued-tokens]"""
     max_model_len: Annotated[int, Gt(1)] = 8192
     """Longest sequence, prompt and output together, in tokens; vLLM takes it from the model,
     the default is ours. [--max-model-len]"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simkv.core.engine import EngineSpec, Naming, Tabled, Transfer
 from simkv.core.errors import InputError
+from simkv.schedulers.vllm.admission import admission
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.scheduler import VllmScheduler
@@ -60,6 +61,7 @@ VLLM = EngineSpec(
     memory="num_gpu_blocks",
     longest="max_model_len",
     lacks={variant: tuple(rules.fixed) for variant, rules in RULES.items()},
+    admission=admission,
     transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), VllmTransferScheduler),
     naming=Naming(variant_of, like, assumed),
 )

@@ -174,8 +174,9 @@ RELEASES: Mapping[int, Release] = {
     ),
     29: Release(
         "98dff2a81",
-        "start-up asks whether the longest sequence fits beside the null block",
+        "start-up asks whether the longest sequence fits beside the null block; queue limits",
         {"spares_null_block": True},
+        {"max_num_queued_reqs": None, "max_num_queued_tokens": None},
     ),
     30: Release("ced6857af"),
     31: Release(

@@ -1,0 +1,58 @@
+"""How long answers are that end by themselves: as the scenario says."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+
+from simkv.loop.world import specs
+from simkv.serve.bodies import CompletionBody
+from simkv.serve.generation import Desk, Front
+from simkv.serve.live import Live
+from simkv.serve.scenario import answers, to_serve
+from simkv.serve.texts import texts
+from tests.serve.house import COSTS, scenario
+
+SECTION = "serve: {output_tokens: {distribution: uniform, low: 3, high: 5}}\n"
+TRACE = "arrival,prompt_tokens,output_tokens\n0,9,7\n1,9,7\n2,9,11\n"
+DRAWN = "workload: {burst: {num_prompts: 2, prompt_tokens: 4, output_tokens: 6}}\n"
+EMPIRICAL = "serve: {output_tokens: {distribution: empirical, trace: came.csv}}\n"
+
+
+def drawn(folder: Path, text: str, **asked: object) -> set[int | None]:
+    """The lengths of a hundred answers of a server of this scenario."""
+    path = folder / "served.yaml"
+    path.write_text(scenario() + text)
+    (folder / COSTS.name).write_text(COSTS.read_text())
+    (folder / "came.csv").write_text(TRACE)
+    served = to_serve(path, [])[1]["run"]
+    front = Front("vllm", "0.33.0", "m", texts(None), 4096, answers(served))
+    desk = Desk(Live(served, specs(served, folder)), front)
+    body = CompletionBody.model_validate({"prompt": "x", "max_tokens": 99, **asked})
+    return {desk._ask(body, array("q", [1]), 99).output_tokens for _ in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("", {99}),
+        (SECTION, {3, 4, 5}),
+        (DRAWN, {6}),
+        (SECTION + DRAWN, {3, 4, 5}),
+        ("workload: {trace: came.csv}\n", {7, 11}),
+        ("workload: {trace: came.csv, start: 1.5}\n", {11}),
+        (EMPIRICAL + DRAWN, {7, 11}),
+    ],
+)
+def test_answers_are_as_long_as_the_scenario_says(
+    tmp_path: Path, text: str, lengths: set[int]
+) -> None:
+    assert drawn(tmp_path, text) == lengths
+
+
+def test_a_client_may_say_it_itself(tmp_path: Path) -> None:
+    assert drawn(tmp_path, SECTION, ignore_eos=True) == {99}
+    assert drawn(tmp_path, SECTION, simkv={"output_tokens": 8}) == {8}
+    assert drawn(tmp_path, SECTION, min_tokens=5) == {5}
