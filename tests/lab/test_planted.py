@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -40,16 +41,22 @@ BUGS = [
 ]
 
 
+def file_of(engine: str, old: str) -> str:
+    """The module of an engine in which ``old`` stands, which must be once."""
+    files = Path(str(import_module(f"simkv.schedulers.{engine}").__file__)).parent
+    found = [path.stem for path in sorted(files.glob("*.py")) if path.read_text().count(old) == 1]
+    assert len(found) == 1, f"{old!r} stands in {found}"
+    return found[0]
+
+
 @pytest.fixture
 def plant(monkeypatch):
     """Put a module with one piece of its source replaced in the place of the original."""
 
     def planted(engine: str, old: str, new: str) -> None:
-        file = "fixed" if engine == "fastdeploy" else "scheduler"
-        name = f"simkv.schedulers.{engine}.{file}"
+        name = f"simkv.schedulers.{engine}.{file_of(engine, old)}"
         module = import_module(name)
         source = inspect.getsource(module)
-        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {name}"
         mutant = ModuleType(name)
         mutant.__dict__.update({"__file__": module.__file__, "__package__": module.__package__})
         with monkeypatch.context() as context:
@@ -57,8 +64,10 @@ def plant(monkeypatch):
             exec(compile(source.replace(old, new), str(module.__file__), "exec"), mutant.__dict__)
         monkeypatch.setitem(sys.modules, name, mutant)
         # The engine's spec again, now with what the mutant builds.
-        for part in ("swap", "transfer", "spec", *(["scheduler"] if file == "fixed" else [])):
-            monkeypatch.delitem(sys.modules, f"simkv.schedulers.{engine}.{part}", raising=False)
+        for part in ("book", "scheduler", "swap", "transfer", "spec"):
+            again = f"simkv.schedulers.{engine}.{part}"
+            if again != name:
+                monkeypatch.delitem(sys.modules, again, raising=False)
         spec = getattr(import_module(f"simkv.schedulers.{engine}.spec"), engine.upper())
         monkeypatch.setitem(ENGINES, engine, spec)
 

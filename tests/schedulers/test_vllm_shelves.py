@@ -12,6 +12,7 @@ import pytest
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.memory import Hits
 from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.shelves import Shelves
@@ -24,7 +25,7 @@ class Counting(VllmScheduler):
 
     looks = 0
 
-    def _fits(self, r: RequestState, hits: list[int], end: int) -> bool:
+    def _fits(self, r: RequestState, hits: Hits, end: int) -> bool:
         self.looks += 1
         return super()._fits(r, hits, end)
 

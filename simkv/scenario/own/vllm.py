@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.requests import FcfsQueue, RequestState, Step
+from simkv.schedulers.vllm.requests import FcfsQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.step import Step
 from simkv.schedulers.vllm.versions import rules_of
 
 #: Whoever was preempted so often without a token in between goes round in a circle.

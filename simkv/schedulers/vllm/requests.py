@@ -1,4 +1,4 @@
-"""What vLLM keeps of a request, its waiting queues, and what one step gives."""
+"""What vLLM keeps of a request, and its waiting queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from heapq import heapify, heappop, heappush
 
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Batch, Why
 from simkv.schedulers.decodes import Decoding
 
 
@@ -155,26 +154,3 @@ def queue(policy: str, *, breaks_ties: bool) -> FcfsQueue | PriorityQueue:
     if policy == "fcfs":
         return FcfsQueue()
     return PriorityQueue() if breaks_ties else HeapQueue()
-
-
-class Step:
-    """One ``schedule`` call: its constants, the ``budget`` left, and what it has given so far.
-
-    ``threshold`` caps the tokens per request (0: no cap), ``hold`` keeps prefills out. ``prefill``
-    notes whether any got in. ``blocks`` are those that running requests got in this step. ``why``
-    the head of the queue was passed over goes into the ``batch``.
-    """
-
-    def __init__(self, budget: int, threshold: int, hold: bool) -> None:
-        self.budget = budget
-        self.threshold = threshold
-        self.hold = hold
-        self.prefill = False
-        self.tokens: dict[RequestState, int] = {}
-        self.blocks: dict[RequestState, int] = {}
-        self.why: Why | None = None
-        self.batch = Batch()
-
-    def pass_over(self, why: Why) -> None:
-        """A waiting request is not admitted; the first one is the head of the queue."""
-        self.why = self.why or why

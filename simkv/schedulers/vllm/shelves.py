@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from operator import itemgetter
 
+from simkv.core.request import Prompt
+from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.requests import RequestState
 
 #: Where a request stands in the queue, smallest first; its last item is the request's id.
@@ -75,3 +78,37 @@ class Shelves:
         if self._priority:
             return (r.prompt.priority, r.prompt.arrival, r.id)
         return (turn, r.id)
+
+
+class NamedTokens:
+    """Whose tokens prompts name beside their own: what could become hits of those that wait.
+
+    ``others`` and ``outputs`` say whether any prompt has named another's prompt or output.
+    """
+
+    def __init__(self, block_size: int, *, shared: bool) -> None:
+        self._block_size, self._shared = block_size, shared
+        self.others = self.outputs = False
+
+    def see(self, prompt: Prompt) -> None:
+        """Note whom a new prompt names beside itself and a common prefix."""
+        if not self._shared:
+            return
+        streams = {segment.stream for segment in prompt.segments}
+        self.outputs |= any(stream.startswith("o") for stream in streams)
+        others = streams - {f"u{prompt.id}", f"o{prompt.id}"}
+        self.others |= any(stream[0] in "uo" for stream in others)
+
+    def least(self, r: RequestState) -> int:
+        """Blocks without which a waiting request is not admitted, whatever others have cached.
+
+        They are those of its own prompt, unless others name its tokens (``others``). One whose old
+        step is under way is looked at in any case.
+        """
+        if r.stale:
+            return 0
+        own, shared = f"u{r.id}", 0
+        if self._shared and r.prompt.segments:
+            before = takewhile(lambda segment: segment.stream != own, r.prompt.segments)
+            shared = sum(segment.end - segment.start for segment in before)
+        return max(blocks_for(r.length, self._block_size) - shared // self._block_size, 0)

@@ -40,8 +40,8 @@ def _with_tables(config: VllmConfig) -> Tabled:
             "gone, which no device can follow; only fcfs"
         )
     scheduler = build(config, tables=True)
-    assert scheduler.tables is not None
-    return Tabled(scheduler, scheduler.tables.tables)
+    assert scheduler.memory.tables is not None
+    return Tabled(scheduler, scheduler.memory.tables.tables)
 
 
 VLLM = EngineSpec(

@@ -12,8 +12,9 @@ from collections.abc import Hashable
 from simkv.core.blocks import BlockPool
 from simkv.core.scheduler import Batch, Swap, blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.requests import RequestState, Step
+from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.step import Step
 from simkv.schedulers.vllm.versions import VllmRules
 
 

@@ -14,14 +14,14 @@ Here the KV of all tokens but the last is fetched, less what the prefix cache ha
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Hashable, Mapping
 
-from simkv.core.blocks import NO_BLOCKS
-from simkv.core.scheduler import Batch, Completion, blocks_for
+from simkv.core.scheduler import Batch, Completion
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.requests import RequestState, Step
+from simkv.schedulers.vllm.memory import Hits
+from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.step import Step
 from simkv.schedulers.vllm.versions import VllmRules
 
 
@@ -86,8 +86,8 @@ class VllmTransferScheduler(VllmScheduler):
     def _load(self, r: RequestState) -> bool | None:
         if r.id not in self._elsewhere:
             return None
-        hits, tokens = self._hits(r), r.length - 1
-        missing = tokens - len(hits) * self.config.block_size
+        hits, tokens = self.memory.hits(r), r.length - 1
+        missing = tokens - hits.tokens
         if missing <= 0:
             self._elsewhere.discard(r.id)
             self._loads.append((r.id, 0))  # so that the other side knows
@@ -96,29 +96,24 @@ class VllmTransferScheduler(VllmScheduler):
             return False
         self._elsewhere.discard(r.id)
         self.waiting.remove(r)
-        if self.cache:
-            self.cache.share(r.id, hits)
-        self.pool.take(r.id, blocks_for(tokens, self.config.block_size) - len(hits))
+        self.memory.share(r, hits)
+        self.memory.take(r, self.memory.held(tokens) - len(hits.blocks))
         r.computed = tokens
         self._loading[r.id] = r
         self._loads.append((r.id, missing))
         return True
 
-    def _hits(self, r: RequestState) -> array[int]:
-        return NO_BLOCKS if r.id in self._ready else super()._hits(r)
-
     def _least(self, r: RequestState) -> int:  # noqa: ARG002
         return 0  # one whose KV is there has blocks
 
-    def _fits(self, r: RequestState, hits: array[int], end: int) -> bool:
+    def _fits(self, r: RequestState, hits: Hits, end: int) -> bool:
         if r.id not in self._ready:
             return super()._fits(r, hits, end)
-        size = self.config.block_size
-        return blocks_for(r.length, size) - blocks_for(r.computed, size) <= self.pool.free
+        return self.memory.to_grow(r.computed, r.length - r.computed) <= self.memory.pool.free
 
     def _grant(self, r: RequestState, n: int, blocks: int, step: Step) -> None:
         if self._ready.pop(r.id, None):
-            blocks -= blocks_for(r.computed, self.config.block_size)
+            blocks -= self.memory.held(r.computed)
         super()._grant(r, n, blocks, step)
 
     def _dispatch(self, step: Step) -> Batch:
@@ -160,9 +155,8 @@ class VllmTransferScheduler(VllmScheduler):
         return [*self._loading, *super().waiting_ids()]
 
     def blocks_held(self) -> Mapping[int, int]:
-        size = self.config.block_size
         others = (*self._kept.values(), *self._loading.values(), *self._ready.values())
-        held = {r.id: blocks_for(r.computed, size) for r in others}
+        held = {r.id: self.memory.held(r.computed) for r in others}
         return {**super().blocks_held(), **held}
 
     def fingerprint(self) -> Hashable:

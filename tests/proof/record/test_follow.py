@@ -69,7 +69,7 @@ class Planted(VllmScheduler):
         if self.what == "order" and config.policy == "fcfs":
             self.waiting = AtTheEnd()
         self._max_tokens -= self.what == "budget"
-        self._watermark += self.what == "watermark"
+        self.memory.watermark += self.what == "watermark"
 
     def _threshold(self) -> int:
         threshold = super()._threshold()

@@ -1,0 +1,114 @@
+"""Those of vLLM's running requests that decode in lockstep, and the steps that are leapt over."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import accumulate, takewhile
+from operator import attrgetter, sub
+
+from simkv.schedulers.decodes import DecodeGroup
+from simkv.schedulers.vllm.memory import VllmMemory
+from simkv.schedulers.vllm.requests import RequestState
+
+
+class Lockstep(DecodeGroup[RequestState]):
+    """The decode group, with the blocks that it takes and what a batch is to say of it.
+
+    All that the rules do to a member in a step is to give it one token, and a block if its blocks
+    are full. ``joined`` and ``left`` are since the last batch.
+    """
+
+    def __init__(self, memory: VllmMemory) -> None:
+        super().__init__(memory.block_size)
+        self._memory = memory
+        self.joined: list[int] = []
+        self.left: list[int] = []
+        # Per batch under way: requests that were in the group and have left it since.
+        self._under_way: deque[list[RequestState]] = deque()
+
+    def enter(self, r: RequestState) -> None:
+        """Take ``r`` in, which has only its next token to compute."""
+        self.join(r)
+        self.joined.append(r.id)
+
+    def part(self, r: RequestState) -> None:
+        """Let ``r`` go; tokens under way will reach it by itself."""
+        under_way = self.leave(r)
+        for late in list(self._under_way)[len(self._under_way) - under_way :]:
+            late.append(r)
+        if r.id in self.joined:
+            self.joined.remove(r.id)
+        else:
+            self.left.append(r.id)
+
+    def drop(self, r: RequestState) -> None:
+        """Let ``r`` go, which has ended."""
+        self.leave(r)
+        self.left.append(r.id)
+
+    def depart(self) -> tuple[list[int], list[int]]:
+        """A batch goes out with all members. Returns who has joined and who has left."""
+        changes = self.joined, self.left
+        self.joined, self.left = [], []
+        self._under_way.append([])
+        if self.members:
+            self.step()
+        return changes
+
+    def arrive(self) -> list[RequestState]:
+        """The oldest batch is back. Returns who has left the group since it went out."""
+        return self._under_way.popleft()
+
+    def to_visit(self) -> list[RequestState]:
+        """Members whose blocks are full; with a cache also whose will be."""
+        rows, soon = self.at_border(), self.at_border(1)
+        if not self._memory.cache or not soon or rows is soon:
+            return list(rows.values())
+        return [*rows.values(), *soon.values()]
+
+    def grow(self, r: RequestState, blocks: int) -> None:
+        """The next token of a member, in new ``blocks`` if there are any."""
+        if blocks:
+            self._memory.take(r, blocks)
+        if self._memory.cache:
+            self._memory.register(r, min(self.computed(r) + 1, self.length(r)))
+
+    def grow_all(self) -> None:
+        """The next token of every member; the blocks for it are there."""
+        if self._memory.tables is None:
+            self._memory.pool.take(-1, len(self.at_border()))
+            return
+        members, rows = self.to_visit(), self.at_border()
+        if len(members) > 1:  # which block goes to whom shows in the cache, so their order counts
+            members.sort(key=attrgetter("order"))
+        for r in members:
+            self.grow(r, int(r.id in rows))
+
+    def leap(self, most: int) -> int:
+        """For how many steps at most all can go on: until blocks run out or one is at its end."""
+        stop = self.next_stop()
+        if stop is not None:
+            most = min(most, stop - self.scheduled + 1)
+        free = self._memory.pool.free
+        if free >= (most // self.block_size + 1) * len(self):
+            return most  # enough for every member at every border
+        taken = accumulate(self.growth(most - 1))
+        return 1 + sum(1 for _ in takewhile(lambda blocks: blocks <= free, taken))
+
+    def skip(self, steps: int) -> list[int]:
+        """So many steps, one after the other. Returns the free blocks after each."""
+        memory, before = self._memory, self._memory.pool.free
+        free = list(accumulate(self.growth(steps), sub, initial=before))[1:]
+        if memory.tables is None:
+            memory.pool.take(-1, before - free[-1])
+            self.delivered += steps
+            self.step(steps)
+            return free
+        while steps:
+            quiet = min(self.quiet(1 if memory.cache else 0), steps)
+            self.delivered += quiet or 1
+            if not quiet:
+                self.grow_all()
+            self.step(quiet or 1)
+            steps -= quiet or 1
+        return free

@@ -1,0 +1,117 @@
+"""The blocks of vLLM's requests: how many one needs, which it has, what others left in the cache.
+
+It is to the scheduler what ``vllm/v1/core/kv_cache_manager.py`` is to vLLM's: the scheduler says
+who is to have how many tokens, and asks here whether there is room. All counts are in blocks
+unless they are called tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from simkv.core.blocks import NO_BLOCKS, BlockCounter, BlockPool
+from simkv.core.prefix import BlockKeys, Content
+from simkv.core.request import Prompt
+from simkv.core.scheduler import blocks_for
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.versions import VllmRules
+
+
+class Hits(NamedTuple):
+    """Cached ``blocks`` that a request can start from, and the ``tokens`` in them."""
+
+    tokens: int
+    blocks: array[int]
+
+
+NO_HITS = Hits(0, NO_BLOCKS)
+
+
+class VllmMemory:
+    """One kind of blocks for all layers, as a model has it whose layers attend to everything.
+
+    ``whole``: a request is admitted only if its whole sequence fits; else its first chunk must.
+    An admission leaves ``watermark`` blocks free. ``cache`` is the pool if blocks are shared,
+    ``tables`` if they have numbers at all; else they are only counted.
+    """
+
+    def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
+        usable = config.num_gpu_blocks - 1
+        cached, whole = config.enable_prefix_caching, config.scheduler_reserve_full_isl
+        cached = rules.enable_prefix_caching if cached is None else cached
+        self.cache = BlockPool(usable) if cached else None
+        self.tables = self.cache or (BlockPool(usable) if tables else None)
+        self.pool = self.tables or BlockCounter(usable)
+        self.block_size = config.block_size
+        self.whole = rules.scheduler_reserve_full_isl if whole is None else whole
+        self.watermark = int(config.watermark * config.num_gpu_blocks)
+        self._keyless_first = rules.keyless_first
+        self._keys = BlockKeys(config.block_size)
+
+    def content(self, prompt: Prompt) -> Content | None:
+        """What identifies the tokens of a prompt, where blocks are shared."""
+        return Content(prompt) if self.cache else None
+
+    def held(self, tokens: int) -> int:
+        """Blocks of a running request with so many computed tokens: just those that they need."""
+        return blocks_for(tokens, self.block_size)
+
+    def to_grow(self, computed: int, n: int) -> int:
+        """Blocks more for ``n`` tokens behind ``computed`` ones."""
+        size = self.block_size
+        return blocks_for(computed + n, size) - blocks_for(computed, size)
+
+    def room(self, *, running: bool) -> int:
+        """Free blocks that an admission may take, while others are ``running`` or not."""
+        return self.pool.free - (self.watermark if running else 0)
+
+    def hits(self, r: RequestState) -> Hits:
+        """What ``r`` can start from; at least its last token is left to compute."""
+        if not self.cache or r.content is None or r.computed:
+            return NO_HITS
+        blocks = (r.length - 1) // self.block_size
+        self._keys.extend(r.keys, r.content, blocks * self.block_size)
+        found = self.cache.lookup(r.keys[:blocks])
+        return Hits(len(found) * self.block_size, found)
+
+    def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
+        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        end = r.length if self.whole else end
+        revived = self.cache.unheld(hits.blocks) if self.cache else 0
+        needed = blocks_for(end, self.block_size) - len(hits.blocks)
+        return needed + revived <= self.room(running=running)
+
+    def share(self, r: RequestState, hits: Hits) -> None:
+        """Let ``r``, which has no blocks, start from ``hits``."""
+        if self.cache:
+            self.cache.share(r.id, hits.blocks)
+        r.registered = len(hits.blocks)
+
+    def take(self, r: RequestState, count: int) -> None:
+        """So many blocks more for ``r``; whoever asks knows that they are free."""
+        if count:
+            self.pool.take(r.id, count)
+
+    def register(self, r: RequestState, tokens: int) -> None:
+        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        full = tokens // self.block_size
+        if not self.cache or r.content is None or full <= r.registered:
+            return
+        self._keys.extend(r.keys, r.content, tokens)
+        table = self.cache.tables[r.id]
+        self.cache.register_all(table[r.registered : full], r.keys[r.registered : full])
+        r.registered = full
+
+    def release(self, r: RequestState, unused: int = 0) -> None:
+        """Take the blocks of ``r`` back, ``unused`` ones too; it is in no group."""
+        if isinstance(self.pool, BlockPool):
+            self.pool.release(r.id, keyless_first=self._keyless_first)
+        else:
+            self.pool.give_back(self.held(r.computed) + unused)
+
+    def fingerprint(self) -> Hashable:
+        """What decides later allocations."""
+        return self.pool.fingerprint()
