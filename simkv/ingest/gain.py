@@ -42,8 +42,8 @@ class Gain:
 
     @property
     def sure(self) -> bool:
-        """Whether all of the interval is a gain."""
-        return self.low > 0 if self.figure == ANSWERED else self.high < 1
+        """Whether nothing in the interval is a loss that what-if would count as one."""
+        return self.low >= 0 if self.figure == ANSWERED else self.high < 1 + SHARE
 
     @property
     def told(self) -> str:

@@ -46,7 +46,7 @@ class Remedy:
 
     @property
     def sure(self) -> bool:
-        """Whether it helps wherever in its interval the truth lies."""
+        """Whether it is no loss wherever in its interval the truth lies."""
         return self.gain is None or self.gain.sure
 
 

@@ -36,8 +36,12 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "prompt": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
     "output": ("vllm:generation_tokens", "sglang:generation_tokens"),
     "preemptions": ("vllm:num_preemptions", "sglang:num_retracted_requests"),
-    "queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
-    "hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
+    "queries": (
+        "vllm:prefix_cache_queries",
+        "vllm:gpu_prefix_cache_queries",
+        "sglang:prompt_tokens",
+    ),
+    "hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
 }
 HISTOGRAMS: dict[str, tuple[str, ...]] = {
     "prompt_tokens": ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"),
@@ -53,6 +57,7 @@ HISTOGRAMS: dict[str, tuple[str, ...]] = {
     ),
 }
 _INFO = ("vllm:cache_config_info", "sglang:cache_config_info")
+_SIZES = ("max_total_num_tokens", "page_size")
 _SAMPLE = re.compile(
     r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+(?P<time>-?\d+))?\s*$"
 )
@@ -241,16 +246,18 @@ def _held(values: list[tuple[float, float]], grid: Floats) -> Floats:
 
 
 def _settings(samples: Samples, source: str) -> dict[str, Stated]:
-    """What the labels of ``cache_config_info`` say."""
+    """What the labels of ``cache_config_info`` say, and SGLang's gauges of the same."""
+    found = {}
     for name in _INFO:
         for labels in samples.get(name, {}):
             told = dict(labels)
-            return {
-                key: Stated(int(told[key]), source)
-                for key in ("block_size", "num_gpu_blocks", "page_size")
-                if told.get(key, "").isdigit()
-            }
-    return {}
+            for key in ("block_size", "num_gpu_blocks", "page_size"):
+                if told.get(key, "").isdigit():
+                    found[key] = Stated(int(told[key]), source)
+    for key in _SIZES:
+        for values in samples.get(f"sglang:{key}", {}).values():
+            found[key] = Stated(int(values[-1][1]), source)
+    return found
 
 
 def known(text: str) -> bool:

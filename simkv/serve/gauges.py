@@ -8,8 +8,9 @@ from simkv.core.engine import EngineConfig
 from simkv.loop.fleet.fleet import Fleet
 from simkv.loop.record import Life
 from simkv.loop.replica import Replica
+from simkv.measure.registered import bounds, registered
 from simkv.schedulers.registry import spec_of
-from simkv.serve.exposition import Exposition, bounds, registered
+from simkv.serve.exposition import Exposition
 from simkv.serve.generation import Desk, finish_reason
 from simkv.serve.meters import Meter
 

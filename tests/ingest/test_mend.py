@@ -53,7 +53,9 @@ def test_a_gain_by_hand() -> None:
     found = gain(effect_of(CHANGE, base, after), base, [(base, worse)])
     assert (found.low, found.high) == (0.5, 0.9)
     assert found.sure
-    assert not gain(effect_of(CHANGE, base, after), base, [(base, base)]).sure
+    assert gain(effect_of(CHANGE, base, after), base, [(base, base)]).sure
+    slower = figures([10.6, 10.6, 10.6])
+    assert not gain(effect_of(CHANGE, base, after), base, [(base, slower)]).sure
 
 
 def test_a_gain_that_hangs_on_one_request_is_not_sure() -> None:

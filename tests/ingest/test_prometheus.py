@@ -10,10 +10,17 @@ import pandas as pd
 import pytest
 
 from simkv.core.errors import InputError
+from simkv.ingest.emit.files import emit
 from simkv.ingest.emit.prometheus import scraped
 from simkv.ingest.ensemble import AT_ONCE, drawn, interval
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.read import read
+from simkv.measure.registered import registered
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
+from simkv.scenario.document import Document
+from simkv.scenario.load import resolve
+from tests.ingest.test_diagnose import HERE
 
 BEGIN = 1.7e9
 
@@ -68,6 +75,100 @@ def test_every_member_agrees_with_the_sums(tmp_path: Path, seed: int) -> None:
     assert member["t_s"].is_monotonic_increasing
     other = drawn(found.histograms, found.series, seed + len(AT_ONCE))
     assert not member["prompt_tokens"].equals(other["prompt_tokens"])
+
+
+def emitted(engine: dict[str, object], tmp_path: Path) -> tuple[Result, Path]:
+    """A run and the metrics that its server would have exported."""
+    load = {"num_prompts": 40, "request_rate": 4.0, "prompt_tokens": 300, "output_tokens": 900}
+    document = {"name": "run", "workload": {"arrivals": load}, "engine": engine}
+    document["profile"] = "assumed-costs.json"
+    scenario = next(iter(resolve(Document(HERE / "run.yaml", document)).values()))
+    result = run_scenario(scenario, HERE, intervals=False)
+    return result, emit(tmp_path, {"run": result}, ("prometheus",))[0]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"name": "vllm", "variant": "0.33.0", "num_gpu_blocks": 300, "max_model_len": 2048},
+        {"name": "sglang", "max_total_num_tokens": 4800},
+    ],
+    ids=["vllm", "sglang"],
+)
+def test_what_is_exported_has_the_names_of_the_wheel_and_is_read(
+    tmp_path: Path, engine: dict[str, object]
+) -> None:
+    result, path = emitted(engine, tmp_path)
+    name = str(engine["name"])
+    rows = {row.name: row for row in registered(name)}
+    known = {f"{one}{end}" for one in rows for end in ("", "_total", "_count", "_sum", "_bucket")}
+    for series in json.loads(path.read_text())["data"]["result"]:
+        labels = series["metric"]
+        assert labels["__name__"] in known or labels["__name__"].endswith(":cache_config_info")
+    found = read(path)
+    assert found.engine == name
+    lives = result.record.lives.values()
+    assert sum(found.histograms["output"]) == sum(life.tokens for life in lives)
+    assert sum(found.histograms["ttft"]["count"]) == len(lives)
+    took = sum((life.last_token or 0.0) - life.request.arrival for life in lives)
+    assert sum(found.histograms["e2e"]["sum"]) == pytest.approx(took)
+    assert len(found.histograms["e2e"]["le"]) == len(rows[E2E[name]].buckets or ()) + 1
+    assert found.series is not None
+    assert found.series["usage"].max() > 0.5
+    assert found.series["waiting"].max() > 0
+    assert sum(found.histograms["preemptions"]) == result.summary["preemptions"]
+    told = {key: known.value for key, known in found.settings.items()}
+    assert told == SIZES[name]
+
+
+E2E = {
+    "vllm": "vllm:e2e_request_latency_seconds",
+    "sglang": "sglang:e2e_request_latency_seconds",
+}
+SIZES = {
+    "vllm": {"block_size": 16, "num_gpu_blocks": 300},
+    "sglang": {"max_total_num_tokens": 4800, "page_size": 1},
+}
+
+
+def test_a_release_with_other_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"vllm 0.9.2, which has other names; expected 0.11"):
+        emitted({"name": "vllm", "variant": "0.9.2"}, tmp_path)
+    with pytest.raises(InputError, match="run is fastdeploy; expected vllm or sglang"):
+        emitted({"name": "fastdeploy"}, tmp_path)
+
+
+SGLANG_SCRAPE = """sglang:num_running_reqs{{engine_type="unified",model_name="m",tp_rank="0"}} 3.0
+sglang:num_queue_reqs{{engine_type="unified",model_name="m",tp_rank="0"}} 7.0
+sglang:token_usage{{engine_type="unified",model_name="m",tp_rank="0"}} 0.25
+sglang:max_total_num_tokens{{engine_type="unified",model_name="m",tp_rank="0"}} 90000.0
+sglang:prompt_tokens_total{{model_name="m",is_streaming="true"}} {tokens}
+sglang:cached_tokens_total{{model_name="m",cache_source="device"}} {cached}
+sglang:num_retracted_requests_total{{model_name="m"}} {retracted}
+sglang:time_to_first_token_seconds_count{{model_name="m",is_streaming="true"}} {count}
+sglang:time_to_first_token_seconds_sum{{model_name="m",is_streaming="true"}} {seconds}
+"""
+
+
+def test_plain_scrapes_of_sglang(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(
+        "".join(
+            f"# scraped {BEGIN + 15 * i}\n"
+            + SGLANG_SCRAPE.format(
+                tokens=100 * i, cached=25 * i, retracted=i, count=i, seconds=0.5 * i
+            )
+            for i in range(4)
+        )
+    )
+    found = read(path)
+    assert found.engine == "sglang"
+    assert found.series is not None
+    last = found.series.iloc[-1]
+    assert (last["running"], last["waiting"], last["usage"]) == (3, 7, 0.25)
+    assert (last["hit_rate"], last["preemptions"]) == (0.25, 1)
+    assert found.histograms["ttft"]["sum"] == [0, 0.5, 0.5, 0.5]
+    assert found.settings["max_total_num_tokens"].value == 90000
 
 
 SCRAPE = """# HELP vllm:num_requests_running Number of requests in model execution batches.

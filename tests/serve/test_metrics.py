@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from simkv.serve.exposition import FOLDER
+from simkv.measure.registered import FOLDER
 from tests.serve.house import Served, scenario, serving
 
 SGLANG = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import make_folder, write_text
@@ -28,13 +29,14 @@ KINDS = {
 }
 
 
+#: The release 0.N of vLLM since which the metrics that are written have their names.
+SINCE = 11
 #: Those that one engine alone writes; a client's results are of any.
 _ENGINES = {
     "vllm-log": "vllm",
     "vllm-log-requests": "vllm",
     "vllm-log-iterations": "vllm",
     "otel": "vllm",
-    "prometheus": "vllm",
     "sglang-log": "sglang",
 }
 
@@ -77,6 +79,18 @@ def _check(results: Mapping[str, Result], kinds: Sequence[str]) -> None:
                 raise InputError(
                     f"--emit {kind}: {variant} is {engine.name}; expected {_ENGINES[kind]}"
                 )
+            if kind == "prometheus":
+                _check_metrics(variant, engine)
+
+
+def _check_metrics(variant: str, engine: Any) -> None:
+    if engine.name not in ("vllm", "sglang"):
+        raise InputError(f"--emit prometheus: {variant} is {engine.name}; expected vllm or sglang")
+    if engine.name == "vllm" and int(engine.variant.split("-")[0].split(".")[1]) < SINCE:
+        raise InputError(
+            f"--emit prometheus: {variant} is vllm {engine.variant}, which has other names; "
+            f"expected 0.{SINCE} or later"
+        )
 
 
 def _once(kinds: Sequence[str]) -> list[str]:
@@ -88,7 +102,7 @@ def _lines(result: Result, kind: str, kinds: Sequence[str]) -> Iterator[str]:
     if kind == "otel":
         return spans(result.record)
     if kind == "prometheus":
-        return iter([query_range(result.record)])
+        return iter([query_range(result.record, result.scenario.engine)])
     if kind == "bench":
         return iter([bench(result.record)])
     config = result.scenario.engine

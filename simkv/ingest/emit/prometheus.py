@@ -1,9 +1,15 @@
-"""What Prometheus would have scraped of vLLM's requests, as an answer of ``query_range``."""
+"""What Prometheus would have scraped of a run, as an answer of ``query_range``.
+
+Names, labels and buckets are those that the engine registers (``measure/registered.py``), as far as
+a run tells what they measure.
+
+vLLM's are those of 0.33; all of them are there since 0.11. SGLang's are those of 0.5.23.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,90 +17,162 @@ import numpy.typing as npt
 import pandas as pd
 
 from simkv.ingest.emit.clock import BEGIN
-from simkv.ingest.replay import times
-from simkv.loop.record import Record
+from simkv.ingest.replay import at_times, times
+from simkv.loop.record import Life, Record
+from simkv.measure.registered import Registered, bounds, info, registered
 
 Floats = npt.NDArray[np.float64]
 #: Seconds between two scrapes.
 EVERY = 15.0
-#: Bounds of the buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.11 to 0.33), in s and tokens.
-LATENCY = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-#: Histograms, and the columns of a table of requests that they are of (ms).
-_TIMES = {
-    "time_to_first_token_seconds": "ttft_ms",
-    "e2e_request_latency_seconds": "e2e_ms",
-    "request_queue_time_seconds": "queue_ms",
-    "request_prefill_time_seconds": "prefill_ms",
+#: The longest request (tokens) where nobody says it: buckets of token counts end there.
+LONGEST = 131072
+#: Values of labels; others are "0".
+LABELS = {
+    "model_name": "simulated",
+    "engine_type": "unified",
+    "is_streaming": "true",
+    "cache_source": "device",
+}
+#: The columns (ms, tokens) of a table of requests that spreads are of.
+_SPREADS = {
+    "ttft": "ttft_ms",
+    "e2e": "e2e_ms",
+    "queue_time": "queue_ms",
+    "prefill_time": "prefill_ms",
+    "request_prompt_tokens": "prompt_tokens",
+    "request_generation_tokens": "output_tokens",
 }
 
 
-def query_range(record: Record, every: float = EVERY) -> str:
+def query_range(record: Record, engine: Any, every: float = EVERY) -> str:
     """The metrics of a run; ``cache_config_info`` has its blocks."""
     table = times(record)
+    lives = [life for _, life in sorted(record.lives.items())]
     requests = pd.DataFrame(
         [
-            (life.request.arrival, life.request.prompt_tokens, life.tokens)
-            for _, life in sorted(record.lives.items())
+            (one.request.arrival, one.request.prompt_tokens, one.tokens, *_fate(one))
+            for one in lives
         ],
-        columns=["t_s", "prompt_tokens", "output_tokens"],
+        columns=["t_s", "prompt_tokens", "output_tokens", "cached_tokens", "preempted_at"],
+        index=table.index,
     )
-    requests.index = table.index
-    return scraped(requests.join(table).assign(t_s=requests["t_s"] + BEGIN), every)
+    found = requests.join(table).assign(t_s=requests["t_s"] + BEGIN)
+    return scraped(found, every, engine.name, record, engine)
 
 
-def scraped(requests: pd.DataFrame, every: float = EVERY) -> str:
-    """The metrics of a table of requests (as ``read_measured`` has them, with t_s)."""
+def _fate(life: Life) -> tuple[int, list[float]]:
+    """Tokens of its prompt that were found in the cache, and when it was preempted."""
+    hit = life.chunks[0].context if life.chunks else 0
+    return hit, [BEGIN + at for at in life.preempted_at]
+
+
+def scraped(
+    requests: pd.DataFrame,
+    every: float = EVERY,
+    engine: str = "vllm",
+    record: Record | None = None,
+    config: Any = None,
+) -> str:
+    """The metrics of a table of requests (as ``read_measured`` has them, with t_s); more of them
+    with the ``record`` and the engine's ``config``."""
     done = requests.dropna(subset=["e2e_ms", "ttft_ms"])
     came = requests["t_s"].to_numpy(np.float64)
     end = (done["t_s"] + done["e2e_ms"] / 1e3).to_numpy(np.float64)
     at = np.arange(came.min() - every, (end.max() if len(end) else came.max()) + 2 * every, every)
-    result = [*_gauges(requests, done, at), *_histograms(done, end, at)]
+    rows = registered(engine)
+    gauges = _gauges(requests, done, at, record)
+    if config is not None and engine == "sglang":
+        size, page = config.max_total_num_tokens, config.page_size
+        gauges |= {"capacity_tokens": np.full(len(at), size), "block_size": np.full(len(at), page)}
+    counts = _counters(requests, done, end, at, engine)
+    spread = bounds(rows, LONGEST)
+    result = []
+    for row in rows:
+        if row.kind == "gauge" and row.measure in gauges:
+            result.append(_metric(row, "", at, gauges[row.measure]))
+        elif row.kind == "counter" and row.measure in counts:
+            total = "" if row.name.endswith("_total") else "_total"
+            result.append(_metric(row, total, at, counts[row.measure]))
+        elif row.kind == "histogram":
+            result += _histogram(row, done, end, at, np.array(spread[row.measure], np.float64))
+    if config is not None and (told := info(engine)):
+        labels = {knob: str(getattr(config, knob)) for knob in told[1]}
+        labels = {"__name__": told[0], "engine": "0", **labels}
+        result.append({"metric": labels, "values": [[one, "1"] for one in at.tolist()]})
     data = {"resultType": "matrix", "result": result}
     return json.dumps({"status": "success", "data": data})
 
 
-def _gauges(requests: pd.DataFrame, done: pd.DataFrame, at: Floats) -> Iterator[dict[str, Any]]:
+def _gauges(
+    requests: pd.DataFrame, done: pd.DataFrame, at: Floats, record: Record | None
+) -> dict[str, Any]:
+    if record is not None:
+        made = at_times(record, at - BEGIN)
+        names = ("running", "waiting", "usage")
+        return {name: made[name].to_numpy(np.float64) for name in names}
     came = np.sort(requests["t_s"].to_numpy(np.float64))
     begun = np.sort((done["t_s"] + done["queue_ms"] / 1e3).to_numpy(np.float64))
     ended = np.sort((done["t_s"] + done["e2e_ms"] / 1e3).to_numpy(np.float64))
     there, taken, gone = (np.searchsorted(one, at, "right") for one in (came, begun, ended))
-    yield _metric("num_requests_running", at, taken - gone)
-    yield _metric("num_requests_waiting", at, there - taken)
+    return {"running": (taken - gone).astype(float), "waiting": (there - taken).astype(float)}
 
 
-def _histograms(done: pd.DataFrame, end: Floats, at: Floats) -> Iterator[dict[str, Any]]:
-    first = (done["t_s"] + done["ttft_ms"] / 1e3).to_numpy(np.float64)
-    for name, column in _TIMES.items():
-        when = first if column == "ttft_ms" else end
-        yield from _histogram(name, done[column].to_numpy(np.float64) / 1e3, when, at, LATENCY)
-    for name in ("prompt", "generation"):
-        column = "prompt_tokens" if name == "prompt" else "output_tokens"
-        values = done[column].to_numpy(np.float64)
-        yield from _histogram(f"request_{name}_tokens", values, end, at, TOKENS)
-    # Tokens come evenly from the first to the last.
-    steps = done["output_tokens"].to_numpy(np.float64) - 1
+def _counters(
+    requests: pd.DataFrame, done: pd.DataFrame, end: Floats, at: Floats, engine: str
+) -> Mapping[str, Floats]:
+    """SGLang counts the tokens of a request when it ends, vLLM as they come."""
+    prompt = done["prompt_tokens"].to_numpy(np.float64)
+    output = done["output_tokens"].to_numpy(np.float64)
+    ended = (end[None, :] <= at[:, None]).astype(np.float64)
+    found = {"ended": ended.sum(axis=1)}
+    if engine == "sglang":
+        found |= {"prompt_tokens": ended @ prompt, "generation_tokens": ended @ output}
+    else:
+        first = (done["t_s"] + done["ttft_ms"] / 1e3).to_numpy(np.float64)
+        begun = (first[None, :] <= at[:, None]).astype(np.float64)
+        found["prompt_tokens"] = begun @ prompt
+        found["generation_tokens"] = (begun + _share(first, end, at) * (output - 1)).sum(axis=1)
+    if "cached_tokens" in requests:
+        cached = done["cached_tokens"].to_numpy(np.float64)
+        taken_in = (done["t_s"] + done["queue_ms"] / 1e3).to_numpy(np.float64)
+        looked = (taken_in[None, :] <= at[:, None]).astype(np.float64)
+        found |= {"queried": looked @ prompt, "cached": looked @ cached}
+        found["cached_by_source"] = ended @ cached
+        taken = np.sort(np.array([t for row in requests["preempted_at"] for t in row], np.float64))
+        found["preemptions"] = np.searchsorted(taken, at, "right").astype(float)
+    return found
+
+
+def _share(first: Floats, end: Floats, at: Floats) -> Floats:
+    """Which share of its tokens after the first each request has had: they come evenly."""
     share = (at[:, None] - first[None, :]) / np.maximum(end - first, 1e-9)[None, :]
-    share = np.clip(share, 0.0, 1.0)
-    yield _metric("inter_token_latency_seconds_count", at, share @ steps)
-    yield _metric("inter_token_latency_seconds_sum", at, share @ (end - first))
+    return np.clip(share, 0.0, 1.0)
 
 
 def _histogram(
-    name: str, values: Floats, when: Floats, at: Floats, bounds: tuple[float, ...]
+    row: Registered, done: pd.DataFrame, end: Floats, at: Floats, edges: Floats
 ) -> Iterator[dict[str, Any]]:
-    seen = (when[None, :] <= at[:, None]).astype(np.float64)
-    yield _metric(f"{name}_count", at, seen.sum(axis=1))
-    yield _metric(f"{name}_sum", at, seen @ values)
-    for bound in (*bounds, np.inf):
-        edge = "+Inf" if np.isinf(bound) else str(bound)
-        yield _metric(f"{name}_bucket", at, seen @ (values <= bound), le=edge)
+    first = (done["t_s"] + done["ttft_ms"] / 1e3).to_numpy(np.float64)
+    if row.measure == "itl":
+        steps = np.maximum(done["output_tokens"].to_numpy(np.float64) - 1, 0.0)
+        values = (end - first) / np.maximum(steps, 1.0)
+        seen = _share(first, end, at) * steps
+    elif row.measure in _SPREADS:
+        column = _SPREADS[row.measure]
+        values = done[column].to_numpy(np.float64) / (1e3 if column.endswith("_ms") else 1.0)
+        when = first if row.measure == "ttft" else end
+        seen = (when[None, :] <= at[:, None]).astype(np.float64)
+    else:
+        return
+    yield _metric(row, "_count", at, seen.sum(axis=1))
+    yield _metric(row, "_sum", at, seen @ values)
+    for bound in (*edges, np.inf):
+        edge = "+Inf" if np.isinf(bound) else str(float(bound))
+        yield _metric(row, "_bucket", at, seen @ (values <= bound), le=edge)
 
 
-def _metric(name: str, at: Floats, values: Any, **labels: str) -> dict[str, Any]:
-    told = {"__name__": f"vllm:{name}", "engine": "0", "model_name": "simulated", **labels}
+def _metric(row: Registered, suffix: str, at: Floats, values: Any, **more: str) -> dict[str, Any]:
+    labels = {label: LABELS.get(label, "0") for label in row.labels}
+    told = {"__name__": f"{row.name}{suffix}", **labels, **more}
     pairs = zip(at.tolist(), np.asarray(values, np.float64).tolist(), strict=True)
     return {"metric": told, "values": [[at, repr(value)] for at, value in pairs]}
