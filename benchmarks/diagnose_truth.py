@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.diagnose_lines import lines_of_case
 from simkv.ingest import folder as files
 from simkv.ingest import stages
 from simkv.ingest.emit.prometheus import scraped
@@ -45,7 +46,9 @@ def main() -> None:
         table = _table(path.parent / "requests.csv")
         asked = _asked(case)
         _from_spans(path.parent.name, table, asked)
-        _from_scrapes(path.parent.name, table, asked)
+        _drawn(path.parent.name, "scrapes", {"metrics.json": scraped(table)}, table, asked)
+        log = lines_of_case(path.parent, case, table)
+        _drawn(path.parent.name, "lines", {"vllm.log": log}, table, asked)
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -89,8 +92,8 @@ def _from_spans(name: str, table: pd.DataFrame, asked: Asked) -> None:
         requests = clients(scenario.workload, None).requests
         made = times(simulate(scenario, profile, requests), profile.front_s)
     said = ", ".join(
-        f"{key} {100 * (made[column].mean() / table[column].mean() - 1):+.1f} %"
-        for key, column in FIGURES.items()
+        f"{key} {100 * (wanted.of(made) / wanted.of(table) - 1):+.1f} %"
+        for key, wanted in FIGURES.items()
     )
     count = max(len(table) // 10, 1)
     least = table["queue_ms"].nlargest(count).iloc[-1]
@@ -99,20 +102,22 @@ def _from_spans(name: str, table: pd.DataFrame, asked: Asked) -> None:
     print(f"{name}: spans: {said}; simulated victims F1 {len(true & seen) / count:.2f}")
 
 
-def _from_scrapes(name: str, table: pd.DataFrame, asked: Asked) -> None:
+def _drawn(name: str, kind: str, texts: dict[str, str], table: pd.DataFrame, asked: Asked) -> None:
+    """Diagnose from files that tell of no single request."""
     with tempfile.TemporaryDirectory() as folder:
-        path, out = Path(folder) / "metrics.json", Path(folder) / "out"
-        path.write_text(scraped(table))
-        stages.read_stage([path], out)
+        out = Path(folder) / "out"
+        for file, text in texts.items():
+            (Path(folder) / file).write_text(text)
+        stages.read_stage([Path(folder) / file for file in texts], out)
         stages.calibrate_stage(out, asked)
         members = pd.read_csv(out / files.ENSEMBLE)
     said = []
-    for key, column in FIGURES.items():
-        true = table[column].mean() / 1e3
+    for key, wanted in FIGURES.items():
+        true = wanted.of(table)
         low, high = interval(members[key].tolist(), members[f"{key}_observed"].mean())
         inside = "inside" if low <= true <= high else "outside"
         said.append(f"{key} {100 * (members[key].mean() / true - 1):+.1f} % ({inside})")
-    print(f"{name}: scrapes: {', '.join(said)}", flush=True)
+    print(f"{name}: {kind}: {', '.join(said)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,9 @@ Floats = npt.NDArray[np.float64]
 SCATTER, OF_MEANS = 0.05, 0.01
 #: Of so many requests every one left is not fitted to.
 LEFT_OUT = 4
-#: Requests that are fitted to at most, and simulations of them.
-MOST_REQUESTS, ROUNDS = 1000, 8
+#: Requests that are fitted to at most, and simulations of them; fewer where requests were drawn
+#: from a log's lines, which say less than more of them could find.
+MOST_REQUESTS, ROUNDS, OF_LINES = 1000, 8, 3
 #: Sizes of the KV cache that are tried too, over the one that was guessed.
 NEAR_SIZES = (0.88, 0.94, 1.06)
 #: Requests with fewer output tokens tell little of a decode step.
@@ -60,8 +61,8 @@ class ObservedTimes:
     with_queue: bool
 
     @staticmethod
-    def of(observed: pd.DataFrame) -> ObservedTimes:
-        """From requests as spans or clients tell them."""
+    def of(observed: pd.DataFrame, *, prefills: bool = True) -> ObservedTimes:
+        """From requests as spans or clients tell them; without ``prefills`` these are not known."""
         with_queue = bool(observed["queue_ms"].isna().all())
         prefill = observed["prefill_ms"]
         if prefill.isna().all():
@@ -69,6 +70,8 @@ class ObservedTimes:
         decode = observed["tpot_ms"].where(observed["output_tokens"] >= SHORT)
         columns = (prefill, decode, observed["e2e_ms"])
         first, later, whole = (column.to_numpy(np.float64) / 1e3 for column in columns)
+        if not prefills:
+            first = np.full(len(observed), np.nan)
         return ObservedTimes(first, later, whole, with_queue)
 
     def beside(self, simulated: pd.DataFrame) -> tuple[Floats, Floats]:
@@ -108,13 +111,16 @@ def calibrate(
     setup: ServerSetup,
     steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
+    *,
+    of_lines: bool = False,
 ) -> tuple[Profile, Scenario]:
     """The profile with which ``scenario`` takes what was ``observed`` of its ``requests``; and the
     scenario, with the size of its KV cache that fits best where that is not told.
 
     The two are of the same requests in the same order; ``steps`` are those that the server logged
-    (see ``from_steps``), if it did. ``tell`` hears of the simulations done. Raises InputError if
-    nothing can be fitted to.
+    (see ``from_steps``), if it did. Times of requests that were drawn from a log's lines
+    (``of_lines``) are less than those steps, and do not tell prefills. ``tell`` hears of the
+    simulations done. Raises InputError if nothing can be fitted to.
     """
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
     shape, gpu = _shape(setup, budget), known_gpu(setup.gpu or "")
@@ -122,7 +128,7 @@ def calibrate(
     timed = not observed.dropna(subset=["ttft_ms", "e2e_ms"]).empty
     if steps is not None and usable(steps):
         guess, errors, prefills = prices_of_steps(steps)
-        if not timed:
+        if not timed or of_lines:
             return _of_steps(guess, errors, prefills, shape, setup, len(steps)), scenario
         aims = surely(guess)
     elif timed:
@@ -134,8 +140,12 @@ def calibrate(
             "there is nothing to tell what steps cost by"
         )
     sizes = _sizes(scenario, observed, setup)
-    fitters = [_Fitter(one, requests, observed, shape, front, aims, tell) for one in sizes]
-    found = [fitter.fitted(_between(guess, aims)) for fitter in fitters]
+    measured = ObservedTimes.of(observed.iloc[:MOST_REQUESTS], prefills=not of_lines)
+    fitters = [
+        _Fitter(one, requests, observed, measured, shape, front, aims, tell) for one in sizes
+    ]
+    rounds = OF_LINES if of_lines else ROUNDS
+    found = [fitter.fitted(_between(guess, aims), rounds) for fitter in fitters]
     best = min(range(len(found)), key=lambda place: found[place][1])
     return fitters[best].profile(found[best][0], setup), sizes[best]
 
@@ -222,6 +232,7 @@ class _Fitter:
         scenario: Scenario,
         requests: Sequence[Request],
         observed: pd.DataFrame,
+        measured: ObservedTimes,
         shape: Traits | None,
         front: float,
         aims: dict[str, Likely],
@@ -229,16 +240,16 @@ class _Fitter:
     ) -> None:
         self.scenario, self.requests = scenario, list(requests)[:MOST_REQUESTS]
         self.observed = observed.iloc[: len(self.requests)]
-        self.measured = ObservedTimes.of(self.observed)
+        self.measured = measured
         self.shape, self.front, self.aims, self.tell = shape, front, aims, tell
         few = len(self.requests) < 2 * LEFT_OUT
         self.kept = np.array([few or i % LEFT_OUT != 3 for i in range(len(self.requests))])
         self.done = 0
 
-    def fitted(self, start: StepPrices) -> tuple[StepPrices, float]:
+    def fitted(self, start: StepPrices, rounds: int) -> tuple[StepPrices, float]:
         """The prices of least error, and that error."""
         best, least, prices = start, np.inf, start
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             simulated, frozen = self._simulated(prices)
             missed = self._missed(simulated)
             if missed < least:

@@ -76,6 +76,18 @@ def compare(
     return Likeness((*lines, *_presence(moments)), moments)
 
 
+def apart(record: Record, series: pd.DataFrame, origin: float) -> float:
+    """How far a run is from a server's lines: the mean difference in running and in waiting, as
+    shares of what was there, and in the use of the cache."""
+    moments = _moments(record, pd.DataFrame(), series, origin)
+    present = moments[["observed_running", "observed_waiting"]].sum(axis="columns").mean()
+    found = 0.0
+    for name, unit in (("running", present), ("waiting", present), ("usage", 1.0)):
+        differences = (moments[f"observed_{name}"] - moments[f"simulated_{name}"]).abs()
+        found += float(np.nan_to_num(differences.mean())) / max(float(unit), 1e-9)
+    return found
+
+
 def _latencies(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[Matched]:
     found = []
     whole = observed["e2e_ms"].mean() / 1e3

@@ -53,7 +53,8 @@ class ServerSetup:
     """The engine's section, the ``hardware`` as far as it is known, and where each value is from.
 
     ``assumed`` says of each setting that nobody told what is taken in its place. ``guessed`` if the
-    size of the KV cache is one of them, or follows from the GPU.
+    size of the KV cache is one of them, or follows from the GPU; ``sized`` if it is told or follows
+    from it.
     """
 
     engine: dict[str, Any]
@@ -63,6 +64,7 @@ class ServerSetup:
     sources: dict[str, str]
     assumed: tuple[str, ...]
     guessed: bool = False
+    sized: bool = True
 
 
 def set_up(evidence: Evidence, asked: Asked) -> ServerSetup:
@@ -119,6 +121,7 @@ class _Maker:
             self.sources,
             tuple(self.assumed),
             self.guessed,
+            not self.guessed or self.spec.memory in self.sources,
         )
 
     def _told(self, *names: str) -> Any:

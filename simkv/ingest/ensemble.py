@@ -25,6 +25,8 @@ Ints = npt.NDArray[np.int64]
 #: Members that are drawn, of which the likelier half is kept; in turn so large a share of the
 #: requests between two scrapes comes at one moment.
 MEMBERS, AT_ONCE = 12, (0.0, 0.3, 0.6, 1.0)
+#: Members drawn from lines whose runs are so much farther from these than the nearest are kept.
+NEAR = 1.5
 #: Of an open last bucket: it ends at so many times where it begins.
 OPEN = 2.0
 NEEDED = ("prompt_tokens", "output_tokens")
@@ -142,7 +144,7 @@ def _arrivals(
     early = int(counts.sum() - came.sum())
     starts = np.concatenate([[grid[0]], grid[:-1]])
     times = [
-        start + _moments(n, at_once, luck) * (end - start)
+        start + moments(n, at_once, luck) * (end - start)
         for start, end, n in zip(starts, grid, came.tolist(), strict=True)
         if n
     ]
@@ -151,17 +153,22 @@ def _arrivals(
     return np.sort(np.concatenate(whole))
 
 
-def _moments(count: int, at_once: float, luck: np.random.Generator) -> Floats:
+def moments(count: int, at_once: float, luck: np.random.Generator) -> Floats:
     """When requests come, as a share of the time between two scrapes."""
     found = luck.random(count)
     return np.asarray(np.where(luck.random(count) < at_once, luck.random(), found), np.float64)
 
 
 def likely_half(figures: pd.DataFrame) -> pd.DataFrame:
-    """The members whose simulations come nearest to what was observed, the nearest first.
+    """The members whose simulations come near to what was observed, the nearest first.
 
-    ``figures`` has a row per member with E2E and TTFT means, simulated and observed (s).
+    ``figures`` has a row per member with E2E and TTFT means, simulated and observed (s), or how far
+    ``apart`` its run is from the lines of a log.
     """
+    if "apart" in figures:
+        by_fit = figures.sort_values("apart", kind="stable")
+        near = int((by_fit["apart"] <= NEAR * by_fit["apart"].iloc[0]).sum())
+        return by_fit.head(max(near, len(by_fit) // 3, 2))
     apart = sum(
         np.abs(np.log(figures[name] / figures[f"{name}_observed"])) for name in ("e2e", "ttft")
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,11 +13,12 @@ from simkv.core.errors import InputError
 from simkv.core.files import disk_errors, write_text
 from simkv.costs.profile import Profile
 from simkv.ingest.calibrate import calibrate
+from simkv.ingest.compare import apart
 from simkv.ingest.engine import ServerSetup, kv_memory
 from simkv.ingest.ensemble import MEMBERS, interval, likely_half
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.folder import ENSEMBLE
-from simkv.ingest.rebuild import Rebuilt, rebuild
+from simkv.ingest.rebuild import Rebuilt, of_lines, rebuild
 from simkv.ingest.replay import simulate, times
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
@@ -28,23 +29,47 @@ from simkv.workload.traces.own import used_columns, write_file
 
 #: Members of which the files are kept, beside the first.
 KEPT = 4
-#: Figures of the members, and the columns that they are means of.
-FIGURES = {"e2e": "e2e_ms", "ttft": "ttft_ms", "tpot": "tpot_ms", "queue": "queue_ms"}
+
+
+@dataclass(frozen=True)
+class EnsembleFigure:
+    """A figure of the members: the mean of a column of times, or its ``quantile``."""
+
+    column: str
+    label: str
+    quantile: float | None = None
+
+    def of(self, table: pd.DataFrame) -> float:
+        """The figure of a table of requests, in s."""
+        values = table[self.column]
+        found = values.mean() if self.quantile is None else values.quantile(self.quantile)
+        return float(found) / 1e3
+
+
+FIGURES = {
+    "e2e": EnsembleFigure("e2e_ms", "E2E mean"),
+    "ttft": EnsembleFigure("ttft_ms", "TTFT mean"),
+    "tpot": EnsembleFigure("tpot_ms", "TPOT mean"),
+    "queue": EnsembleFigure("queue_ms", "mean time queued"),
+    "e2e_p90": EnsembleFigure("e2e_ms", "E2E p90", 0.9),
+}
 
 
 def members(
     evidence: Evidence,
     setup: ServerSetup,
     scenario: Scenario,
+    steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[pd.DataFrame, dict[int, Profile]]:
     """The likely members, the likeliest first: seed and figures (s); and profiles by seed.
 
-    Raises InputError if none can be simulated.
+    ``steps`` are those that the server logged, if it did. Raises InputError if none can be
+    simulated.
     """
     rows, profiles = [], {}
     for seed in range(MEMBERS):
-        row, profile = _member(evidence, setup, scenario, seed)
+        row, profile = _member(evidence, setup, scenario, steps, seed)
         rows.append(row)
         profiles[seed] = profile
         tell(seed + 1, MEMBERS)
@@ -55,27 +80,41 @@ def members(
 
 
 def _member(
-    evidence: Evidence, setup: ServerSetup, scenario: Scenario, seed: int
+    evidence: Evidence,
+    setup: ServerSetup,
+    scenario: Scenario,
+    steps: pd.DataFrame | None,
+    seed: int,
 ) -> tuple[dict[str, float], Profile]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "workload.csv"
         source = Source(path)
-        rebuilt = rebuild(evidence, source, seed=seed)
+        rebuilt = rebuild(evidence, source, setup, seed)
         write_rebuilt(path, rebuilt, source)
         requests = read_trace(path).requests()
     # Which size of an unknown cache fits would be asked of each: the spread has more in it.
     told = replace(setup, guessed=False)
-    profile, fitted = calibrate(scenario, requests, rebuilt.observed, told)
-    made = times(simulate(fitted, profile, requests), profile.front_s)
+    only_lines = of_lines(evidence)
+    profile, fitted = calibrate(
+        scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines
+    )
+    record = simulate(fitted, profile, requests)
+    made = times(record, profile.front_s)
     row: dict[str, float] = {"seed": seed, "memory": kv_memory(fitted.engine)}
-    for name, column in FIGURES.items():
-        row[name] = float(made[column].mean()) / 1e3
-        row[f"{name}_observed"] = float(rebuilt.observed[column].mean()) / 1e3
+    for name, wanted in FIGURES.items():
+        row[name] = wanted.of(made)
+        row[f"{name}_observed"] = wanted.of(rebuilt.observed)
+    if only_lines and evidence.series is not None:
+        row["apart"] = apart(record, evidence.series, rebuilt.origin)
     return row, profile
 
 
 def write_members(
-    folder: Path, evidence: Evidence, table: pd.DataFrame, profiles: dict[int, Profile]
+    folder: Path,
+    evidence: Evidence,
+    setup: ServerSetup,
+    table: pd.DataFrame,
+    profiles: dict[int, Profile],
 ) -> None:
     """The workload and the profile of the likely members but the first, which is the incident's
     own: ``ensemble-SEED.csv`` and ``ensemble-SEED.json``."""
@@ -83,7 +122,7 @@ def write_members(
         workload, profile = _files(folder, seed)
         source = Source(workload)
         with disk_errors(workload, "written"):
-            write_rebuilt(workload, rebuild(evidence, source, seed=seed), source)
+            write_rebuilt(workload, rebuild(evidence, source, setup, seed), source)
         told = profiles[seed].model_dump_json(indent=1, exclude_none=True)
         write_text(profile, told + "\n")
 
@@ -117,9 +156,9 @@ def write_rebuilt(path: Path, rebuilt: Rebuilt, source: Source) -> None:
 def spread(table: pd.DataFrame) -> list[str]:
     """The figures and where they lie with nine chances in ten, a line each."""
     lines = []
-    for name in FIGURES:
+    for name, wanted in FIGURES.items():
         low, high = interval(table[name].tolist(), float(table[f"{name}_observed"].mean()))
         mean = table[name].mean()
         ends = f"90 % interval {max(low, 0):.4g} to {high:.4g} s"
-        lines.append(f"over the ensemble {name.upper()} mean is {mean:.4g} s, {ends}")
+        lines.append(f"over the ensemble {wanted.label} is {mean:.4g} s, {ends}")
     return lines

@@ -8,8 +8,13 @@ import numpy as np
 import pandas as pd
 
 from simkv.core.errors import InputError
+from simkv.ingest.engine import ServerSetup, kv_tokens
 from simkv.ingest.ensemble import can_draw, drawn
 from simkv.ingest.evidence import Evidence
+from simkv.ingest.from_lines import KnownEngine, drawn_from_lines
+from simkv.ingest.vllm_log import computed_only
+from simkv.ingest.windows import can_cut
+from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.workload.rows import NAME, Pieces, Rows
 from simkv.workload.source import Source
 
@@ -32,17 +37,28 @@ class Rebuilt:
     notes: tuple[str, ...]
 
 
-def rebuild(evidence: Evidence, source: Source, *, caching: bool = True, seed: int = 0) -> Rebuilt:
+def rebuild(
+    evidence: Evidence,
+    source: Source,
+    setup: ServerSetup,
+    seed: int = 0,
+) -> Rebuilt:
     """The requests that the sources tell one by one, or those drawn with ``seed`` to agree with
-    their sums (see ``ensemble``).
+    their sums (see ``ensemble``, and ``from_lines`` where a log's lines are all there is).
 
-    ``source`` names what prompts share; with ``caching`` the hit rate of the log is made a common
-    beginning of all prompts. Raises InputError where nothing tells of requests.
+    ``source`` names what prompts share: with a prefix cache the hit rate of the log is made a
+    common beginning of all prompts. Raises InputError where nothing tells of requests.
     """
+    caching = setup.engine.get("enable_prefix_caching") is not False
     requests = evidence.requests
+    share = _hit_share(evidence.series) if caching else 0.0
     if is_drawn(evidence):
         assert evidence.series is not None
-        requests = drawn(evidence.histograms, evidence.series, seed)
+        if can_draw(evidence.histograms):
+            requests = drawn(evidence.histograms, evidence.series, seed)
+        else:
+            known = _known(setup, share if share > FEW_HITS else 0.0)
+            requests = drawn_from_lines(evidence.series, known, seed)
     if requests is None:
         requests = _only_arrivals(evidence.arrivals)
     if requests is None or not len(requests):
@@ -61,7 +77,6 @@ def rebuild(evidence: Evidence, source: Source, *, caching: bool = True, seed: i
         max_tokens=whole["max_tokens"].to_numpy(np.int64),
         timeout=whole["gave_up_s"].to_numpy(np.float64),
     )
-    share = _hit_share(evidence.series) if caching else 0.0
     if caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
         rows.pieces = _found(whole, source)
         notes.append(
@@ -79,8 +94,30 @@ def rebuild(evidence: Evidence, source: Source, *, caching: bool = True, seed: i
 
 def is_drawn(evidence: Evidence) -> bool:
     """Whether requests are drawn, for no source tells them one by one."""
-    there = evidence.requests is not None
-    return not there and evidence.series is not None and can_draw(evidence.histograms)
+    if evidence.requests is not None or evidence.series is None:
+        return False
+    return can_draw(evidence.histograms) or of_lines(evidence)
+
+
+def of_lines(evidence: Evidence) -> bool:
+    """Whether nothing but a log's lines tells of requests, of an engine that answered some."""
+    if evidence.requests is not None or can_draw(evidence.histograms) or evidence.died:
+        return False
+    return can_cut(evidence.series)
+
+
+def _known(setup: ServerSetup, shared: float) -> KnownEngine:
+    """What the lines are read with."""
+    config = ENGINES[setup.engine["name"]].config(**setup.engine)
+    spec = spec_of(config)
+    longest = getattr(config, spec.longest) if spec.longest else None
+    return KnownEngine(
+        tokens=kv_tokens(config) if setup.sized else float("nan"),
+        block=spec.block_size(config),
+        longest=longest or 1 << 20,
+        shared=shared,
+        computed_only=spec.name == "vllm" and computed_only(config.variant),
+    )
 
 
 def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:

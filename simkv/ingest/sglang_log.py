@@ -47,6 +47,10 @@ _SIZE = re.compile(
 _DIED = re.compile(r"Prefill out of memory|Decode out of memory|Scheduler hit an exception")
 
 
+#: Columns of ``series`` beside ``SERIES``: requests whose prefill began, and tokens of prompts.
+BATCHES = ("prefills", "prompts")
+
+
 @dataclass
 class _Log:
     path: Path
@@ -57,6 +61,9 @@ class _Log:
     finished: list[dict[str, Any]] = field(default_factory=list)
     died: str | None = None
     prefilled: bool = False
+    cut: dict[int, int] = field(default_factory=dict)
+    hits: float = 0.0
+    asked: float = 0.0
 
 
 def read(source: Source) -> Evidence:
@@ -79,7 +86,7 @@ def read(source: Source) -> Evidence:
         source.path.name,
         engine="sglang",
         settings=log.settings,
-        series=pd.DataFrame(log.series, columns=list(SERIES)) if log.series else None,
+        series=pd.DataFrame(log.series, columns=[*SERIES, *BATCHES]) if log.series else None,
         steps=pd.DataFrame(log.steps, columns=list(STEPS)) if log.steps else None,
         requests=_requests(log.finished),
         arrivals=pd.DataFrame(list(log.arrivals.values())) if log.arrivals else None,
@@ -105,6 +112,7 @@ def _batch(log: _Log, line: LogLine) -> bool:
     rank = _RANK.search(line.text[:80])
     engine = int(rank[1]) if rank else 0
     new = found["new"] if prefill else 0.0
+    begun, prompts = _begun(log, engine, found) if prefill else (np.nan, np.nan)
     log.series.append(
         {
             "t_s": line.at,
@@ -114,8 +122,10 @@ def _batch(log: _Log, line: LogLine) -> bool:
             "usage": found["usage"],
             "prompt_rate": found["rate"] if prefill else np.nan,
             "output_rate": np.nan if prefill else found["rate"],
-            "hit_rate": np.nan,
+            "hit_rate": log.hits / log.asked if log.asked else np.nan,
             "preemptions": 0,
+            "prefills": begun,
+            "prompts": prompts,
         }
     )
     step = _of_prefill(log, found) if prefill else _of_decodes(found)
@@ -123,6 +133,18 @@ def _batch(log: _Log, line: LogLine) -> bool:
         log.steps.append({"t_s": line.at, "engine": engine, "usage": found["usage"], **step})
     log.prefilled = prefill
     return True
+
+
+def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, float]:
+    """Requests whose prefill begins with this batch, and tokens of prompts in it, also of those
+    that were found in the cache. Where the batch before was cut at its limit, one goes on."""
+    most = log.settings.get("chunked_prefill_size")
+    tokens, cached = found["tokens"], float(np.nan_to_num(found["cached"]))
+    begun = max(found["new"] - log.cut.get(engine, 0), 0.0)
+    log.cut[engine] = int(most is not None and 0 < most.value <= tokens)
+    log.hits += cached
+    log.asked += cached + tokens
+    return begun, tokens + cached
 
 
 def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:

@@ -67,8 +67,7 @@ def rebuild_stage(folder: Path, asked: Asked) -> tuple[Rebuilt, ServerSetup]:
     evidence = files.read_evidence(folder)
     setup = set_up(evidence, asked)
     source = Source(folder / files.WORKLOAD)
-    caching = setup.engine.get("enable_prefix_caching") is not False
-    rebuilt = rebuild(evidence, source, caching=caching, seed=_seed(folder))
+    rebuilt = rebuild(evidence, source, setup, _seed(folder))
     if not (folder / files.WORKLOAD).is_file():
         with disk_errors(folder / files.WORKLOAD, "written"):
             write_rebuilt(folder / files.WORKLOAD, rebuilt, source)
@@ -94,21 +93,21 @@ def calibrate_stage(folder: Path, asked: Asked, tell: Tell = lambda _done, _tota
     scenario, requests = _scenario(folder)
     _same(rebuilt, requests, folder)
     evidence = files.read_evidence(folder)
+    steps = evidence.steps
+    if evidence.engine == "sglang" and evidence.requests is not None:
+        steps = None  # its lines tell the time between two lines, whatever ran in it
+    if steps is not None:
+        steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
     if is_drawn(evidence):
-        table, profiles = members(evidence, setup, scenario, tell)
+        table, profiles = members(evidence, setup, scenario, steps, tell)
         profile = profiles[int(table["seed"].iloc[0])]
-        write_members(folder, evidence, table, profiles)
+        write_members(folder, evidence, setup, table, profiles)
         with disk_errors(folder / files.ENSEMBLE, "written"):
             table.to_csv(folder / files.ENSEMBLE, index=False, lineterminator="\n")
         (folder / files.WORKLOAD).unlink()
         rebuild_stage(folder, asked)
         memory = int(table["memory"].iloc[0])
     else:
-        steps = evidence.steps
-        if evidence.engine == "sglang" and evidence.requests is not None:
-            steps = None  # its lines tell the time between two lines, whatever ran in it
-        if steps is not None:
-            steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
         profile, fitted = calibrate(scenario, requests, rebuilt.observed, setup, steps, tell)
         memory = kv_memory(fitted.engine)
     write_text(folder / files.PROFILE, profile.model_dump_json(indent=1, exclude_none=True) + "\n")

@@ -282,6 +282,12 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
 )
 
 
+def computed_only(version: str) -> bool:
+    """Whether the prompt tokens of this version's stats line leave out those found in the cache."""
+    minor = re.match(r"0\.(\d+)", version)
+    return minor is not None and int(minor[1]) >= 16
+
+
 def known(text: str) -> bool:
     """Whether lines of this text are vLLM's."""
     words = ("vllm", "vLLM", "Avg prompt throughput: ", "Iteration(", "Received request ")

@@ -18,6 +18,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.told import told
 from simkv.ingest.emit.clock import stamp
 from simkv.ingest.emit.otel import request_name
+from simkv.ingest.vllm_log import computed_only
 from simkv.loop.record import Record
 from simkv.schedulers.vllm.config import VllmConfig
 
@@ -103,7 +104,8 @@ def _stats(record: Record, minor: int) -> Iterator[tuple[float, str]]:
     # A stalled engine goes on telling that requests wait, if anything was computed before.
     for tick in range(1, int(end // EVERY) + 2):
         low, high = (tick - 1) * EVERY, tick * EVERY
-        prompt = sum(new for at, new, _, _ in prompts if low < at <= high)
+        part = 1 if computed_only(f"0.{minor}") else 3
+        prompt = sum(told[part] for told in prompts if low < told[0] <= high)
         recent.extend((hit, asked) for at, _, hit, asked in prompts if low < at <= high)
         output = bisect_right(outputs, high) - bisect_right(outputs, low)
         busy = prompt + output > 0
@@ -116,15 +118,29 @@ def _stats(record: Record, minor: int) -> Iterator[tuple[float, str]]:
             asked = sum(tokens for _, tokens in recent)
             hits = sum(hit for hit, _ in recent) / asked if asked else 0.0
             taken = bisect_right(preempted, high) - bisect_left(preempted, low)
-            more = f", Preemptions: {taken}" if minor >= 14 and taken else ""
-            yield (
-                high,
-                f"[loggers.py:259] Engine 000: Avg prompt throughput: {prompt / EVERY:.1f} "
-                f"tokens/s, Avg generation throughput: {output / EVERY:.1f} tokens/s, Running: "
-                f"{running} reqs, Waiting: {waiting} reqs{more}, GPU KV cache usage: "
-                f"{100 * usage:.1f}%, Prefix cache hit rate: {100 * hits:.1f}%",
-            )
+            told = (prompt / EVERY, output / EVERY, running, waiting, usage, hits)
+            yield high, stats_line(*told, taken if minor >= 14 else 0)
         busy_before = busy
+
+
+def stats_line(
+    prompt: float,
+    output: float,
+    running: int,
+    waiting: int,
+    usage: float,
+    hits: float,
+    preempted: int = 0,
+    engine: int = 0,
+) -> str:
+    """The line on an engine: tokens per second, requests, and shares of the cache."""
+    more = f", Preemptions: {preempted}" if preempted else ""
+    return (
+        f"[loggers.py:259] Engine {engine:03d}: Avg prompt throughput: {prompt:.1f} tokens/s, Avg "
+        f"generation throughput: {output:.1f} tokens/s, Running: {running} reqs, Waiting: "
+        f"{waiting} reqs{more}, GPU KV cache usage: {100 * usage:.1f}%, Prefix cache hit rate: "
+        f"{100 * hits:.1f}%"
+    )
 
 
 def _prompts(record: Record) -> list[tuple[float, int, int, int]]:

@@ -1,0 +1,133 @@
+"""Requests drawn from nothing but a server's stats lines, beside those that there were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.ingest import stages
+from simkv.ingest.emit.files import emit
+from simkv.ingest.engine import Asked
+from simkv.ingest.ensemble import interval
+from simkv.ingest.evidence import Evidence
+from simkv.ingest.from_lines import VARY, KnownEngine, drawn_from_lines
+from simkv.ingest.read import read
+from simkv.ingest.replay import times
+from simkv.ingest.windows import windows
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
+from simkv.scenario.document import Document
+from simkv.scenario.load import resolve
+
+HERE = Path(__file__).parents[2] / "scenarios"
+LOAD = {
+    "num_prompts": 150,
+    "request_rate": 2.5,
+    "prompt_tokens": {"distribution": "lognormal", "mean": 600, "sigma": 0.8, "max": 4000},
+    "output_tokens": {"distribution": "lognormal", "mean": 150, "sigma": 0.6, "max": 600},
+    "seed": 3,
+}
+ENGINES = {
+    "vllm": {"name": "vllm", "variant": "0.19.0", "num_gpu_blocks": 400, "max_model_len": 5000},
+    "sglang": {"name": "sglang", "variant": "0.5.23", "max_total_num_tokens": 20000},
+}
+TOKENS = {"vllm": 6400.0, "sglang": 20000.0}
+
+
+def served(engine: str, folder: Path) -> tuple[Result, Path]:
+    """A run, and its server's log without a line on any single request."""
+    document = {
+        "name": "lines",
+        "workload": {"arrivals": LOAD},
+        "engine": ENGINES[engine],
+        "profile": "assumed-costs.json",
+    }
+    scenario = next(iter(resolve(Document(HERE / "lines.yaml", document)).values()))
+    result = run_scenario(scenario, HERE, intervals=False)
+    path = emit(folder, {"run": result}, (f"{engine}-log",))[0]
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{line}\n" for line in lines if '"event"' not in line))
+    return result, path
+
+
+@pytest.fixture(scope="module", params=list(ENGINES))
+def log(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Result, Evidence]:
+    engine = request.param
+    result, path = served(engine, tmp_path_factory.mktemp(engine))
+    found = read(path)
+    assert found.requests is None
+    return engine, result, found
+
+
+def drawn(log: tuple[str, Result, Evidence], seed: int) -> pd.DataFrame:
+    """A member that agrees with the log."""
+    engine, _, evidence = log
+    assert evidence.series is not None
+    known = KnownEngine(TOKENS[engine], 16 if engine == "vllm" else 1, 5000)
+    return drawn_from_lines(evidence.series, known, seed)
+
+
+def test_windows_have_all_tokens(log: tuple[str, Result, Evidence]) -> None:
+    engine, result, evidence = log
+    assert evidence.series is not None
+    cut = windows(evidence.series, TOKENS[engine])
+    lives = result.record.lives.values()
+    assert cut.prompt.sum() == pytest.approx(sum(life.request.prompt_tokens for life in lives))
+    assert cut.output.sum() == pytest.approx(sum(life.tokens for life in lives), rel=0.01)
+    assert (np.diff(cut.end) >= cut.width[1:] - 1e-6).all()
+    if engine == "sglang":
+        assert cut.firsts.sum() == len(lives)
+    else:
+        assert np.isnan(cut.firsts).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_a_member_agrees_with_the_lines(log: tuple[str, Result, Evidence], seed: int) -> None:
+    engine, result, _ = log
+    member, true = drawn(log, seed), times(result.record)
+    lives = list(result.record.lives.values())
+    near = 0.03 if engine == "sglang" else 0.25  # whose lines tell how many there were
+    assert len(member) == pytest.approx(len(lives), rel=near)
+    prompts = sum(life.request.prompt_tokens for life in lives)
+    assert member["prompt_tokens"].sum() == pytest.approx(prompts, rel=0.01)
+    outputs = sum(life.tokens for life in lives)
+    assert member["output_tokens"].sum() == pytest.approx(outputs, rel=0.05)
+    assert member["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.25)
+    assert (member["queue_ms"] > -1e-3).all()
+    assert member["t_s"].is_monotonic_increasing
+
+
+def test_members_differ_and_are_the_same_again(log: tuple[str, Result, Evidence]) -> None:
+    assert drawn(log, 3).equals(drawn(log, 3))
+    sizes = {len(drawn(log, place)) for place in range(len(VARY))}
+    assert len(sizes) == (1 if log[0] == "sglang" else len(VARY))
+
+
+def test_a_log_alone_is_rebuilt_and_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simkv.ingest.members.MEMBERS", 4)  # the others take their time
+    result, path = served("vllm", tmp_path / "server")
+    stages.read_stage([path], tmp_path / "out")
+    stages.calibrate_stage(tmp_path / "out", Asked())
+    members = pd.read_csv(tmp_path / "out" / "ensemble.csv")
+    true = times(result.record)["e2e_ms"].mean() / 1e3
+    low, high = interval(members["e2e"].tolist(), members["e2e_observed"].mean())
+    assert low <= true <= high
+    assert members["e2e"].mean() == pytest.approx(true, rel=0.2)
+    assert members["apart"].is_monotonic_increasing
+
+
+def test_what_the_lines_leave_open_is_asked_for_by_name(tmp_path: Path) -> None:
+    _, path = served("vllm", tmp_path / "server")
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{line}\n" for line in lines if "loggers.py" in line))
+    stages.read_stage([path], tmp_path / "out")
+    with pytest.raises(InputError, match=r"how many requests there were.*--set engine"):
+        stages.rebuild_stage(tmp_path / "out", Asked())
