@@ -58,7 +58,7 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
 
 
 #: The first line of a log that begins with its time in brackets, which is no JSON.
-_STAMPED = re.compile(r"\s*\[(\d{4}-\d\d-\d\d |\d\d:\d\d:\d\d[ \]])")
+_STAMPED = re.compile(r"\s*\[(\d{4}-\d\d-\d\d[ T]|\d\d:\d\d:\d\d[ \]])")
 
 
 def _beginning(source: Source) -> str:

@@ -27,7 +27,7 @@ from simkv.workload.source import Source
 WORDS = re.compile(
     r"throughput: |Iteration\(|Received request |Aborted request|args: |LLM engine \(v|version |"
     r"KV cache size|num_gpu_blocks|blocks: |max_num_batched_tokens=|Asynchronous scheduling|"
-    r"fatal error|EngineDeadError|died unexpectedly|Maximum concurrency"
+    r"fatal error|EngineDeadError|died unexpectedly|Maximum concurrency|█ +model "
 )
 _STATS = re.compile(
     r"Avg prompt throughput: (?P<prompt_rate>[\d.]+) tokens/s, "
@@ -35,7 +35,8 @@ _STATS = re.compile(
     r"Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?"
     r"(?:Waiting|Pending): (?P<waiting>\d+) reqs(?P<rest>.*)"
 )
-_ENGINE = re.compile(r"Engine (\d+): ")
+#: Of which rank a line is; its process's name is that of the engine core, where that wrote it.
+_ENGINE = re.compile(r"Engine (\d+): |\(EngineCore_(?:DP)?(\d+) pid=")
 _AGGREGATED = re.compile(r"(\d+) Engines Aggregated: ")
 _USAGE = re.compile(r"(?<!CPU )KV cache usage: ([\d.]+)%")
 _HITS = re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?([\d.]+)%")
@@ -50,7 +51,12 @@ _IDS = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
 _ABORTED = re.compile(r"Aborted request\(?s?\)? ([^\s.]+)")
 _ARGS = re.compile(r"non-default args: (\{.*\})")
 _PLAIN_ARG = re.compile(r"'(\w+)': ('[^']*'|-?[\d.]+(?:e-?\d+)?|True|False|None)")
-_VERSION = re.compile(r"(?:server version |LLM engine \(v)v?(\d+\.\d+(?:\.\d+)?[\w.+]*)")
+#: A server's start: a line of its own, or beside its logo.
+_BEGINS = re.compile(r"server version |█ +version ")
+_VERSION = re.compile(
+    r"(?:server version |█ +version |LLM engine \(v)v?(\d+\.\d+(?:\.\d+)?[\w.+]*)"
+)
+_MODEL = re.compile(r"█ +model +(\S+)")
 _CONFIG = re.compile(
     r"\b(model|max_seq_len|tensor_parallel_size|data_parallel_size|enable_prefix_caching|"
     r"chunked_prefill_enabled|kv_cache_dtype|quantization)=('[^']*'|[\w.]+)"
@@ -89,7 +95,7 @@ def read(source: Source) -> Evidence:
     """
     log, notes, starts = _Log(source.path), list[str](), 0
     for line in lines_of(source, WORDS):
-        if "server version " in line.text and (log.series["t_s"] or log.arrivals or log.died):
+        if _BEGINS.search(line.text) and (log.series["t_s"] or log.arrivals or log.died):
             starts, log = starts + 1, _Log(source.path)
         for reader in _READERS:
             if reader(log, line):
@@ -132,11 +138,10 @@ def _stats(log: _Log, line: LogLine) -> bool:
         log.timeless += 1
         return True
     rest = match["rest"]
-    engine = _ENGINE.search(line.text)
     several = _AGGREGATED.search(line.text)
     row = {
         "t_s": line.at,
-        "engine": -int(several[1]) if several else int(engine[1]) if engine else 0,
+        "engine": -int(several[1]) if several else _rank(line.text),
         "running": int(match["running"]),
         "waiting": int(match["waiting"]) + int(match["swapped"] or 0),
         "usage": _share(_USAGE, rest),
@@ -150,6 +155,11 @@ def _stats(log: _Log, line: LogLine) -> bool:
     return True
 
 
+def _rank(text: str) -> int:
+    match = _ENGINE.search(text)
+    return int(match[1] or match[2]) if match else 0
+
+
 def _share(pattern: re.Pattern[str], text: str) -> float:
     match = pattern.search(text)
     return float(match[1]) / 100 if match else float("nan")
@@ -161,11 +171,10 @@ def _step(log: _Log, line: LogLine) -> bool:
         return False
     if match["dummy"] or line.at is None:
         return True
-    engine = _ENGINE.search(line.text)
     counts = [float(match[index]) for index in range(1, 5)]
     values = (
         line.at,
-        float(engine[1]) if engine else 0.0,
+        float(_rank(line.text)),
         *counts,
         float(match[5]) / 1e3,
         _share(_USAGE, line.text),
@@ -222,10 +231,11 @@ def _literal(text: str) -> Mapping[str, Any]:
 
 
 def _version(log: _Log, line: LogLine) -> bool:
-    match = _VERSION.search(line.text)
+    match, told = _VERSION.search(line.text), where(log.path, line.number)
+    if model := _MODEL.search(line.text):
+        log.settings.setdefault("model", Stated(model[1], told))
     if not match:
         return False
-    told = where(log.path, line.number)
     log.settings["version"] = Stated(match[1], told)
     if "LLM engine (v" in line.text:
         for name, value in _CONFIG.findall(line.text):
