@@ -108,6 +108,8 @@ class EngineSpec:
     ``admission(config)`` is what its server turns away before the scheduler hears of it, None if
     nothing; what the scheduler itself turns away is in ``Batch.refused``.
 
+    ``lora`` is the knob that lets requests ask for LoRA adapters (None: they cannot).
+
     ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
     by side, as the ``pipeline`` of a scenario has it.
     """
@@ -132,6 +134,7 @@ class EngineSpec:
     stream: str | None = None
     ranks: str | None = None
     admission: Callable[[Any], TurnAway | None] = _nothing
+    lora: str | None = None
     transfer: Transfer | None = None
     naming: Naming = Naming()
     has_threads: bool = False
@@ -149,6 +152,10 @@ class EngineSpec:
     def sizes(self) -> tuple[str, ...]:
         """The knobs that say how much the engine can hold."""
         return tuple(knob for knob in (self.seats, self.longest, self.memory) if knob)
+
+    def takes_loras(self, config: EngineConfig) -> bool:
+        """Whether requests may ask for LoRA adapters."""
+        return self.lora is not None and bool(getattr(config, self.lora))
 
     def block_size(self, config: EngineConfig) -> int:
         """Tokens in a block of KV."""

@@ -24,7 +24,8 @@ class Prompt:
 
     ``arrival`` is the engine's timestamp of the request in seconds, ``prompt_tokens`` and
     ``max_tokens`` (the client's limit on emitted tokens) are token counts. A smaller ``priority``
-    is more urgent, as in vLLM. Empty ``segments`` mean a prompt that shares nothing.
+    is more urgent, as in vLLM. Empty ``segments`` mean a prompt that shares nothing. ``lora`` names
+    the adapter that is to answer, None is the model without one.
     """
 
     id: int
@@ -35,6 +36,7 @@ class Prompt:
     has_images: bool = False
     ignore_eos: bool = False
     segments: tuple[Segment, ...] = ()
+    lora: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ class Row(NamedTuple):
 
 
 #: Why somebody was passed over: ``blocks`` are too few, or enough but ``reserved`` for others; no
-#: ``slot`` is free; the token ``budget`` of the step is spent; it is ``deferred`` with its bucket
+#: ``slot`` is free, or none for its LoRA ``adapter``; the token ``budget`` of the step is spent; it is ``deferred`` with its bucket
 #: (of length, of modality), which does not run now; or another ``rule`` keeps it out.
-Why = Literal["blocks", "reserved", "slot", "budget", "deferred", "rule"]
+Why = Literal["blocks", "reserved", "slot", "adapter", "budget", "deferred", "rule"]
 
 
 class Held(NamedTuple):
@@ -95,6 +95,8 @@ class Batch:
     this batch, if it does. Before the step runs, the KV of ``swapped_out`` is copied to host
     memory, then that of ``swapped_in`` from it.
     ``loads`` are requests that have blocks now and wait for so many tokens of KV from elsewhere.
+    Before the step runs, so many LoRA adapters are copied to the GPU as ``lora_loads`` says, of which
+    the second number are read into host memory first.
 
     For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
     behind it, ``aside`` are those that sit this step out though they are not in the queue, and
@@ -126,6 +128,7 @@ class Batch:
     swapped_out: list[Swap]
     swapped_in: list[Swap]
     loads: list[tuple[int, int]]
+    lora_loads: tuple[int, int]
 
     # Written out, as every step makes one: that of a dataclass takes longer, compiled much longer.
     def __init__(
@@ -150,6 +153,7 @@ class Batch:
         swapped_in: list[Swap] | None = None,
         loads: list[tuple[int, int]] | None = None,
         refused: dict[int, Refusal] | None = None,
+        lora_loads: tuple[int, int] = (0, 0),
     ) -> None:
         self.scheduled = [] if scheduled is None else scheduled
         self.context = [] if context is None else context
@@ -171,6 +175,7 @@ class Batch:
         self.swapped_out = [] if swapped_out is None else swapped_out
         self.swapped_in = [] if swapped_in is None else swapped_in
         self.loads = [] if loads is None else loads
+        self.lora_loads = lora_loads
 
     def preempt(self, victim: int, by: int | None, why: Need = "blocks") -> None:
         """Note that the blocks of ``victim`` were taken back, and the cause (see ``Cause``)."""

@@ -23,7 +23,8 @@ class Load(NamedTuple):
     ``shortest`` and ``longest`` are the KV that single decodes read; they are only filled in for
     an executor that asks for them (``load_of``), else 0. ``group_ranks`` engines in lock-step
     compute ``group_tokens`` in all and ``group_most`` at most, 0 stands for an engine by itself.
-    Before the step starts, so many blocks of KV are swapped to and from host memory.
+    Before the step starts, so many blocks of KV are swapped to and from host memory, and
+    ``lora_copies`` adapters are copied to the GPU, ``lora_reads`` of them read from disk before.
     """
 
     prefill_seqs: int
@@ -40,6 +41,8 @@ class Load(NamedTuple):
     swap_in_blocks: int = 0
     group_most: int = 0
     group_ranks: int = 0
+    lora_copies: int = 0
+    lora_reads: int = 0
 
 
 def pairs(tokens: int, context: int) -> int:
@@ -58,6 +61,8 @@ def load_of(batch: Batch, *, spread: bool = False) -> Load:
             swap_out_blocks=sum(swap.blocks for swap in batch.swapped_out),
             swap_in_blocks=sum(swap.blocks for swap in batch.swapped_in),
         )
+    if batch.lora_loads != (0, 0):
+        load = load._replace(lora_copies=batch.lora_loads[0], lora_reads=batch.lora_loads[1])
     if not spread or not load.decode_seqs:
         return load
     always = batch.kind == "decode"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,8 +10,10 @@ from typing import Any
 
 import simpy
 
-from simkv.core.request import Prompt
+from simkv.core.errors import InputError
+from simkv.core.request import Prompt, Request
 from simkv.core.scheduler import Scheduler
+from simkv.costs.adapters import LoadingAdapters
 from simkv.costs.erring import Erring, StepKind
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile
@@ -32,7 +34,7 @@ from simkv.scenario.costs import all_costs
 from simkv.scenario.fleet import ReplicaGroup
 from simkv.scenario.scenario import Scenario, StepScale
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy
-from simkv.schedulers.registry import spec_of
+from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.workload.clients import Clients
 from simkv.workload.workload import clients
 
@@ -106,6 +108,7 @@ def serve_scenario(
         return replica_of(scenario, spec, env, rank, leaping, scheduler, changed)
 
     sent = sent or clients(scenario.workload, scenario.timeout)
+    _check_loras(sent.requests, replicas)
     server = server_of(scenario, replicas, make, sessions(sent))
     server.resolved = resolved
     record = serve(server, sent, scenario.horizon)
@@ -166,7 +169,22 @@ def executor_of(scenario: Scenario, spec: ReplicaSpec, changed: Change | None) -
         executor = Erring(executor, _factors(scenario.step_scale))
         if scenario.step_scale.error is not None:
             executor = off_by(spec.profile, scenario.step_scale.error)(executor)
+    if spec_of(spec.engine).takes_loras(spec.engine):
+        executor = LoadingAdapters(executor, *scenario.lora.seconds)
     return executor
+
+
+def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -> None:
+    """Raise InputError if somebody asks for an adapter and an engine has none."""
+    asks = next((r for r in requests if r.lora is not None), None)
+    for spec in replicas if asks else ():
+        if not spec_of(spec.engine).takes_loras(spec.engine):
+            able = {name: e.lora for name, e in ENGINES.items() if e.lora}
+            knobs = " or ".join(f"engine {name} with {knob}: true" for name, knob in able.items())
+            raise InputError(
+                f"workload: request {asks.id} asks for the adapter {asks.lora!r}, which "
+                f"{spec.engine.name} {spec.engine.variant} as it is set up does not have; expected {knobs}"
+            )
 
 
 def _factors(scale: StepScale) -> dict[StepKind, float]:

@@ -217,7 +217,7 @@ class _Teller:
     def why(self, life: Life, tile: Tile) -> str:
         """Who or what this interval is due to, as far as that is known."""
         match tile.kind:
-            case Kind.BLOCKS | Kind.RESERVED | Kind.SLOT:
+            case Kind.BLOCKS | Kind.RESERVED | Kind.SLOT | Kind.ADAPTER:
                 return self._holders(life, tile)
             case Kind.BEHIND:
                 return self._heads(tile)
@@ -238,6 +238,11 @@ class _Teller:
         worst = sorted(held, key=lambda i: (-held[i], i))
         if tile.kind is Kind.SLOT:
             return f"{requests(worst, 6)} ran"
+        if tile.kind is Kind.ADAPTER:
+            lives, own = self.record.lives, life.request.lora
+            worst = [i for i in worst if lives[i].request.lora not in (None, own)]
+            names = sorted({str(lives[i].request.lora) for i in worst})
+            return f"{requests(worst, 6)} ran with {', '.join(names)}; it asks for {own}"
         named = ", ".join(f"{i} ({held[i]})" for i in worst[:4])
         more = f" and {len(worst) - 4} more" if len(worst) > 4 else ""
         return f"held half-way by request{'s' if len(worst) > 1 else ''} {named}{more}"

@@ -11,7 +11,7 @@ from simkv.report.style import BLUE, BROWN, GREY, PURPLE, RED, SKY, YELLOW
 from simkv.why.ledger import Kind
 
 GREEN, ORANGE, OLIVE, ROSE, WINE = "#009E73", "#E69F00", "#999933", "#CC6677", "#882255"
-INDIGO, MOSS, MAUVE, SAND = "#6F63BB", "#117733", "#AA4499", "#C2B280"
+INDIGO, MOSS, MAUVE, SAND, TEAL = "#6F63BB", "#117733", "#AA4499", "#C2B280", "#44AA99"
 
 LIGHT: dict[str, str] = {
     "paper": "#FFFFFF",
@@ -36,6 +36,7 @@ LIGHT: dict[str, str] = {
     f"kind-{Kind.BLOCKS}": ROSE,
     f"kind-{Kind.RESERVED}": MAUVE,
     f"kind-{Kind.SLOT}": WINE,
+    f"kind-{Kind.ADAPTER}": TEAL,
     f"kind-{Kind.BUDGET}": OLIVE,
     f"kind-{Kind.RULE}": MOSS,
     f"kind-{Kind.BEHIND}": GREY,

@@ -88,6 +88,27 @@ class StepScale(Section):
     """All steps are off by what the profile knows of its own error, that way."""
 
 
+class LoraSection(Section):
+    """What loading a LoRA adapter takes: its bytes over two links, one after the other.
+
+    The engine does it between steps, when a request is taken in whose adapter is not there. The
+    defaults are assumed: all linear layers of a model of 8 B at rank 16, PCIe 4.0 and a local disk.
+    """
+
+    adapter_mib: Annotated[float, Field(gt=0)] = 80.0
+    """Size of an adapter (MiB)."""
+    host_gb_s: Annotated[float, Field(gt=0)] = 20.0
+    """From host memory to the GPU (GB/s)."""
+    disk_gb_s: Annotated[float, Field(gt=0)] = 1.0
+    """From disk into host memory (GB/s)."""
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of a copy to the GPU, and of reading from disk before it."""
+        size = self.adapter_mib * 2**20 / 1e9
+        return size / self.host_gb_s, size / self.disk_gb_s
+
+
 class Scenario(Section):
     """One experiment: a workload, an engine with its knobs, and what its steps cost.
 
@@ -115,6 +136,8 @@ class Scenario(Section):
     """What a step costs: a packaged profile, or a JSON file beside the scenario."""
     step_scale: World[StepScale | None] = None
     """How many times as long as that a step takes, by what it does."""
+    lora: World[LoraSection] = LoraSection()
+    """What loading a LoRA adapter takes."""
     timeout: World[Span | None] = None
     """Seconds after which a client gives up; left out, it waits for ever."""
     horizon: World[Span | None] = None

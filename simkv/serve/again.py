@@ -44,6 +44,7 @@ def scenario_of(
             max_tokens=request.max_tokens,
             priority=request.priority,
             ignore_eos=request.ignore_eos,
+            lora=request.lora,
             timeout=request.timeout,
             segments=list(request.segments) or None,
         )
@@ -71,6 +72,7 @@ def _rows(requests: Sequence[Request], source: Source) -> Rows:
         priority=np.array([r.priority for r in requests], np.int64),
         timeout=np.array([r.timeout or np.nan for r in requests], np.float64),
         ignore_eos=np.array([r.ignore_eos for r in requests], np.bool_),
+        lora=np.array([-1 if r.lora is None else source.loras.number(r.lora) for r in requests]),
         pieces=Pieces.of(pieces),
     )
 

@@ -133,10 +133,11 @@ def _held(changes: Iterable[tuple[float, int]], end: float) -> Iterator[tuple[fl
         since, held = until, blocks
 
 
-#: What is waited for: blocks, a slot, the steps in which others compute, or, behind the head of the
+#: What is waited for: blocks, a slot, a slot for an adapter, the steps in which others compute, or, behind the head of the
 #: queue, what that waits for.
 _BLOCKS = frozenset({Kind.BLOCKS, Kind.RESERVED})
 _SLOT = frozenset({Kind.SLOT})
+_ADAPTER = frozenset({Kind.ADAPTER})
 _STEPS = frozenset({Kind.BUDGET, Kind.RULE, Kind.DEFERRED, Kind.HELD_UP})
 _HEAD = frozenset({Kind.BEHIND})
 _PREEMPTED = frozenset({Kind.PREEMPTED})
@@ -146,8 +147,8 @@ class Pressure:
     """All waiting over time, to be shared out among those who hold what is waited for.
 
     Whoever waits for blocks waits for those who hold them, each in proportion to the blocks that it
-    holds; so with slots, of which each has one, and with the steps of the engine, by the tokens
-    that are computed in them. Behind the head of the queue everybody waits for what that waits for.
+    holds; so with slots, of which each has one, with the slots of adapters, which those who ask for
+    one keep, and with the steps of the engine, by the tokens that are computed in them. Behind the head of the queue everybody waits for what that waits for.
     One that was preempted waits for blocks, unless the head waits for a slot.
     """
 
@@ -173,10 +174,13 @@ class Pressure:
         self._seconds = np.diff(self._times)
         self._blocks = _Shares(held, self._times)
         self._slots = _Shares(held._replace(amount=array("q", [1]) * len(held.id)), self._times)
+        asks = np.array([record.lives[i].request.lora is not None for i in held.id], np.int64)
+        self._adapters = _Shares(held._replace(amount=array("q", asks)), self._times)
         self._tokens = _Shares(computed, self._times)
         why = whys[np.searchsorted(heads, self._times[:-1], side="right")]
         self._head_wants_blocks = np.isin(why, ["blocks", "reserved"])
         self._head_wants_slot = why == "slot"
+        self._head_wants_adapter = why == "adapter"
 
     def on(self, request: int) -> list[Blocker]:
         """Who held what ``request`` waited for, first the worst."""
@@ -194,15 +198,19 @@ class Pressure:
         """Share out the waiting of these intervals among all but ``own``."""
         behind, preempted = self._count(tiles, _HEAD), self._count(tiles, _PREEMPTED)
         wants_blocks, wants_slot = self._head_wants_blocks, self._head_wants_slot
-        wants_steps = ~(wants_blocks | wants_slot)
-        for_blocks = self._count(tiles, _BLOCKS) + behind * wants_blocks + preempted * ~wants_slot
+        wants_adapter = self._head_wants_adapter
+        wants_steps = ~(wants_blocks | wants_slot | wants_adapter)
+        for_blocks = self._count(tiles, _BLOCKS) + behind * wants_blocks
+        for_blocks += preempted * ~(wants_slot | wants_adapter)
         for_slot = self._count(tiles, _SLOT) + (behind + preempted) * wants_slot
+        for_adapter = self._count(tiles, _ADAPTER) + (behind + preempted) * wants_adapter
         for_steps = self._count(tiles, _STEPS) + behind * wants_steps
-        waited = (for_blocks + for_slot + for_steps > 0) * self._seconds
+        waited = (for_blocks + for_slot + for_adapter + for_steps > 0) * self._seconds
         found: dict[int, float] = {}
         for shares, waiting in (
             (self._blocks, for_blocks),
             (self._slots, for_slot),
+            (self._adapters, for_adapter),
             (self._tokens, for_steps),
         ):
             for i, seconds in shares.of(waiting * self._seconds, own):

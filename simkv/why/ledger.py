@@ -31,6 +31,7 @@ class Kind(StrEnum):
     BLOCKS = "blocks"  # too few blocks are free
     RESERVED = "reserved"  # blocks are free, but promised to others
     SLOT = "slot"  # as many run as may
+    ADAPTER = "adapter"  # as many LoRA adapters run as may
     BUDGET = "budget"  # the tokens of the step are used up
     RULE = "rule"  # another rule of the engine, such as an interval between prefills
     BEHIND = "behind"  # in the queue, but not its head
@@ -51,6 +52,7 @@ WORDS: dict[Kind, str] = {
     Kind.BLOCKS: "queued for blocks",
     Kind.RESERVED: "queued for blocks that are reserved",
     Kind.SLOT: "queued for a slot",
+    Kind.ADAPTER: "queued for a LoRA slot",
     Kind.BUDGET: "queued for token budget",
     Kind.RULE: "kept out by a rule",
     Kind.BEHIND: "behind the head of the queue",
@@ -72,6 +74,7 @@ WAITS = frozenset(
         Kind.BLOCKS,
         Kind.RESERVED,
         Kind.SLOT,
+        Kind.ADAPTER,
         Kind.BUDGET,
         Kind.RULE,
         Kind.BEHIND,

@@ -26,6 +26,8 @@ class Shape(Strict):
     """Whether the prompt has images; mistral.rs batches such requests apart."""
     ignore_eos: bool = False
     """Whether the client asks that generation goes on past the end of text."""
+    lora: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the LoRA adapter that is to answer; left out, the model without one."""
     prefix_group: Annotated[
         str | None, Field(description="Requests of one group begin with the same tokens.")
     ] = None
@@ -51,6 +53,7 @@ class Shape(Strict):
         output: int,
         timeout: float | None,
         segments: tuple[Segment, ...] = (),
+        lora: str | None = None,
     ) -> Request:
         """Request ``number`` of this shape; ``segments`` are its prompt's if it shares any."""
         if self.prefix_group is not None and not segments:
@@ -64,6 +67,7 @@ class Shape(Strict):
             has_images=self.has_images,
             ignore_eos=self.ignore_eos,
             segments=segments,
+            lora=lora or self.lora,
             output_tokens=min(output, self.max_tokens or output),
             timeout=timeout,
         )

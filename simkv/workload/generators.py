@@ -147,6 +147,26 @@ class Prefixed(Shape):
         Field(ge=0, le=10, description="The k-th prefix has the weight k ** -prefix_zipf."),
     ] = 0.0
 
+    lora_modules: Annotated[list[str], Field(min_length=1)] | None = None
+    """Each request (or session) asks for one of these adapters; one named twice, twice as often."""
+    lora_assignment: Literal["random", "round-robin"] = "random"
+    """Whether they are drawn by chance or taken in turn."""
+
+    @model_validator(mode="after")
+    def _one_adapter(self) -> Self:
+        if self.lora is not None and self.lora_modules is not None:
+            raise ValueError("lora and lora_modules: at most one of the two")
+        return self
+
+    def draw_loras(self, random: np.random.Generator, count: int) -> list[str | None]:
+        """The adapter of each, as in vLLM 0.33 (``vllm/benchmarks/serve.py``, ``get_request``)."""
+        names = self.lora_modules
+        if names is None:
+            return [self.lora] * count
+        if self.lora_assignment == "round-robin":
+            return [names[number % len(names)] for number in range(count)]
+        return [names[drawn] for drawn in random.integers(len(names), size=count)]
+
     def check_prefix(self) -> None:
         if self.prefix_groups is None:
             super().check_prefix()
@@ -176,7 +196,9 @@ class Arrivals(Prefixed, Pace):
 
     def requests(self, timeout: float | None) -> list[Request]:
         """The requests; ``timeout`` (s) is how long their clients wait."""
-        gaps, prompts, outputs, prefixes = (stream(self.seed, purpose) for purpose in range(4))
+        gaps, prompts, outputs, prefixes, adapters = (
+            stream(self.seed, purpose) for purpose in range(5)
+        )
         count = self.num_prompts
         groups = self.draw_groups(prefixes, count)
         return [
@@ -187,12 +209,14 @@ class Arrivals(Prefixed, Pace):
                 output,
                 timeout,
                 shared_prefix(groups[number], self.prefix_tokens, number, prompt) if groups else (),
+                lora,
             )
-            for number, (time, prompt, output) in enumerate(
+            for number, (time, prompt, output, lora) in enumerate(
                 zip(
                     self.times(gaps, count).tolist(),
                     draw_lengths(self.prompt_tokens, prompts, count, "prompt_tokens"),
                     draw_lengths(self.output_tokens, outputs, count, "output_tokens"),
+                    self.draw_loras(adapters, count),
                     strict=True,
                 )
             )
@@ -272,6 +296,7 @@ class Sessions(Prefixed, Pace):
         """
         starts = self.times(stream(self.seed, 0), self.num_sessions).tolist()
         groups = self.draw_groups(stream(self.seed, 2), self.num_sessions)
+        loras = self.draw_loras(stream(self.seed, 6), self.num_sessions)
         thinks = [
             draw_seconds(self.think_time, stream(self.seed, 5, session), len(turns))
             for session, turns in enumerate(self.turns_of)
@@ -293,7 +318,10 @@ class Sessions(Prefixed, Pace):
                 said.append(Segment(f"u{number}", 0, new))
                 tokens = sum(end - start for _, start, end in said)
                 arrival = float(arrivals[session][turn])
-                requests.append(self.request(number, arrival, tokens, output, timeout, tuple(said)))
+                asked = self.request(
+                    number, arrival, tokens, output, timeout, tuple(said), loras[session]
+                )
+                requests.append(asked)
                 said.append(Segment(f"o{number}", 0, output))
                 before = number
         return sorted(requests, key=lambda request: request.id), after

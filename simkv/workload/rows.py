@@ -122,7 +122,7 @@ class Rows:
 
     ``arrival`` (s) is on the trace's own clock, NaN where it has none. In ``max_tokens`` 0 means
     what will be emitted; ``timeout`` (s) and ``think_time`` (s) are NaN where there is none;
-    ``session`` is a number or -1; ``number`` is the row's place in its file. Columns that are None
+    ``session`` and ``lora`` are numbers or -1; ``number`` is the row's place in its file. Columns that are None
     have these defaults everywhere.
     """
 
@@ -134,6 +134,7 @@ class Rows:
     timeout: Floats | None = None
     ignore_eos: Flags | None = None
     has_images: Flags | None = None
+    lora: Ints | None = None
     session: Ints | None = None
     think_time: Floats | None = None
     number: Ints | None = None
@@ -199,6 +200,7 @@ DEFAULTS: dict[str, Any] = {
     "timeout": np.nan,
     "ignore_eos": False,
     "has_images": False,
+    "lora": -1,
     "session": -1,
     "think_time": np.nan,
     "number": -1,

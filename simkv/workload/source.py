@@ -117,6 +117,7 @@ class Source:
         self.tally = Tally()
         self.streams = Names()
         self.sessions = Names()
+        self.loras = Names()
         self.line = 0
         self._at: Callable[[], int] = lambda: 0
         self._progress = progress

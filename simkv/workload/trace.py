@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -141,7 +141,7 @@ def _cut(kept: list[tuple[Rows, Floats]], count: int) -> tuple[Rows, Floats]:
 class Trace:
     """The requests of a trace in the order of their arrival, as columns.
 
-    ``sessions`` and ``streams`` are the names behind the numbers in ``rows``.
+    ``sessions``, ``streams`` and ``loras`` are the names behind the numbers in ``rows``.
     """
 
     path: Path
@@ -150,6 +150,7 @@ class Trace:
     tally: Tally
     sessions: list[str]
     streams: list[str]
+    loras: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -203,6 +204,7 @@ class Trace:
                 has_images=images,
                 ignore_eos=ignore or ignore_eos,
                 segments=segments,
+                lora=self.loras[lora] if lora >= 0 else None,
                 output_tokens=output,
                 timeout=timeout if patience != patience else patience,
             )
@@ -215,6 +217,7 @@ class Trace:
                 images,
                 ignore,
                 patience,
+                lora,
                 segments,
             ) in enumerate(
                 zip(
@@ -226,6 +229,7 @@ class Trace:
                     rows.column("has_images").tolist(),
                     rows.column("ignore_eos").tolist(),
                     rows.column("timeout").tolist(),
+                    rows.column("lora").tolist(),
                     self._segments(),
                     strict=True,
                 )
@@ -277,7 +281,13 @@ def read_trace(
     source = reader.source
     rows = in_order(parts, source)
     return Trace(
-        path, reader.format.name, rows, reader.tally, source.sessions.names, source.streams.names
+        path,
+        reader.format.name,
+        rows,
+        reader.tally,
+        source.sessions.names,
+        source.streams.names,
+        source.loras.names,
     )
 
 

@@ -148,10 +148,11 @@ def base_of(version: str) -> str:
 
 
 def names_of(version: str, count: int) -> list[str]:
-    """``count`` names of random cases of a release, every other one with clients that leave."""
+    """``count`` names of random cases of a release: plain ones, with clients that leave, with
+    adapters."""
     rules = rules_of(base_of(version))
     dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
-    kinds = ("rand", "gone", *(("tied",) if dies_of_ties else ()))
+    kinds = ("rand", "gone", "lora", *(("tied",) if dies_of_ties else ()))
     return [f"{kinds[i % len(kinds)]}-{FIRST + i // len(kinds):03}" for i in range(count)]
 
 
@@ -196,8 +197,21 @@ def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     return case._replace(aborts=sorted(aborts))
 
 
+def _loras(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """Where most clients ask for one of a few adapters, of which not all can run at a time."""
+    most = draw.randint(1, 3)
+    names = [None, *("abcde"[: most + draw.randint(0, 2)])]
+    requests = [
+        {**request, **({"lora": name} if (name := draw.choice(names)) else {})}
+        for request in case.requests
+    ]
+    config = replace(case.config, enable_lora=True, max_loras=most)
+    return case._replace(config=config, requests=requests)
+
+
 def case_of(version: str, name: str) -> DrawnCase:
-    """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, or one by hand.
+    """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, ``lora-`` with
+    adapters, or one by hand.
 
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
@@ -210,4 +224,6 @@ def case_of(version: str, name: str) -> DrawnCase:
     if kind != "tied" and not rules_of(base).breaks_ties:
         for request in case.requests:
             request["timestamp"] += request["id"] / 1000
+    if kind == "lora":
+        return _aborts(_loras(case, draw), draw) if draw.random() < 0.3 else _loras(case, draw)
     return _aborts(case, draw) if kind == "gone" else case

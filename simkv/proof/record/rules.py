@@ -1,4 +1,4 @@
-"""Which rules of vLLM a recording goes by: those of releases, and all their combinations."""
+"""Which rules of vLLM a recording goes by: those of releases, and their combinations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ SEEN = (
     "breaks_ties",
     "sees_the_end",
     "skip_blocked",
+    "counts_all_loras",
+    "turns_skipped",
+    "skipped_apart",
 )
 
 #: The knob without which a release cannot show a rule.
 SHOWN_BY = {
     "two_budgets": "max_num_scheduled_tokens",
     "sees_the_end": "async_scheduling",
+    "counts_all_loras": "async_scheduling",
     **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
 }
 
@@ -60,9 +64,13 @@ def releases() -> dict[str, VllmRules]:
     return {name: RULES[name] for name in newest.values()}
 
 
+#: So many rules may differ at once from those of the newest release.
+MOST_CHANGED = 4
+
+
 def combined(rules: VllmRules) -> Iterator[tuple[Mapping[str, bool], VllmRules]]:
-    """Every combination of the rules that can be seen, by what it changes in ``rules``."""
-    for count in range(1, len(SEEN) + 1):
+    """The combinations of the rules that can be seen, by what they change in ``rules``."""
+    for count in range(1, MOST_CHANGED + 1):
         for names in combinations(SEEN, count):
             changes = {name: not getattr(rules, name) for name in names}
             yield changes, with_changes(rules, changes)

@@ -69,6 +69,8 @@ def _plainer(config: VllmConfig) -> Iterator[VllmConfig]:
 
 def _shorter(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A request with less to do, earlier, or like the others."""
+    if request.get("lora"):
+        yield {"lora": None}
     for field, least in (("arrival_step", 0), ("priority", 0)):
         if request[field] > least:
             yield {field: least}

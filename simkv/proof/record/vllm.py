@@ -81,7 +81,7 @@ class Driver:
                 tokens, line["finished"] = self._deliver(output, emits, alive)
                 still = 0 if tokens else still + 1
             alive -= set(line["finished"])
-            line["waiting"] = [int(r.request_id) for r in self.scheduler.waiting]
+            line["waiting"] = [int(r.request_id) for r in self._waiting()]
             line["running"] = [int(r.request_id) for r in self.scheduler.running]
             line["free_blocks"] = self.pool.get_num_free_blocks()
             yield line
@@ -89,6 +89,14 @@ class Driver:
                 yield {"truncated": True, "why": f"no progress: {sorted(alive)}"}
                 return
             step += 1
+
+    def _waiting(self) -> list[Any]:
+        """Who waits, in the order in which they are looked at."""
+        waiting = [*self.scheduler.waiting]
+        skipped = [*getattr(self.scheduler, "skipped_waiting", ())]  # 0.18 to 0.30
+        if self.config.policy == "priority" and skipped:
+            return sorted([*skipped, *waiting])
+        return [*skipped, *waiting]
 
     def _abort(self, step: int, phase: int) -> list[int]:
         """Let the clients leave who are to leave now; returns those who were still there.
@@ -183,9 +191,10 @@ class Driver:
         """Keys of the full blocks of ``request`` that have none yet."""
         size, keys = self.config.block_size, list(request.block_hashes)
         known = len(keys)
+        lora = request.lora_request.lora_name if request.lora_request else ""
         for index in range(known, request.num_tokens // size):
             tokens = tuple(request.all_token_ids[index * size : (index + 1) * size])
-            number = self._number(keys[-1] if keys else b"", tokens)
+            number = self._number(keys[-1] if keys else b"", tokens, lora)
             keys.append(number.to_bytes(8, "big"))
         return keys[known:]
 
@@ -209,6 +218,10 @@ class Driver:
             skip_reading_prefix_cache=False,
         )
         kind = importlib.import_module("vllm.v1.request").Request
+        name, lora = line.get("lora"), None
+        if name is not None:  # vLLM numbers adapters from 1
+            number = 1 + sorted({r.get("lora") or name for r in self.requests}).index(name)
+            lora = Off(lora_int_id=number, adapter_id=number, lora_name=name, name=name)
         return kind(
             request_id=f"{line['id']:04}",
             prompt_token_ids=tokens,
@@ -216,6 +229,7 @@ class Driver:
             pooling_params=None,
             arrival_time=line["timestamp"],
             priority=line["priority"],
+            lora_request=lora,
             **taken(kind, eos_token_id=-1, block_hasher=self._hashes, **NO_IMAGES),
         )
 
@@ -248,6 +262,7 @@ class Driver:
                 scheduler_config=scheduler_config,
                 cache_config=Off(knobs),
                 model_config=Off(max_model_len=config.max_model_len),
+                lora_config=Off(max_loras=config.max_loras) if config.enable_lora else None,
                 parallel_config=Off(
                     decode_context_parallel_size=1,
                     prefill_context_parallel_size=1,

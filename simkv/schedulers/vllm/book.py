@@ -14,6 +14,7 @@ from simkv.core.scheduler import Batch, Completion, Row
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.interval import PrefillInterval
 from simkv.schedulers.vllm.lockstep import Lockstep
+from simkv.schedulers.vllm.lora import Loras
 from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue, RequestState, queue
 from simkv.schedulers.vllm.shelves import NamedTokens, Shelves
@@ -39,7 +40,7 @@ class VllmBook:
         self.interval = PrefillInterval(config.prefill_schedule_interval)
         self.names = NamedTokens(config.block_size, shared=self.memory.cache is not None)
         self.waiting: FcfsQueue | PriorityQueue | Shelves
-        self.waiting = queue(config.policy, breaks_ties=rules.breaks_ties)
+        self.waiting = queue(config.policy, rules)
         # Nothing but blocks may stop those that are passed over without a look.
         self._holds = config.prefill_schedule_interval > 1
         if rules.skip_blocked and config.enable_chunked_prefill and not self._holds:
@@ -50,6 +51,7 @@ class VllmBook:
         self._max_tokens = config.max_num_scheduled_tokens or config.max_num_batched_tokens
         if rules.two_budgets:
             self._max_tokens = min(self._max_tokens, config.max_num_batched_tokens)
+        self.loras = Loras(config.max_loras, config.max_cpu_loras or config.max_loras)
         self._live: dict[int, RequestState] = {}
         self._admissions = 0
         self._refused: list[int] = []
@@ -133,7 +135,7 @@ class VllmBook:
 
     def skip(self, steps: int) -> list[int]:
         """Let the group decode: blocks for those at a border, one step after the other."""
-        self.interval.skipped(steps, waiting=len(self.waiting) > 0)
+        self.interval.skipped(steps, waiting=self._left_behind())
         self._tokens_delivered += steps
         return self.decoding.skip(steps)
 
@@ -183,10 +185,15 @@ class VllmBook:
             (r.id, self._computed(r), r.placeholders, r.in_flight) for r in self.running.values()
         )
         paced, blocks = self.interval.fingerprint(), self.memory.fingerprint()
-        waiting = self.waiting_ids() if self.rules.skip_blocked else ()
+        skips = self.rules.skip_blocked or self.config.enable_lora
+        waiting = self.waiting_ids() if skips else ()
         if not self.rules.drops_victims:
             waiting = [r.computed for r in self.waiting]
         return (self._tokens_delivered, running, tuple(waiting), paced, blocks)
+
+    def _left_behind(self) -> bool:
+        """Whether somebody waits who was not passed over for what only others' ends can change."""
+        return self._holds and any(not r.deferred for r in self.waiting)
 
     def _release(self, r: RequestState, unused: int = 0) -> None:
         """Take the blocks of ``r`` back, ``unused`` ones too; it is in no group."""
@@ -227,4 +234,5 @@ class VllmBook:
         else:
             del self.catching_up[r.id]
         del self.running[r.id]
+        self.loras.leave(r.prompt.lora)
         self._release(r)

@@ -83,6 +83,13 @@ class VllmConfig:
     async_scheduling: bool | None = None
     """Whether a step is scheduled before the tokens of the one before it are known; left out,
     as the variant has it (off before 0.14). [--async-scheduling]"""
+    enable_lora: bool = False
+    """Whether requests may ask for LoRA adapters. [--enable-lora]"""
+    max_loras: Annotated[int, Gt(0)] = 1
+    """Most adapters that run beside each other, the model without one not counted.
+    [--max-loras]"""
+    max_cpu_loras: Annotated[int, Gt(0)] | None = None
+    """Adapters that have room in host memory; left out, max_loras. [--max-cpu-loras]"""
     num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
     """Blocks in host memory that take the KV of preempted requests, in the variant that swaps.
     [vLLM V0 made them from --swap-space]"""
@@ -124,6 +131,10 @@ class VllmConfig:
             raise ValueError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be at "
                 f"most max_model_len {self.max_model_len}"
+            )
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras: {self.max_cpu_loras} must be at least max_loras {self.max_loras}"
             )
         if (self.max_num_active_seqs or 0) > self.max_num_seqs:
             raise ValueError(

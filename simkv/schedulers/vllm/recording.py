@@ -16,6 +16,9 @@ from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 
+NO_LORAS = {"enable_lora": False, "max_loras": 1, "max_cpu_loras": None}
+
+
 def _config(header: Line) -> VllmConfig:
     """Knobs as recorded; the recorder drove the scheduler alone, past the check at start-up."""
     ours = {"name", "variant", "startup_check", *OF_COSTS}
@@ -24,7 +27,8 @@ def _config(header: Line) -> VllmConfig:
     variant = recorded.get("variant", header["variant"])
     if variant.startswith("v1-"):  # says how 0.33.0 was set up
         variant = "0.33.0"
-    recorded = {"num_cpu_blocks": 0, **recorded}  # not known to the engine itself
+    # Not known to the engine itself, or to the recorder when the recording was made.
+    recorded = {"num_cpu_blocks": 0, **NO_LORAS, **recorded}
     given = {knob: recorded[knob] for knob in knobs}
     return VllmConfig(startup_check=False, variant=variant, **given)
 
@@ -42,6 +46,7 @@ def _prompt(request: Line) -> Prompt:
         arrival=request["timestamp"],
         priority=request["priority"],
         segments=tuple(Segment(*segment) for segment in request.get("prompt_segments", ())),
+        lora=request.get("lora"),
     )
 
 
@@ -51,6 +56,7 @@ def _shown(prompt: Prompt) -> Line:
         "timestamp": prompt.arrival,
         "priority": prompt.priority,
         "prompt_segments": [list(segment) for segment in prompt.segments],
+        **({"lora": prompt.lora} if prompt.lora else {}),
     }
 
 

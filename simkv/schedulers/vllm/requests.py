@@ -7,10 +7,12 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from itertools import chain
 
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
 from simkv.schedulers.decodes import Decoding
+from simkv.schedulers.vllm.versions import VllmRules
 
 
 class RequestState(Decoding):
@@ -26,7 +28,8 @@ class RequestState(Decoding):
     Prefix cache: ``keys`` name the leading full blocks as far as they were needed, the first
     ``registered`` blocks of the table carry theirs.
 
-    ``order`` is its place in ``running``; ``joined`` belongs to the decode group.
+    ``order`` is its place in ``running``; ``joined`` belongs to the decode group. ``deferred``: it
+    was passed over for what only others' steps can change, and has not run since.
     """
 
     def __init__(self, prompt: Prompt, stop_length: int, content: Content | None) -> None:
@@ -36,23 +39,30 @@ class RequestState(Decoding):
         self.chunk = False
         self.stale = self.registered = 0
         self.keys = array("q")
+        self.deferred = False
 
 
 class FcfsQueue:
     """Waiting requests as they came; one put back goes to the very front.
 
-    Those set aside are out of the queue until they all come back to where they stood.
+    Those set aside are out of the queue until they all come back, to where they stood: but
+    ``turned`` the last one first, and if they are kept ``apart``, ahead of all that are put back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, turned: bool = False, apart: bool = False) -> None:
         self._requests: OrderedDict[int, RequestState] = OrderedDict()
+        self._first: OrderedDict[int, RequestState] = OrderedDict() if apart else self._requests
+        self._turned = turned
         self._aside: list[RequestState] = []
 
     def __len__(self) -> int:
-        return len(self._requests)
+        apart = self._first is not self._requests
+        return len(self._requests) + (len(self._first) if apart else 0)
 
     def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._requests.values())
+        if self._first is self._requests:
+            return iter(self._requests.values())
+        return chain(self._first.values(), self._requests.values())
 
     def head(self) -> RequestState:
         return next(iter(self))
@@ -65,7 +75,8 @@ class FcfsQueue:
         self._requests.move_to_end(r.id, last=False)
 
     def remove(self, r: RequestState) -> None:
-        del self._requests[r.id]
+        if self._first.pop(r.id, None) is None:
+            del self._requests[r.id]
 
     def set_aside(self, r: RequestState) -> None:
         self.remove(r)
@@ -73,8 +84,9 @@ class FcfsQueue:
 
     def come_back(self) -> list[RequestState]:
         aside, self._aside = self._aside, []
-        for r in reversed(aside):
-            self.put_back(r)
+        for r in aside if self._turned else reversed(aside):
+            self._first[r.id] = r
+            self._first.move_to_end(r.id, last=False)
         return aside
 
 
@@ -149,8 +161,8 @@ class HeapQueue(PriorityQueue):
             self.tied = True
 
 
-def queue(policy: str, *, breaks_ties: bool) -> FcfsQueue | PriorityQueue:
-    """The waiting queue of a policy; ``breaks_ties`` under priority, by id."""
+def queue(policy: str, rules: VllmRules) -> FcfsQueue | PriorityQueue:
+    """The waiting queue of a policy, as a release has it."""
     if policy == "fcfs":
-        return FcfsQueue()
-    return PriorityQueue() if breaks_ties else HeapQueue()
+        return FcfsQueue(turned=rules.turns_skipped, apart=rules.skipped_apart)
+    return PriorityQueue() if rules.breaks_ties else HeapQueue()

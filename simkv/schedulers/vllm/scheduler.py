@@ -41,9 +41,16 @@ class VllmScheduler(VllmBook):
         self._sort_out_decodes()
         self._continue_running(step)
         self._waiting_settled = False
+        self.loras.begin(self._sat_out(step))
         if not step.batch.preempted:
             self._admit_waiting(step)
         return self._dispatch(step)
+
+    def _sat_out(self, step: Step) -> list[str | None]:
+        """The adapters of running requests without a token in this step, if they do not count."""
+        if self.rules.counts_all_loras or not self.config.enable_lora:
+            return []
+        return [r.prompt.lora for r in self.catching_up.values() if r not in step.tokens]
 
     def _threshold(self) -> int:
         """Tokens that one request may get in this step; 0 for no limit."""
@@ -180,6 +187,7 @@ class VllmScheduler(VllmBook):
             step.tokens[r] = had
         del self.running[r.id]
         del self.catching_up[r.id]
+        self.loras.leave(r.prompt.lora)
         step.batch.aside.pop(r.id, None)
         kept = self._keep(r)
         self._release(r, step.blocks.pop(r, 0))
@@ -209,9 +217,9 @@ class VllmScheduler(VllmBook):
             if turn == "steps aside":
                 self.waiting.set_aside(r)
         aside = self.waiting.come_back()
-        stale = sum(r.stale for r in aside) if aside else 0
+        stale = any(r.stale for r in aside)
         if not step.hold:
-            self.interval.admitted(left_behind=len(self.waiting) > stale)
+            self.interval.admitted(left_behind=self._left_behind())
         # Who has stepped aside for want of blocks may be kept out by the interval next time.
         if stale or (aside and self._holds) or self._may_be_hit_soon():
             self._waiting_settled = False
@@ -219,7 +227,13 @@ class VllmScheduler(VllmBook):
     def _consider(self, r: RequestState, step: Step) -> Turn:
         """Take a waiting request in if it may and fits, and grant it its first tokens."""
         if r.stale:  # its old step is still under way: the next one gets the chance
+            r.deferred = True
             step.pass_over("rule")
+            return "steps aside"
+        if not self.loras.admit(r.prompt.lora):
+            r.deferred = True
+            step.batch.aside[r.id] = "adapter"
+            step.pass_over("adapter")
             return "steps aside"
         if (loads := self._load(r)) is not None:
             if loads:
@@ -247,6 +261,8 @@ class VllmScheduler(VllmBook):
         self.waiting.remove(r)
         self._admissions += 1
         r.order = self._admissions
+        r.deferred = False
+        self.loras.enter(r.prompt.lora)
         self.running[r.id] = self.catching_up[r.id] = r
         self.memory.share(r, hits)
         r.computed = start
@@ -304,6 +320,7 @@ class VllmScheduler(VllmBook):
             batch.held = Held(self.waiting.head().id, step.why or full)
         batch.decodes, batch.decode_context = len(group), group.context
         batch.joined, batch.left = group.depart()
+        batch.lora_loads = self.loras.load()
         self._refused = []
         self._rows = step.dispatch(group)
         self.interval.stepped(empty=batch.kind == "idle", prefill=step.prefill)

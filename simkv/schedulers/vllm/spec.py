@@ -60,6 +60,7 @@ VLLM = EngineSpec(
     cache_example="vLLM's '# GPU blocks: 2588' or 'GPU KV cache size: 41,408 tokens'",
     memory="num_gpu_blocks",
     longest="max_model_len",
+    lora="enable_lora",
     lacks={variant: tuple(rules.fixed) for variant, rules in RULES.items()},
     admission=admission,
     transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), VllmTransferScheduler),

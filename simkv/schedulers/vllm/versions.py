@@ -54,6 +54,11 @@ class VllmRules:
     and let somebody be passed over. ``breaks_ties`` of priority and arrival by the id of the
     request; else the engine dies when it compares two such requests.
 
+    With LoRA: adapters of all running requests count against ``max_loras`` if ``counts_all_loras``;
+    else not those of requests that sit the step out. Who is passed over for it keeps its place under
+    fcfs; but ``turns_skipped`` puts the last of them first, and ``skipped_apart`` has them in a queue
+    of their own, which is looked at before that of the others and of the preempted.
+
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
     """
@@ -74,6 +79,9 @@ class VllmRules:
     drops_victims: bool = True
     breaks_ties: bool = True
     sees_the_end: bool = True
+    counts_all_loras: bool = True
+    turns_skipped: bool = False
+    skipped_apart: bool = False
 
     def refuse(self, version: str, config: object) -> None:
         """Raise ValueError if ``config`` sets a knob that ``version`` cannot be given."""
@@ -111,6 +119,8 @@ OLDEST = VllmRules(
     drops_victims=False,
     breaks_ties=False,
     sees_the_end=False,
+    counts_all_loras=False,
+    turns_skipped=True,
 )
 
 #: By the number after ``0.``, oldest first.
@@ -135,11 +145,19 @@ RELEASES: Mapping[int, Release] = {
         {"enable_chunked_prefill": True},
     ),
     13: Release("72506c983"),
-    14: Release("b17039bcc", "asynchronous by default", {"async_scheduling": True}),
+    14: Release(
+        "b17039bcc",
+        "asynchronous by default; LoRA: who is passed over for max_loras keeps its place",
+        {"async_scheduling": True, "turns_skipped": False},
+    ),
     15: Release("f17644344"),
     16: Release("89a77b108"),
     17: Release("b31e9326a"),
-    18: Release("bcf2be961"),
+    18: Release(
+        "bcf2be961",
+        "LoRA: who is passed over for max_loras waits ahead of the preempted",
+        {"skipped_apart": True},
+    ),
     19: Release(
         "2a69949bd",
         "the whole sequence must fit when it is admitted (scheduler_reserve_full_isl)",
@@ -181,15 +199,17 @@ RELEASES: Mapping[int, Release] = {
     30: Release("ced6857af"),
     31: Release(
         "db9527a46",
-        "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold",
-        {"threshold_spares_lone": True},
+        "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold; "
+        "one waiting queue for all",
+        {"threshold_spares_lone": True, "skipped_apart": False},
         {"max_num_active_seqs": None, "long_prefill_token_threshold_adaptive": False},
     ),
     32: Release("5df63a720"),
     33: Release(
         "4ba787ec9",
-        "priority: those behind one that preempts itself go on; prefill_schedule_interval",
-        {"goes_on": True},
+        "priority: those behind one that preempts itself go on; adapters of all who run count "
+        "against max_loras; prefill_schedule_interval",
+        {"goes_on": True, "counts_all_loras": True},
         {"prefill_schedule_interval": 1},
     ),
 }

@@ -55,6 +55,7 @@ def _row(r: Request, timeout: float | None) -> Listed:
         max_tokens=None if r.max_tokens == r.output_tokens else r.max_tokens,
         priority=r.priority,
         has_images=r.has_images,
+        lora=r.lora,
         ignore_eos=r.ignore_eos,
         timeout=None if r.timeout == timeout else r.timeout,
         **_shared(r),

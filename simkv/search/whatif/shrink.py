@@ -395,6 +395,7 @@ class _Search:
             {"has_images": False},
             {"ignore_eos": False},
             {"priority": 0},
+            {"lora": None},
             {"max_tokens": None},
         ):
             plainer.append(_set(values))

@@ -2,7 +2,7 @@
 
 ``prompt_tokens`` and ``output_tokens`` are needed. May be there: ``arrival`` (s, from 0; a trace
 without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent), ``timeout``
-(s), ``ignore_eos`` and ``has_images`` (0 or 1), ``session``, ``think_time`` (s after the end of the
+(s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (the name of an adapter), ``session``, ``think_time`` (s after the end of the
 session's request before it; empty: at its arrival), and ``prefix``: what the prompt begins with,
 as pieces ``stream:end`` or ``stream:start-end`` with blanks between.
 
@@ -18,6 +18,7 @@ import gzip
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import quote, unquote
@@ -41,6 +42,11 @@ from simkv.workload.source import (
 )
 from simkv.workload.traces.base import Format, Head
 
+#: Columns of names, which are kept as numbers, and where a source keeps the names.
+NAMED: dict[str, Callable[[Source], Names]] = {
+    "lora": attrgetter("loras"),
+    "session": attrgetter("sessions"),
+}
 #: Characters that need no %XX in the name of a session.
 _PLAIN = " !#$&'()*+-./:;<=>?@[]^_`{|}~"
 
@@ -99,6 +105,7 @@ PARSERS: dict[str, Parser] = {
     "timeout": one_by_one(_empty_or(_patience, np.nan), np.float64),
     "ignore_eos": one_by_one(_empty_or(_flag, False), np.bool_),
     "has_images": one_by_one(_empty_or(_flag, False), np.bool_),
+    "lora": one_by_one(str),
     "session": one_by_one(str),
     "think_time": one_by_one(_empty_or(one_time, np.nan), np.float64),
     "prefix": one_by_one(_check_prefix),
@@ -125,14 +132,15 @@ def note_unknown(source: Source, names: Iterable[str]) -> None:
 def rows_of(source: Source, table: Table) -> Rows:
     """The rows of a table whose columns have passed ``PARSERS``."""
     columns: dict[str, Any] = dict(table.columns)
-    sessions, prefixes = columns.pop("session", None), columns.pop("prefix", None)
+    named = {name: columns.pop(name, None) for name in NAMED}
+    prefixes = columns.pop("prefix", None)
     columns.setdefault("arrival", np.full(len(table.lines), np.nan))
     rows = Rows(**columns, number=table.numbers)
-    if sessions is not None:
-        number = source.sessions.number
-        rows.session = np.array(
-            [number(unquote(name)) if name else -1 for name in sessions], np.int64
-        )
+    for column, texts in named.items():
+        if texts is not None:
+            number = NAMED[column](source).number
+            numbers = [number(unquote(name)) if name else -1 for name in texts]
+            setattr(rows, column, np.array(numbers, np.int64))
     if prefixes is None:
         return rows
     pieces = [parse_pieces(text, source.streams) for text in prefixes]
@@ -211,9 +219,9 @@ def texts_of(rows: Rows, name: str, source: Source) -> Iterable[str]:
         names = source.streams.names
         return [write_pieces(row, names) for row in rows.column("pieces").by_row()]
     values = rows.column(name)
-    if name == "session":
-        sessions = [quote(session, safe=_PLAIN) for session in source.sessions.names]
-        return ["" if value < 0 else sessions[value] for value in values.tolist()]
+    if name in NAMED:
+        plain = [quote(one, safe=_PLAIN) for one in NAMED[name](source).names]
+        return ["" if value < 0 else plain[value] for value in values.tolist()]
     if values.dtype == np.float64:
         return ["" if value != value else repr(value) for value in values.tolist()]
     if name == "max_tokens":
