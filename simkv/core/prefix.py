@@ -19,7 +19,9 @@ class Content:
         emitted = segments[-1].end if segments[-1].stream == own else 0  # on another replica
         self._segments = _merged((*segments, Segment(own, emitted, 1 << 62)))
         if prompt.lora is not None:  # the same tokens have other KV under another adapter
-            self._segments = [s._replace(stream=f"{prompt.lora}/{s.stream}") for s in self._segments]
+            self._segments = [
+                piece._replace(stream=f"{prompt.lora}/{piece.stream}") for piece in self._segments
+            ]
         lengths = (segment.end - segment.start for segment in self._segments)
         self._starts = [0, *accumulate(lengths)][:-1]
 

@@ -43,8 +43,9 @@ class Row(NamedTuple):
 
 
 #: Why somebody was passed over: ``blocks`` are too few, or enough but ``reserved`` for others; no
-#: ``slot`` is free, or none for its LoRA ``adapter``; the token ``budget`` of the step is spent; it is ``deferred`` with its bucket
-#: (of length, of modality), which does not run now; or another ``rule`` keeps it out.
+#: ``slot`` is free, or none for its LoRA ``adapter``; the token ``budget`` of the step is spent; it
+#: is ``deferred`` with its bucket (of length, of modality), which does not run now; or another
+#: ``rule`` keeps it out.
 Why = Literal["blocks", "reserved", "slot", "adapter", "budget", "deferred", "rule"]
 
 
@@ -95,12 +96,12 @@ class Batch:
     this batch, if it does. Before the step runs, the KV of ``swapped_out`` is copied to host
     memory, then that of ``swapped_in`` from it.
     ``loads`` are requests that have blocks now and wait for so many tokens of KV from elsewhere.
-    Before the step runs, so many LoRA adapters are copied to the GPU as ``lora_loads`` says, of which
-    the second number are read into host memory first.
+    ``lora_loads`` are the LoRA adapters that are copied to the GPU before the step runs, and how
+    many of them are read into host memory before that.
 
     For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
-    behind it, ``aside`` are those that sit this step out though they are not in the queue, and
-    ``causes`` belong to ``preempted``, one for each.
+    behind it, ``aside`` are those that sit this step out though they are not in the queue, or are
+    passed over in it, and ``causes`` belong to ``preempted``, one for each.
 
     A scheduler may keep requests that decode in lockstep as a group and then lists its changes
     only: ``joined`` and ``left`` since the batch before, with the ``decodes`` members that are left
@@ -276,6 +277,13 @@ class Scheduler(Protocol):
         If it is equal at two steps and nothing came from outside in between, the engine goes
         round in a circle for ever.
         """
+
+
+class Clocked(Scheduler, Protocol):
+    """A scheduler with a rule that looks at the clock."""
+
+    def tell_time(self, now: float) -> None:
+        """It is ``now`` (s): said before each iteration's ``add`` and ``schedule``."""
 
 
 class KvConnector(Scheduler, Protocol):

@@ -25,10 +25,15 @@ class SimulatedExecutor:
     ``outside`` maps a feature to the seconds of steps in which it left the range, and ``extremes``
     to the smallest and largest value seen; ``busy`` is the sum of all steps, in seconds, and
     ``outside_s`` of those that left the range in any feature.
+
+    A LoRA adapter that is not there costs ``loading`` seconds before the step: to the GPU, and if
+    it is not in host memory from disk before that, one after the other in the engine's thread
+    (vLLM 0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, loading: tuple[float, float] = (0.0, 0.0)) -> None:
         self.profile = profile
+        self._copy_s, self._read_s = loading
         self.busy = 0.0
         self.outside_s = 0.0
         self.outside: dict[Feature, float] = {}
@@ -39,6 +44,8 @@ class SimulatedExecutor:
 
     def run(self, load: Load) -> float:
         seconds = self._cost(load)
+        if load.lora_copies:
+            seconds += load.lora_copies * self._copy_s + load.lora_reads * self._read_s
         self._account(load, seconds)
         return seconds
 

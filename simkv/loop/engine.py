@@ -66,6 +66,7 @@ class Engine(Replica):
         self._rest: Rest | None = None
         self._idle_passes = 0  # in a row
         self._watch = CycleWatch(scheduler.fingerprint, lambda: scheduler.free_blocks)
+        self._tell_time: Callable[[float], None] | None = getattr(scheduler, "tell_time", None)
         self._group_row = self._completed_row = -1
         # Tokens of each request that no step has been asked for yet, and the rows of the step log
         # in which members of the decode group will get their last one.
@@ -135,6 +136,8 @@ class Engine(Replica):
         """Let the scheduler decide; None if that is the end of the engine."""
         self.changed = True
         self.record.end = self.env.now
+        if self._tell_time is not None:
+            self._tell_time(self.env.now)
         for message in self.inbox:
             if isinstance(message, Request):
                 self.scheduler.add(message)

@@ -13,7 +13,6 @@ import simpy
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Request
 from simkv.core.scheduler import Scheduler
-from simkv.costs.adapters import LoadingAdapters
 from simkv.costs.erring import Erring, StepKind
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile
@@ -162,28 +161,26 @@ def replica_of(
 
 def executor_of(scenario: Scenario, spec: ReplicaSpec, changed: Change | None) -> Executor:
     """What tells how long the steps of a replica take."""
-    executor: Executor = SimulatedExecutor(spec.profile)
+    executor: Executor = SimulatedExecutor(spec.profile, scenario.lora.seconds)
     if changed is not None:
         executor = changed(executor)
     if scenario.step_scale is not None:
         executor = Erring(executor, _factors(scenario.step_scale))
         if scenario.step_scale.error is not None:
             executor = off_by(spec.profile, scenario.step_scale.error)(executor)
-    if spec_of(spec.engine).takes_loras(spec.engine):
-        executor = LoadingAdapters(executor, *scenario.lora.seconds)
     return executor
 
 
 def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -> None:
     """Raise InputError if somebody asks for an adapter and an engine has none."""
     asks = next((r for r in requests if r.lora is not None), None)
-    for spec in replicas if asks else ():
-        if not spec_of(spec.engine).takes_loras(spec.engine):
+    for spec in replicas:
+        if asks and not spec_of(spec.engine).takes_loras(spec.engine):
             able = {name: e.lora for name, e in ENGINES.items() if e.lora}
             knobs = " or ".join(f"engine {name} with {knob}: true" for name, knob in able.items())
             raise InputError(
-                f"workload: request {asks.id} asks for the adapter {asks.lora!r}, which "
-                f"{spec.engine.name} {spec.engine.variant} as it is set up does not have; expected {knobs}"
+                f"workload: request {asks.id} asks for the LoRA adapter {asks.lora!r}, and engine "
+                f"{spec.engine.name} as it is set up takes none; expected {knobs}"
             )
 
 

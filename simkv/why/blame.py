@@ -133,8 +133,8 @@ def _held(changes: Iterable[tuple[float, int]], end: float) -> Iterator[tuple[fl
         since, held = until, blocks
 
 
-#: What is waited for: blocks, a slot, a slot for an adapter, the steps in which others compute, or, behind the head of the
-#: queue, what that waits for.
+#: What is waited for: blocks, a slot, one for an adapter, the steps in which others compute, or,
+#: behind the head of the queue, what that waits for.
 _BLOCKS = frozenset({Kind.BLOCKS, Kind.RESERVED})
 _SLOT = frozenset({Kind.SLOT})
 _ADAPTER = frozenset({Kind.ADAPTER})
@@ -147,9 +147,10 @@ class Pressure:
     """All waiting over time, to be shared out among those who hold what is waited for.
 
     Whoever waits for blocks waits for those who hold them, each in proportion to the blocks that it
-    holds; so with slots, of which each has one, with the slots of adapters, which those who ask for
-    one keep, and with the steps of the engine, by the tokens that are computed in them. Behind the head of the queue everybody waits for what that waits for.
-    One that was preempted waits for blocks, unless the head waits for a slot.
+    holds; so with slots, of which each has one, with the slots of LoRA adapters, which all who ask
+    for one keep, and with the steps of the engine, by the tokens that are computed in them. Behind
+    the head of the queue everybody waits for what that waits for. One that was preempted waits for
+    blocks, unless the head waits for a slot.
     """
 
     def __init__(

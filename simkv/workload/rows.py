@@ -122,8 +122,8 @@ class Rows:
 
     ``arrival`` (s) is on the trace's own clock, NaN where it has none. In ``max_tokens`` 0 means
     what will be emitted; ``timeout`` (s) and ``think_time`` (s) are NaN where there is none;
-    ``session`` and ``lora`` are numbers or -1; ``number`` is the row's place in its file. Columns that are None
-    have these defaults everywhere.
+    ``session`` and ``lora`` are numbers or -1; ``number`` is the row's place in its file. Columns
+    that are None have these defaults everywhere.
     """
 
     arrival: Floats

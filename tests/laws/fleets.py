@@ -32,8 +32,9 @@ def _router(draw: Draw) -> dict[str, Any]:
     return knobs
 
 
-def _replicas(draw: Draw) -> Any:
-    if draw(st.booleans()):
+def _replicas(draw: Draw, scenario: Scenario) -> Any:
+    loras = any(request.lora for request in scenario.workload.requests or ())
+    if loras or draw(st.booleans()):  # others may not have adapters
         return draw(_whole(1, 4))
     groups: list[dict[str, Any]] = [{"count": draw(_whole(1, 2))}]
     engine, variant = draw(st.sampled_from(ENGINES))
@@ -52,7 +53,7 @@ def fleets(draw: Draw, engine: str, variant: str) -> Scenario:
     """A scenario with a fleet of up to four replicas, some of which may be of another engine."""
     scenario = draw(scenarios(engine, variant))
     section = {
-        "replicas": _replicas(draw),
+        "replicas": _replicas(draw, scenario),
         "router": _router(draw),
         "refresh_interval": draw(rarely(st.sampled_from([0.3, 1.0, 2.5]))) or 0.0,
         "failures": draw(rarely(outages())) or [],

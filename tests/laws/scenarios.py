@@ -83,6 +83,9 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.05, 0.3])),
         "prefill_schedule_interval": draw(st.sampled_from([1, 1, 2, 3])),
         "async_scheduling": draw(st.booleans()),
+        "enable_lora": draw(st.booleans()),
+        "max_loras": draw(_whole(1, 2)),
+        "max_cpu_loras": draw(rarely(_whole(2, 3))),
     }
     if variant == "0.33.0-swap":
         knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
@@ -109,6 +112,9 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "prefill_decode_interval_min_bs": draw(_whole(0, 2)),
         "scheduler_recv_interval": recv_interval,
         "stream_interval": draw(st.sampled_from([1, 3])),
+        "enable_lora": draw(st.booleans()),
+        "max_loras_per_batch": draw(_whole(1, 3)),
+        "lora_drain_wait_threshold": draw(st.sampled_from([0.0, 0.5, 4.0])),
         "schedule_conservativeness": draw(st.sampled_from([0.0, 0.3, 1.0])),
         "new_token_ratio_decay_steps": draw(st.sampled_from([1, 5, 600])),
         "retract_decode_steps": draw(_whole(0, 5)),
@@ -174,7 +180,7 @@ ENGINES: list[tuple[str, str]] = [
 ]
 
 
-def _request(draw: Draw, longest: int, images: bool) -> dict[str, Any]:
+def _request(draw: Draw, longest: int, images: bool, loras: bool = False) -> dict[str, Any]:
     request: dict[str, Any] = {
         "arrival": draw(st.sampled_from([0.0, 0.0, 0.0, 0.3, 1.0, 2.5, 9.0, 40.0])),
         "prompt_tokens": draw(_whole(1, longest)),
@@ -187,6 +193,8 @@ def _request(draw: Draw, longest: int, images: bool) -> dict[str, Any]:
         request["timeout"] = timeout
     if more := draw(rarely(_whole(1, 8))):
         request["max_tokens"] = request["output_tokens"] + more
+    if loras:
+        request["lora"] = draw(st.sampled_from([None, "a", "b", "c"]))
     if group := draw(st.sampled_from([None, "a", "b"])):
         request["prefix_group"] = group
         request["prefix_tokens"] = draw(_whole(1, 16))
@@ -199,11 +207,15 @@ def scenarios(draw: Draw, engine: str, variant: str) -> Scenario:
     longest = draw(st.sampled_from([4, 12, 30]))
     images = bool(draw(rarely(st.just(1))))
     count = draw(_whole(1, 8))
+    knobs = KNOBS[engine](draw, variant)
+    loras = knobs.get("enable_lora", False)
     return Scenario.model_validate(
         {
             "name": "random",
-            "workload": {"requests": [_request(draw, longest, images) for _ in range(count)]},
-            "engine": {"name": engine, "variant": variant, **KNOBS[engine](draw, variant)},
+            "workload": {
+                "requests": [_request(draw, longest, images, loras) for _ in range(count)]
+            },
+            "engine": {"name": engine, "variant": variant, **knobs},
             "profile": draw(st.sampled_from(["unit-step", "l4-mistralrs-pr2034"])),
             "timeout": draw(rarely(st.just(100.0))),
             "horizon": draw(rarely(st.sampled_from([7.5, 30.0]))),

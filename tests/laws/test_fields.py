@@ -60,6 +60,15 @@ WHOLE: dict[str, Tree] = {
         },
     },
     "costs": {"step_scale": {"decode": 2.0}, "timeout": 9.0, "horizon": 60.0, "engine_ready": 1.0},
+    "adapters": {
+        "lora": {"adapter_mib": 40.0, "host_gb_s": 10.0, "disk_gb_s": 0.5},
+        "workload": {
+            "arrivals": {"num_prompts": 6, "request_rate": 2.0, "seed": 3, **LENGTHS}
+            | {"lora_modules": ["a", "b"], "lora_assignment": "round-robin"}
+        },
+        "engine": {"name": "vllm", "num_gpu_blocks": 512, "max_model_len": 4096}
+        | {"max_num_batched_tokens": 8192, "enable_lora": True, "max_loras": 2},
+    },
     "hardware": {"profile": None, "hardware": {"gpu": "L40S", "model": "llama-3.1-8b"}},
     "experts": {
         "profile": None,

@@ -20,6 +20,8 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     clients = ScriptedClients(header, recorder)
     under_way: deque[tuple[Batch, list[int]]] = deque()
     for step in count():
+        if tell_time := getattr(recorder, "tell_time", None):
+            tell_time(float(step))
         moved = clients.come(step)
         try:
             batch = recorder.schedule()

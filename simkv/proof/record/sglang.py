@@ -33,6 +33,28 @@ END = 1
 STANDSTILL = 50
 
 
+class Lora(str):
+    """The name of an adapter; a set of them is in the order of the names."""
+
+    def __hash__(self) -> int:
+        return ord(self) - ord("a")
+
+
+class Times:
+    """The times of a request, by a clock that tells the step; only one of them decides anything."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler, self.wait_queue_entry_time = scheduler, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+    def set_wait_queue_entry_time(self) -> None:
+        self.wait_queue_entry_time = self.scheduler.step
+
+
 @dataclass(frozen=True)
 class SglangCase:
     """What is recorded: knobs and requests."""
@@ -87,6 +109,7 @@ class SglangDriver:
         scheduler, under_way = self.scheduler, deque[Any]()
         step = still = 0
         while alive or under_way:
+            scheduler.step = float(step)
             for request in arriving.pop(step, ()):
                 self._receive(request)
             self.retracted.clear()
@@ -222,10 +245,17 @@ class SglangDriver:
             stop_strs=[],
             stop_regex_strs=[],
         )
+        lora = line.get("lora")
         request = batches.Req(
-            f"{line['id']:04}", "", tokens, sampling, eos_token_ids={END}, vocab_size=1 << 40
+            f"{line['id']:04}",
+            "",
+            tokens,
+            sampling,
+            eos_token_ids={END},
+            vocab_size=1 << 40,
+            lora_id=None if lora is None else Lora(lora),
         )
-        request.time_stats, request.tokenizer = Hollow(), None
+        request.time_stats, request.tokenizer = Times(self.scheduler), None
         self.scheduler.init_req_max_new_tokens(request)
         self.scheduler._add_request_to_queue(request)
 
@@ -304,6 +334,15 @@ class SglangDriver:
             )
         )
 
+    def _drainer(self) -> Any:
+        """The wheel's own drainer of adapters, whose clock tells the step."""
+        config = self.config
+        if not config.lora_drain_wait_threshold:
+            return None
+        module = importlib.import_module("sglang.srt.lora.lora_drainer")
+        module.time = Off(monotonic=lambda: self.scheduler.step)  # type: ignore[attr-defined]
+        return module.LoRADrainer(config.max_loras_per_batch, config.lora_drain_wait_threshold)
+
     def _parts(self) -> dict[str, Any]:
         """What the scheduler is set up with, and the parts of it that decide nothing here."""
         config = self.config
@@ -323,6 +362,8 @@ class SglangDriver:
             "kv_shard_widening": 1,
             "processed_tokens_counter": 0,
             "max_prefill_bs": 0,
+            "enable_lora": config.enable_lora,
+            "lora_drainer": self._drainer(),
             "is_generation": True,
             "device": "cpu",
             "disaggregation_mode": Disaggregation.NULL,
@@ -340,7 +381,15 @@ class SglangDriver:
             "ngram_embedding_manager": Off(prepare_for_forward=lambda batch, **_: batch),
             "grammar_manager": Off(has_waiting_grammars=lambda: False),
             "load_inquirer": Off(_get_num_pending_tokens=lambda **_: 0),
-            "tp_worker": Off(model_runner=Off(attn_backend=object(), prefill_aware_swa=False)),
+            "tp_worker": Off(
+                model_runner=Off(
+                    attn_backend=object(),
+                    prefill_aware_swa=False,
+                    lora_manager=Off(
+                        validate_lora_batch=lambda ids: len(ids) <= config.max_loras_per_batch
+                    ),
+                )
+            ),
             "output_streamer": Hollow(),
             "ipc_channels": Off(send_to_tokenizer=Off(send_output=self._abort)),
             "metrics_reporter": Off(

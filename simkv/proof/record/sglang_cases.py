@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from simkv.core.recording import Line
@@ -17,7 +18,7 @@ def base_of(version: str) -> str:
 
 
 def sglang_case(version: str, name: str) -> SglangCase:
-    """The case of this name, ``rand-`` and a number: a tight pool, short requests."""
+    """The case of this name, ``rand-`` or ``lora-`` and a number: a tight pool, short requests."""
     draw = random.Random(f"{version} {name}")
     base = base_of(version)
     page = draw.choice([1, 1, 1, 4, 16])
@@ -49,7 +50,28 @@ def sglang_case(version: str, name: str) -> SglangCase:
         chunked_prefill_size=chunk,
         **knobs,
     )
-    return SglangCase(config, _requests(draw, pool - max(2 * page + 2, 7)))
+    case = SglangCase(config, _requests(draw, pool - max(2 * page + 2, 7)))
+    return _loras(case, draw) if name.startswith("lora") else case
+
+
+def _loras(case: SglangCase, draw: random.Random) -> SglangCase:
+    """Where most ask for one of a few adapters, of which not all can run at a time."""
+    most = draw.randint(1, 3)
+    drains = draw.random() < 0.5
+    # With a drainer all ask for one: among equals it takes any, and None has no fixed place.
+    names = ["abcdef"[i] for i in range(most + draw.randint(0, 2))]
+    names += [] if drains else [""]
+    requests = [
+        {**request, **({"lora": name} if (name := draw.choice(names)) else {})}
+        for request in case.requests
+    ]
+    config = replace(
+        case.config,
+        enable_lora=True,
+        max_loras_per_batch=most,
+        lora_drain_wait_threshold=draw.choice([0.5, 3.5, 10.5]) if drains else 0.0,
+    )
+    return SglangCase(config, requests)
 
 
 def _requests(draw: random.Random, longest: int) -> list[Line]:

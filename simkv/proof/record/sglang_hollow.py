@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from simkv.core.errors import InputError
 from simkv.proof.record.hollow import HollowModule, Off
 
-#: Packages of ``sglang.srt`` that are taken from the wheel; all others are hollow.
-REAL = ("managers", "mem_cache", "environ", "sampling")
+#: Packages and modules of ``sglang.srt`` that are taken from the wheel; all others are hollow.
+REAL = ("managers", "mem_cache", "environ", "sampling", "lora.lora_drainer")
 #: What of these is hollow all the same.
 NOT_REAL = (
     "managers.io_struct",
@@ -262,7 +262,7 @@ class SglangFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name.split(".")[0] not in ("sglang", *ELSEWHERE):
             return None
         inner = name.removeprefix("sglang.srt.")
-        if inner.split(".")[0] in REAL and inner not in NOT_REAL:
+        if inner in REAL or (inner.split(".")[0] in REAL and inner not in NOT_REAL):
             path = self.source.joinpath(*name.split("."))
             if (init := path / "__init__.py").exists():
                 return importlib.util.spec_from_file_location(

@@ -65,6 +65,14 @@ class SglangConfig:
     scheduler_recv_interval: Annotated[int, Gt(0)] = 1
     """While others decode, new requests are received every so many steps only, and after a
     prefill. [--scheduler-recv-interval]"""
+    enable_lora: bool = False
+    """Whether requests may ask for LoRA adapters. [--enable-lora]"""
+    max_loras_per_batch: Annotated[int, Gt(0)] = 8
+    """Most adapters that run beside each other, the model without one among them.
+    [--max-loras-per-batch]"""
+    lora_drain_wait_threshold: Annotated[float, Ge(0)] = 0.0
+    """Once a request has waited so many seconds for its adapter, one that runs takes in nobody new
+    until it is done; 0 is never. [--lora-drain-wait-threshold]"""
     stream_interval: Annotated[int, Gt(0)] = 1
     """Tokens go to a client by so many, the first and the last at once; no decision depends on it.
     [--stream-interval]"""

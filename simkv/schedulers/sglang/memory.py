@@ -28,7 +28,8 @@ class Req:
     is what the last ordering of the queue found cached, ``stamp`` the engine's count of processed
     tokens when the request was queued, ``passes`` the passes that found it there (if they count).
     ``pending`` counts tokens that launched batches will emit for it; a token that arrives when it
-    is 0 is dropped. ``aborted``: the client has gone.
+    is 0 is dropped. ``aborted``: the client has gone. It asks for the adapter ``lora`` and was put
+    into the queue last at ``queued_at`` (s).
     """
 
     id: int
@@ -36,6 +37,8 @@ class Req:
     max_new: int
     ignore_eos: bool
     content: Content
+    lora: str | None = None
+    queued_at: float = 0.0
     out: int = 0
     prefix: int = 0
     end: int = 0

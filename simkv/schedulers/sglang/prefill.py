@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from simkv.core.scheduler import Why
 from simkv.schedulers.sglang.adder import Admission, PrefillAdder
 from simkv.schedulers.sglang.decode import leave_out_ending
+from simkv.schedulers.sglang.memory import Req
 from simkv.schedulers.sglang.order import QueueOrder
 from simkv.schedulers.sglang.state import LoopState, ScheduleBatch
 
@@ -15,8 +19,11 @@ class PrefillPass:
         self.state = state
         self.order = QueueOrder(state)
 
-    def run(self) -> ScheduleBatch | None:
-        """Sort the queue, take its head, give that its memory. Raises EngineDies."""
+    def run(self, aside: dict[int, Why]) -> ScheduleBatch | None:
+        """Sort the queue, take its head, give that its memory. Raises EngineDies.
+
+        Notes who is passed over in ``aside``.
+        """
         state = self.state
         if not self._looks_at_queue():
             return None
@@ -26,10 +33,12 @@ class PrefillPass:
         if state.chunked:
             adder.continue_chunked(state.chunked)
             continued = 1
-        self._admit(adder, continued)
+        passed = self._admit(adder, continued)
+        aside.update((r.id, "adapter") for r in passed)
         if not adder.can:
             return None
-        del state.waiting[: len(adder.can) - continued]
+        del state.waiting[: len(adder.can) - continued + len(passed)]
+        state.waiting[:0] = passed
         state.chunked = adder.chunked
         state.admit(adder.can)
         batch = ScheduleBatch(
@@ -59,14 +68,16 @@ class PrefillPass:
             return False
         return True
 
-    def _admit(self, adder: PrefillAdder, continued: int) -> None:
-        """Let ``adder`` take from the head of the queue on; nobody is passed over.
+    def _admit(self, adder: PrefillAdder, continued: int) -> list[Req]:
+        """Let ``adder`` take from the head of the queue on; returns who was passed over.
 
-        It has ``continued`` one prompt, or none.
+        It has ``continued`` one prompt, or none. Only those whose adapter cannot run are passed
+        over.
         """
         state, running, rules = self.state, self.state.running, self.state.rules
         admission, holding = Admission.GO, continued if rules.counts_held_rows else 0
-        for r in state.waiting:
+        passed: list[Req] = []
+        for r in self._candidates(adder, passed):
             if rules.spent_budget_stops and adder.verdict is Admission.OTHER:
                 admission = Admission.OTHER
                 break
@@ -80,9 +91,26 @@ class PrefillPass:
                 running.full = bool(adder.can or running.rows or not rules.full_if_served)
             if admission is not Admission.GO:
                 break
-        taken = len(adder.can) - continued
-        if admission is not Admission.GO and taken < len(state.waiting):
-            state.why = adder.why_not(state.waiting[taken], admission)
+        seen = len(adder.can) - continued + len(passed)
+        if admission is not Admission.GO and seen < len(state.waiting):
+            state.why = adder.why_not(state.waiting[seen], admission)
+        if passed:
+            state.why = "adapter"
+        return passed
+
+    def _candidates(self, adder: PrefillAdder, passed: list[Req]) -> Iterator[Req]:
+        """The queue from its head on; those whose adapter cannot run are ``passed`` over."""
+        state = self.state
+        if state.loras is None:
+            yield from state.waiting
+            return
+        state.loras.begin(state.waiting, state.running.rows, adder.can, state.now)
+        for r in state.waiting:
+            if state.loras.admit(r):
+                yield r
+                state.loras.looked_at(r)
+            else:
+                passed.append(r)
 
     def _slots(self, holding: int = 0) -> int:
         """Requests that a pass may choose; ``holding`` of those chosen have a row already."""

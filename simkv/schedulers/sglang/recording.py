@@ -31,6 +31,9 @@ LATER = (
     "enable_dp_attention",
     "dp_size",
     "mem_fraction_static",
+    "enable_lora",
+    "max_loras_per_batch",
+    "lora_drain_wait_threshold",
 )
 
 
@@ -71,6 +74,7 @@ def _prompt(request: Line) -> Prompt:
             Segment(stream, start, start + tokens)
             for stream, start, tokens in request.get("segments", ())
         ),
+        lora=request.get("lora"),
     )
 
 
@@ -79,6 +83,7 @@ def _shown(prompt: Prompt) -> Line:
         "max_tokens_requested": prompt.max_tokens,
         "ignore_eos": prompt.ignore_eos,
         "segments": [[s.stream, s.start, s.end - s.start] for s in prompt.segments],
+        **({"lora": prompt.lora} if prompt.lora else {}),
     }
 
 

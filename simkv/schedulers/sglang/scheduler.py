@@ -2,12 +2,12 @@
 
 Source: the PyPI wheels ``sglang``, ``managers/scheduler.py`` and what it calls; what sets the
 releases apart is in ``versions``. One rank, also of dp attention (ranks step together:
-``loop/fleet/lockstep.py``); no speculative decoding, LoRA, grammar, images, sliding window,
+``loop/fleet/lockstep.py``); no speculative decoding, grammar, images, sliding window,
 priorities or disaggregation.
 
 Here is a turn of the loop. Its parts: ``intake`` (who comes and who goes), ``prefill`` (with
-``order`` of the queue and the admission of ``adder``), ``decode`` (and retraction), ``results``;
-``state`` is what they share and ``memory`` owns the pool.
+``order`` of the queue, the admission of ``adder`` and the adapters of ``lora``), ``decode`` (and
+retraction), ``results``; ``state`` is what they share and ``memory`` owns the pool.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class SglangScheduler:
         self.interval = DecodeInterval(config)
         self.prefill = PrefillPass(self.state)
 
+    def tell_time(self, now: float) -> None:
+        """The clock says so many seconds."""
+        self.state.now = now
+
     def add(self, prompt: Prompt) -> None:
         """A request has come; the loop receives it when it looks next."""
         self.intake.add(prompt)
@@ -72,6 +76,8 @@ class SglangScheduler:
             return batch
         if chosen:
             results.launch(state, chosen, batch)
+            if state.loras:
+                batch.lora_loads = state.loras.load(chosen.rows), 0
         elif state.idle:
             state.ratio.reset()
         state.last = chosen
@@ -90,7 +96,7 @@ class SglangScheduler:
             state.why = "rule"
             chosen = None
         else:
-            chosen = self.prefill.run()
+            chosen = self.prefill.run(batch.aside)
         if chosen is None and state.chunked:
             batch.aside[state.chunked.id] = "rule"
         if chosen is None and state.running.rows:
@@ -196,6 +202,7 @@ class SglangScheduler:
             state.ratio.current,
             self.interval.left,
             receiver.counter,
+            state.loras and state.loras.fingerprint(),
             len(receiver.unread),
             state.memory.free,
             self.prefill.order.fingerprint(),

@@ -40,4 +40,5 @@ SGLANG = EngineSpec(
     block="page_size",
     stream="stream_interval",
     ranks="dp_size",
+    lora="enable_lora",
 )

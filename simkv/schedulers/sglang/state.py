@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from simkv.core.scheduler import Batch, Kind, Refusal, Why
 from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.lora import Loras
 from simkv.schedulers.sglang.memory import Memory, Req
 from simkv.schedulers.sglang.ratio import NewTokenRatio
 from simkv.schedulers.sglang.versions import SglangRules
@@ -56,6 +57,8 @@ class LoopState:
     one request whose prompt is partly computed: it is neither in ``running`` nor in ``waiting``.
     All of ``admitted`` hold a row of ``max_running_requests``. ``why`` the head of the queue was
     passed over when it was last looked at. ``turned_away`` were those for whom the queue was full.
+    ``loras`` say who may run beside whom, if requests can ask for adapters. It is ``now`` so many
+    seconds from the start.
     """
 
     def __init__(self, config: SglangConfig, rules: SglangRules, memory: Memory) -> None:
@@ -73,6 +76,10 @@ class LoopState:
         self.flights: deque[Flight] = deque()
         self.why: Why = "rule"
         self.turned_away: dict[int, Refusal] = {}
+        self.loras: Loras | None = None
+        if config.enable_lora:
+            self.loras = Loras(config.max_loras_per_batch, config.lora_drain_wait_threshold)
+        self.now = 0.0
 
     @property
     def idle(self) -> bool:
@@ -87,7 +94,7 @@ class LoopState:
             del self.live[r.id]
             self.turned_away[r.id] = FULL
             return
-        r.stamp = self.processed_tokens
+        r.stamp, r.queued_at = self.processed_tokens, self.now
         self.waiting.append(r)
 
     def admit(self, rows: list[Req]) -> None:

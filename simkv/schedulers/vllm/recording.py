@@ -15,7 +15,6 @@ from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 
-
 NO_LORAS = {"enable_lora": False, "max_loras": 1, "max_cpu_loras": None}
 
 

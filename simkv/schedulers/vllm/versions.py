@@ -55,9 +55,9 @@ class VllmRules:
     request; else the engine dies when it compares two such requests.
 
     With LoRA: adapters of all running requests count against ``max_loras`` if ``counts_all_loras``;
-    else not those of requests that sit the step out. Who is passed over for it keeps its place under
-    fcfs; but ``turns_skipped`` puts the last of them first, and ``skipped_apart`` has them in a queue
-    of their own, which is looked at before that of the others and of the preempted.
+    else not those of requests that sit the step out. Who is passed over for it keeps its place
+    under fcfs; but ``turns_skipped`` puts the last of them first, and ``skipped_apart`` has them in
+    a queue of their own, which is looked at before that of the others and of the preempted.
 
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.

@@ -2,9 +2,10 @@
 
 ``prompt_tokens`` and ``output_tokens`` are needed. May be there: ``arrival`` (s, from 0; a trace
 without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent), ``timeout``
-(s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (the name of an adapter), ``session``, ``think_time`` (s after the end of the
-session's request before it; empty: at its arrival), and ``prefix``: what the prompt begins with,
-as pieces ``stream:end`` or ``stream:start-end`` with blanks between.
+(s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (the name of an adapter), ``session``,
+``think_time`` (s after the end of the session's request before it; empty: at its arrival), and
+``prefix``: what the prompt begins with, as pieces ``stream:end`` or ``stream:start-end`` with
+blanks between.
 
 Equal stream and equal place mean equal tokens. ``h<number>`` is a block by its hash, ``o<row>`` and
 ``u<row>`` are the output and the own prompt tokens of the row with that number (the first is 0),

@@ -1,0 +1,78 @@
+"""Adapters in SGLang: who may run beside whom, who drains for whom, what is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from simkv.core.prefix import Content
+from simkv.core.request import Prompt
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.lora import Drainer, Loras
+from simkv.schedulers.sglang.memory import Req
+from simkv.schedulers.sglang.scheduler import SglangScheduler
+
+
+def req(i: int, lora: str | None, most: int = 10, queued_at: float = 0.0) -> Req:
+    return Req(i, 4, most, False, Content(Prompt(i, 4, most)), lora, queued_at)
+
+
+def test_the_model_itself_counts_as_an_adapter() -> None:
+    loras = Loras(2, 0.0)
+    loras.begin([], [req(0, "a"), req(1, None)], [], 0.0)
+    assert [loras.admit(req(2, lora)) for lora in ("a", None, "b")] == [True, True, False]
+
+
+def test_an_adapter_that_was_looked_at_counts_for_the_rest_of_the_pass() -> None:
+    loras = Loras(1, 0.0)
+    loras.begin([], [], [], 0.0)
+    assert loras.admit(req(0, "a"))
+    loras.looked_at(req(0, "a"))
+    assert not loras.admit(req(1, "b"))
+
+
+def test_the_least_recently_used_adapter_makes_room_and_the_model_last_of_all() -> None:
+    loras = Loras(2, 0.0)
+    assert loras.load([req(0, None)]) == 0  # nothing to copy
+    assert loras.load([req(1, "a")]) == 1
+    assert loras.load([req(2, "b")]) == 1  # in the place of a
+    assert loras.load([req(3, None)]) == 0
+    assert loras.load([req(4, "a"), req(5, "c")]) == 2
+
+
+def test_the_adapter_that_will_be_done_first_drains_for_one_that_waits_too_long() -> None:
+    drainer = Drainer(2, 5.0)
+    running = [req(0, "a", most=40), req(1, "b", most=20)]
+    drainer.update([req(2, "c", queued_at=0.0)], running, 5.0)
+    assert drainer.draining == {}
+    drainer.update([req(2, "c", queued_at=0.0)], running, 5.1)
+    assert drainer.draining == {"b": "c"}
+    assert drainer.lets_in(req(3, "b", most=24))
+    assert not drainer.lets_in(req(3, "b", most=25))
+    assert drainer.lets_in(req(3, "a", most=1000))
+    drainer.update([req(2, "c", queued_at=0.0)], running[:1], 6.0)
+    assert drainer.draining == {}  # b is done
+
+
+@pytest.mark.parametrize(("threshold", "first"), [(0.0, [0, 2, 3]), (2.5, [0, 2, 1])])
+def test_a_draining_adapter_lets_the_other_one_in(threshold: float, first: list[int]) -> None:
+    """A, B, A and again A: by the clock B waits too long, if that is asked for."""
+    config = SglangConfig(
+        enable_lora=True,
+        max_loras_per_batch=1,
+        lora_drain_wait_threshold=threshold,
+        disable_overlap_schedule=True,
+    )
+    scheduler = SglangScheduler(config)
+    come = {0: [(0, "A"), (1, "B"), (2, "A")], 4: [(3, "A")]}
+    served: list[int] = []
+    left = {0: 3, 1: 3, 2: 6, 3: 3}
+    for now in range(12):
+        scheduler.tell_time(float(now))
+        for i, lora in come.get(now, ()):
+            scheduler.add(Prompt(i, 8, left[i], float(now), lora=lora))
+        batch = scheduler.schedule()
+        served += [i for i in batch.emits if i not in served]
+        for i in batch.emits:
+            left[i] -= 1
+        scheduler.complete(batch, {i for i in batch.emits if left[i] == 0})
+    assert served[:3] == first

@@ -1,0 +1,95 @@
+"""Adapters that run and adapters that are loaded, as vLLM has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simkv.core.request import Prompt, Segment
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.lora import Loras
+from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.versions import rules_of
+
+
+def step(loras: Loras, *come: str | None, gone: tuple[str, ...] = ()) -> tuple[int, int]:
+    """One step in which these are taken in; what it loads."""
+    for lora in gone:
+        loras.leave(lora)
+    loras.begin(())
+    for lora in come:
+        assert loras.admit(lora)
+        loras.enter(lora)
+    return loras.load()
+
+
+def test_so_many_adapters_run_and_the_model_itself_beside_them() -> None:
+    loras = Loras(2, 2)
+    step(loras, "a", "b", None)
+    assert [loras.admit(lora) for lora in ("a", "b", "c", None)] == [True, True, False, True]
+    step(loras, gone=("a",))
+    assert loras.admit("c")
+
+
+def test_an_adapter_is_read_once_and_copied_when_it_has_lost_its_slot() -> None:
+    loras = Loras(1, 2)
+    assert step(loras, "a") == (1, 1)
+    assert step(loras, "a") == (0, 0)
+    assert step(loras, "b", gone=("a", "a")) == (1, 1)
+    assert step(loras, "a", gone=("b",)) == (1, 0)  # still in host memory
+    assert step(loras, "c", gone=("a",)) == (1, 1)  # b was used least recently and makes room
+    assert step(loras, "b", gone=("c",)) == (1, 1)
+
+
+def test_who_leaves_host_memory_leaves_the_gpu() -> None:
+    loras = Loras(2, 2)
+    step(loras, "a", "b")
+    assert step(loras, "c", gone=("a",)) == (1, 1)
+    assert step(loras, "a", gone=("b",)) == (1, 1)
+
+
+def prompts(*loras: str | None) -> list[Prompt]:
+    return [Prompt(i, 8, 4, float(i), lora=lora) for i, lora in enumerate(loras)]
+
+
+def waiting(variant: str, *loras: str | None) -> list[int]:
+    """Who waits in which order after a step in which only one adapter may run."""
+    config = VllmConfig(
+        variant=variant, enable_lora=True, max_model_len=64, async_scheduling=False, max_num_seqs=8
+    )
+    scheduler = VllmScheduler(config)
+    for prompt in prompts(*loras):
+        scheduler.add(prompt)
+    batch = scheduler.schedule()
+    assert batch.aside == dict.fromkeys(scheduler.waiting_ids(), "adapter")
+    assert batch.lora_loads == (1, 1)
+    return scheduler.waiting_ids()
+
+
+@pytest.mark.parametrize(
+    ("variant", "order"), [("0.13.0", [3, 1]), ("0.14.0", [1, 3]), ("0.33.0", [1, 3])]
+)
+def test_passed_over_requests_keep_their_order_since_0_14(variant: str, order: list[int]) -> None:
+    assert waiting(variant, "a", "b", "a", "c", None) == order
+
+
+def test_the_same_tokens_under_another_adapter_are_no_hit() -> None:
+    config = VllmConfig(enable_lora=True, max_loras=2, max_model_len=64, async_scheduling=False)
+    scheduler = VllmScheduler(config)
+    shared = prompts("a", "b", "a")[0]
+    for i, lora in enumerate(("a", "b", "a")):
+        scheduler.add(
+            replace(shared, id=i, prompt_tokens=33, segments=(Segment("g", 0, 33),), lora=lora)
+        )
+    assert scheduler.schedule().context == [0, 0, 32]
+
+
+def test_only_releases_up_to_0_32_leave_out_who_sits_a_step_out() -> None:
+    assert rules_of("0.33").counts_all_loras
+    assert not rules_of("0.32").counts_all_loras
+
+
+def test_fewer_host_slots_than_gpu_slots_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_cpu_loras: 1 must be at least max_loras 2"):
+        VllmConfig(enable_lora=True, max_loras=2, max_cpu_loras=1)
