@@ -136,18 +136,7 @@ class Engine(Replica):
         """Let the scheduler decide; None if that is the end of the engine."""
         self.changed = True
         self.record.end = self.env.now
-        if self._tell_time is not None:
-            self._tell_time(self.env.now)
-        for message in self.inbox:
-            if isinstance(message, Request):
-                self.scheduler.add(message)
-                self._left[message.id] = message.output_tokens
-                self.record.lives[message.id].seen = self.env.now
-            elif isinstance(message, int):
-                self.scheduler.abort(message)
-            else:
-                message()
-        self.inbox.clear()
+        self._hear()
         try:
             batch = self.scheduler.schedule()
         except Livelock as livelock:
@@ -169,6 +158,21 @@ class Engine(Replica):
             self.die("engine died", batch.fatal, [i for i, _ in batch.scheduled])
             return None
         return batch
+
+    def _hear(self) -> None:
+        """Tell the scheduler what time it is and what has come."""
+        if self._tell_time is not None:
+            self._tell_time(self.env.now)
+        for message in self.inbox:
+            if isinstance(message, Request):
+                self.scheduler.add(message)
+                self._left[message.id] = message.output_tokens
+                self.record.lives[message.id].seen = self.env.now
+            elif isinstance(message, int):
+                self.scheduler.abort(message)
+            else:
+                message()
+        self.inbox.clear()
 
     def launch(self, batch: Batch, load: Load, start: float, seconds: float | None = None) -> float:
         """Put a batch on the GPU at ``start``, behind those that are there; returns its end.
