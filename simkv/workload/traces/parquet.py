@@ -22,6 +22,7 @@ _KINDS = {
     "think_time": "float64",
     "ignore_eos": "bool",
     "has_images": "bool",
+    "lora": "string",
     "session": "string",
     "prefix": "string",
 }
