@@ -7,7 +7,7 @@ import pytest
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.lora import Drainer, Loras
+from simkv.schedulers.sglang.lora import Drainer, SglangLoras
 from simkv.schedulers.sglang.memory import Req
 from simkv.schedulers.sglang.scheduler import SglangScheduler
 
@@ -17,13 +17,13 @@ def req(i: int, lora: str | None, most: int = 10, queued_at: float = 0.0) -> Req
 
 
 def test_the_model_itself_counts_as_an_adapter() -> None:
-    loras = Loras(2, 0.0)
+    loras = SglangLoras(2, 0.0)
     loras.begin([], [req(0, "a"), req(1, None)], [], 0.0)
     assert [loras.admit(req(2, lora)) for lora in ("a", None, "b")] == [True, True, False]
 
 
 def test_an_adapter_that_was_looked_at_counts_for_the_rest_of_the_pass() -> None:
-    loras = Loras(1, 0.0)
+    loras = SglangLoras(1, 0.0)
     loras.begin([], [], [], 0.0)
     assert loras.admit(req(0, "a"))
     loras.looked_at(req(0, "a"))
@@ -31,7 +31,7 @@ def test_an_adapter_that_was_looked_at_counts_for_the_rest_of_the_pass() -> None
 
 
 def test_the_least_recently_used_adapter_makes_room_and_the_model_last_of_all() -> None:
-    loras = Loras(2, 0.0)
+    loras = SglangLoras(2, 0.0)
     assert loras.load([req(0, None)]) == 0  # nothing to copy
     assert loras.load([req(1, "a")]) == 1
     assert loras.load([req(2, "b")]) == 1  # in the place of a

@@ -33,7 +33,7 @@ END = 1
 STANDSTILL = 50
 
 
-class Lora(str):
+class LoraName(str):
     """The name of an adapter; a set of them is in the order of the names."""
 
     def __hash__(self) -> int:
@@ -253,7 +253,7 @@ class SglangDriver:
             sampling,
             eos_token_ids={END},
             vocab_size=1 << 40,
-            lora_id=None if lora is None else Lora(lora),
+            lora_id=None if lora is None else LoraName(lora),
         )
         request.time_stats, request.tokenizer = Times(self.scheduler), None
         self.scheduler.init_req_max_new_tokens(request)

@@ -17,7 +17,7 @@ TOLERANCE = 1.2
 Lora = str | None
 
 
-class Loras:
+class SglangLoras:
     """At most ``most`` adapters in a batch; with a ``threshold`` (s) above 0 they take turns."""
 
     def __init__(self, most: int, threshold: float) -> None:

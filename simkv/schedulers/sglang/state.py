@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simkv.core.scheduler import Batch, Kind, Refusal, Why
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.lora import Loras
+from simkv.schedulers.sglang.lora import SglangLoras
 from simkv.schedulers.sglang.memory import Memory, Req
 from simkv.schedulers.sglang.ratio import NewTokenRatio
 from simkv.schedulers.sglang.versions import SglangRules
@@ -76,9 +76,9 @@ class LoopState:
         self.flights: deque[Flight] = deque()
         self.why: Why = "rule"
         self.turned_away: dict[int, Refusal] = {}
-        self.loras: Loras | None = None
+        self.loras: SglangLoras | None = None
         if config.enable_lora:
-            self.loras = Loras(config.max_loras_per_batch, config.lora_drain_wait_threshold)
+            self.loras = SglangLoras(config.max_loras_per_batch, config.lora_drain_wait_threshold)
         self.now = 0.0
 
     @property
