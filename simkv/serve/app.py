@@ -18,17 +18,24 @@ from simkv.serve.bodies import (
     DetokenizeBody,
     TokenizeBody,
 )
+from simkv.serve.document import ANYWHERE, GENERATION, content, errors, tell_the_truth
 from simkv.serve.generation import Desk
 from simkv.serve.refusals import Refused, say_refusals
 from simkv.serve.sse import CHAT, COMPLETION, Answering, Writer
+
+#: A dead engine's, which has no body.
+DEAD: dict[int | str, dict[str, Any]] = {503: {"description": "the engine is dead"}}
 
 
 def application(
     desk: Desk, explainer: Explainer, describe: Callable[[], str], metrics: Callable[[], bytes]
 ) -> FastAPI:
     """The application over a desk. ``describe`` gives the scenario's text, ``metrics`` figures."""
-    app = FastAPI(title="simkv", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="simkv", version=__version__, docs_url=None, redoc_url=None, responses=ANYWHERE
+    )
     say_refusals(app)
+    tell_the_truth(app)
     _add_generation(app, desk)
     _add_state(app, desk, metrics)
     _add_explanations(app, desk, explainer, describe)
@@ -42,7 +49,7 @@ def _add_generation(app: FastAPI, desk: Desk) -> None:
         if live.dead:
             raise Refused(503, f"the engine is dead: {live.dead}")
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=GENERATION)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Go on with a prompt."""
         check()
@@ -53,7 +60,7 @@ def _add_generation(app: FastAPI, desk: Desk) -> None:
         call = desk.begin(COMPLETION.prefix, request.headers.get("x-request-id"), body, prompts)
         return Answering(Writer(desk, call, body, COMPLETION))
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=GENERATION)
     async def chat(body: ChatBody, request: Request) -> Response:
         """Reply a conversation."""
         check()
@@ -61,7 +68,7 @@ def _add_generation(app: FastAPI, desk: Desk) -> None:
         call = desk.begin(CHAT.prefix, request.headers.get("x-request-id"), body, [prompt])
         return Answering(Writer(desk, call, body, CHAT))
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", responses=errors(400, 503))
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """The tokens of a text."""
         if (body.prompt is None) == (body.messages is None):
@@ -71,7 +78,7 @@ def _add_generation(app: FastAPI, desk: Desk) -> None:
         longest = desk.front.longest
         return {"count": len(tokens), "max_model_len": longest, "tokens": tokens.tolist()}
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", responses=errors(400, 503))
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
         """The text of some tokens."""
         return {"prompt": texts.decode(body.tokens)}
@@ -98,8 +105,8 @@ def _add_state(app: FastAPI, desk: Desk, metrics: Callable[[], bytes]) -> None:
         }
         return {"object": "list", "data": [model]}
 
-    @app.get("/health")
-    @app.get("/ping")
+    @app.get("/health", responses=content() | DEAD, response_class=Response)
+    @app.get("/ping", responses=content() | DEAD, response_class=Response)
     async def health() -> Response:
         """Whether the engine is alive."""
         return Response(status_code=503 if live.dead else 200)
@@ -114,7 +121,7 @@ def _add_state(app: FastAPI, desk: Desk, metrics: Callable[[], bytes]) -> None:
         """Calls under way."""
         return {"server_load": desk.under_way}
 
-    @app.get("/metrics")
+    @app.get("/metrics", responses=content("text/plain"), response_class=Response)
     async def figures() -> Response:
         """For Prometheus."""
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -125,17 +132,19 @@ def _add_explanations(
 ) -> None:
     live = desk.live
 
-    @app.get("/scenario")
+    @app.get("/scenario", responses=content("application/yaml"), response_class=Response)
     async def scenario() -> Response:
         """What is served and what came so far: a scenario file."""
         return PlainTextResponse(describe(), media_type="application/yaml")
 
-    @app.get("/explain")
+    said = content("text/plain", "application/json")
+
+    @app.get("/explain", responses=said, response_class=Response)
     async def explain(format: str = "text") -> Response:
         """Why all went as it did so far."""
         return _said(await explainer.explain(live.journal, live.now, []), format)
 
-    @app.get("/explain/{name}")
+    @app.get("/explain/{name}", responses=said | errors(404), response_class=Response)
     async def explain_one(name: str, format: str = "text") -> Response:
         """What a call waited for, by the id of its answer or its number."""
         found = desk.find(name)

@@ -17,8 +17,9 @@ from simkv.serve.app import application
 from simkv.serve.gauges import Meters
 from simkv.serve.generation import Desk, Front
 from simkv.serve.guard import Guard
+from simkv.serve.listener import bind
 from simkv.serve.live import Live
-from simkv.serve.process import Site, ToldToEnd, bind, serve
+from simkv.serve.process import Site, ToldToEnd, serve
 from simkv.serve.scenario import answers, replicas_of
 from simkv.serve.texts import texts
 

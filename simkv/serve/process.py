@@ -14,14 +14,11 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from simkv.core.errors import InputError
 from simkv.serve.live import Live
 
 #: Most bytes of a request's head, and the seconds within which it has to be there.
 HEAD_BYTES = 65536
 HEAD_SECONDS = 30.0
-#: Connections that may wait to be accepted.
-BACKLOG = 2048
 
 
 class CarefulProtocol(HttpToolsProtocol):
@@ -72,16 +69,6 @@ class Site:
     live: Live
     socket: socket.socket
     under_way: Callable[[], int]
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises InputError if that cannot be."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"--host {host} --port {port}: {why}") from error
 
 
 class ToldToEnd:

@@ -51,7 +51,9 @@ def say_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_such_thing(_: Request, error: HTTPException) -> JSONResponse:
-        return as_response(error.status_code, str(error.detail))
+        response = as_response(error.status_code, str(error.detail))
+        response.headers.update(error.headers or {})
+        return response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

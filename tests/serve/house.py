@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -63,14 +64,24 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, text: str, *options: str) -> Iterator[Served]:
-    """A server of this scenario's text, on a port of its own."""
+def serving(folder: Path, text: str, *options: str, files: int | None = None) -> Iterator[Served]:
+    """A server of this scenario's text, on a port of its own, that may open so many ``files``."""
+
+    def limit() -> None:
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
     path = folder / "served.yaml"
     path.write_text(text)
     shutil.copy(COSTS, folder)
     command = [sys.executable, "-m", "simkv", "serve", str(path), "--port", "0", *options]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        preexec_fn=limit,
     )
     try:
         assert process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -69,7 +70,15 @@ def test_of_500_clients_that_vanish_nothing_is_left(tmp_path: Path) -> None:
         said = served.end()
     assert "Traceback" not in said
     (tmp_path / "again.yaml").write_text(scenario(200, 1024) + "workload: {trace: came.csv}\n")
-    record = run_file(tmp_path / "again.yaml")["run"].record
+    result = run_file(tmp_path / "again.yaml")["run"]
+    record = result.record
+    assert record.steps.free_blocks[-1] <= record.num_blocks == 199
+    for i, tiles in result.diagnosis.ledger.items():
+        life = record.lives[i]
+        assert sum(tile.seconds for tile in tiles) == pytest.approx(
+            (life.ended_at or 0.0) - life.request.arrival, abs=1e-9
+        )
+        assert (life.tokens == life.request.output_tokens) is (life.outcome == "finished")
     assert 200 < len(record.lives) <= 500
     assert {life.outcome.value for life in record.lives.values() if life.outcome} <= {
         "finished",
@@ -77,6 +86,25 @@ def test_of_500_clients_that_vanish_nothing_is_left(tmp_path: Path) -> None:
         "timed_out",
     }
     assert sum(life.outcome != "finished" for life in record.lives.values()) > 100
+
+
+def test_a_flood_of_connections_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+    with serving(tmp_path, scenario(), files=128) as served:
+        where = urlsplit(served.url)
+        flood = [socket.create_connection((where.hostname, where.port)) for _ in range(400)]
+        for number, visitor in enumerate(flood):
+            with contextlib.suppress(OSError):  # most are hung up on
+                visitor.sendall([b"GET /health HTTP/1.1\r\nx-", b"\x00\xff\r\n\r\n"][number % 2])
+        for visitor in flood:
+            visitor.close()
+        deadline = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                assert served.get("/health").status_code == 200
+                break
+            assert time.monotonic() < deadline
+        assert served.post("/v1/completions", {**STREAM, "stream": False}).status_code == 200
+        assert "Traceback" not in served.end()
 
 
 @pytest.mark.parametrize(("grace", "whole"), [("20", True), ("0.05", False)])
