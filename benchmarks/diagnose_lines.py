@@ -32,13 +32,15 @@ COLUMNS = {
 def lines_of_case(folder: Path, case: dict[str, Any], table: pd.DataFrame) -> str:
     """The log of a case in ``folder``, whose requests are the ``table``."""
     engine = case["engine"]
-    blocks = engine.get("num_gpu_blocks") or _room(case)
+    blocks, ranks = engine.get("num_gpu_blocks") or _room(case), engine.get("data_parallel", 1)
     args = {name: engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
     if engine.get("max_model_len"):
         args["max_model_len"] = engine["max_model_len"]
+    if ranks > 1:
+        args |= {"data_parallel_size": ranks, "enable_expert_parallel": True}
     timeline = _recorded(folder)
     if timeline is None:
-        timeline = _of_requests(table, blocks * engine["block_size"])
+        timeline = _of_requests(table, ranks * blocks * engine["block_size"])
     start = [
         f"[api_server.py:1839] vLLM API server version {engine['version']}",
         f"[utils.py:233] non-default args: {args!r}",
@@ -47,16 +49,23 @@ def lines_of_case(folder: Path, case: dict[str, Any], table: pd.DataFrame) -> st
     lines = [(-60.0, text) for text in start]
     for row in timeline.itertuples(index=False):
         told = (row.prompt, row.output, int(row.running), int(row.waiting), row.usage, row.hits)
-        lines.append((row.t_s, stats_line(*told)))
+        lines.append((row.t_s, stats_line(*told, engine=-ranks if ranks > 1 else 0)))
     return "".join(
         f"(APIServer pid=1) INFO {stamp(at, '%m-%d %H:%M:%S')} {text}\n" for at, text in lines
     )
 
 
+def gpu_of(case: dict[str, Any]) -> str:
+    """The name of one of the GPUs: ``2 x NVIDIA …`` is how several are written."""
+    return str(case["engine"]["gpu"]).removeprefix("2 x ").partition(" (")[0]
+
+
 def _room(case: dict[str, Any]) -> int:
     engine = case["engine"]
-    gpu = find_gpu(engine["gpu"].partition(" (")[0])
-    hardware = make_hardware(gpu, find_architecture(case["model"]), tp=1)
+    ranks = engine.get("data_parallel", 1)
+    hardware = make_hardware(
+        find_gpu(gpu_of(case)), find_architecture(case["model"]), ep=ranks, dp=ranks
+    )
     config = VllmConfig(
         name="vllm",
         variant=engine["version"],

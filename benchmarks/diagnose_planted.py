@@ -125,7 +125,7 @@ def _diagnosed(result: Result, kinds: tuple[str, ...]) -> str:
         profile = load_profile(files.PROFILE, out)
         scenario = next(iter(load(out / files.SCENARIO, []).values()))
         requests = clients(scenario.workload, None).requests
-        made = times(simulate(scenario, profile, requests), profile.front_s)
+        made = times(simulate(scenario, profile, requests).record, profile.front_s)
     return ", ".join(
         f"{key} {100 * (wanted.of(made) / wanted.of(true) - 1):+.1f} %"
         for key, wanted in FIGURES.items()

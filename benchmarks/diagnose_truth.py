@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.diagnose_lines import lines_of_case
+from benchmarks.diagnose_lines import gpu_of, lines_of_case
 from simkv.ingest import folder as files
 from simkv.ingest import stages
 from simkv.ingest.emit.prometheus import scraped
@@ -40,9 +40,6 @@ def main() -> None:
         case = json.loads(path.read_text())
         if wanted and path.parent.name not in wanted:
             continue
-        if case["engine"].get("data_parallel", 1) > 1:
-            print(f"{path.parent.name}: two engines in lock-step, left out")
-            continue
         table = _table(path.parent / "requests.csv")
         asked = _asked(case)
         _from_spans(path.parent.name, table, asked)
@@ -62,9 +59,8 @@ def _table(path: Path) -> pd.DataFrame:
 def _asked(case: dict[str, Any]) -> Asked:
     engine = case["engine"]
     limits = {name: engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
-    return Asked(
-        "vllm", engine["version"], engine["gpu"].partition(" (")[0], case["model"], 1, limits
-    )
+    ranks = engine.get("data_parallel", 1)
+    return Asked("vllm", engine["version"], gpu_of(case), case["model"], 1, ranks, limits)
 
 
 def _span(row: pd.Series) -> str:
@@ -90,7 +86,7 @@ def _from_spans(name: str, table: pd.DataFrame, asked: Asked) -> None:
         profile = stages.calibrate_stage(out, asked)
         scenario = next(iter(load(out / files.SCENARIO, []).values()))
         requests = clients(scenario.workload, None).requests
-        made = times(simulate(scenario, profile, requests), profile.front_s)
+        made = times(simulate(scenario, profile, requests).record, profile.front_s)
     said = ", ".join(
         f"{key} {100 * (wanted.of(made) / wanted.of(table) - 1):+.1f} %"
         for key, wanted in FIGURES.items()

@@ -25,6 +25,7 @@ def diagnose(
     gpu: Annotated[str | None, typer.Option(help="By name: H100-SXM.")] = None,
     model: Annotated[str | None, typer.Option(help="By name, where no source tells it.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="GPUs that share every layer.")] = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel ranks behind it.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="engine.NAME=VALUE", help="A setting of the engine."),
@@ -53,7 +54,7 @@ def diagnose(
     from simkv.ingest.engine import Asked
     from simkv.search.pool import cores
 
-    asked = Asked(engine, version, gpu, model, tp, _overrides(set_ or []))
+    asked = Asked(engine, version, gpu, model, tp, dp, _overrides(set_ or []))
     resumed = len(inputs) == 1 and files.is_incident(inputs[0])
     target = out or (inputs[0] if resumed else Path("diagnosis"))
     if resumed:

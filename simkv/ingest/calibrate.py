@@ -296,11 +296,12 @@ class _Fitter:
         return StepPrices(*np.exp(found.x).tolist())
 
     def _simulated(self, prices: StepPrices) -> tuple[pd.DataFrame, Frozen]:
-        record = simulate(self.scenario, self._draft(prices), self.requests)
+        run = simulate(self.scenario, self._draft(prices), self.requests)
         self.done += 1
         self.tell(self.done, ROUNDS + 1)
         count = len(self.requests)
-        return times(record, self.front).reindex(range(count)), Frozen.of(record, count)
+        frozen = Frozen.of(run, count, prices)
+        return times(run.record, self.front).reindex(range(count)), frozen
 
     def _draft(self, prices: StepPrices) -> Profile:
         return _draft(prices, self.shape, self.front)

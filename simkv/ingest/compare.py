@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from simkv.ingest.evidence import of_all_ranks
 from simkv.ingest.replay import at_times
 from simkv.loop.record import Record
 
@@ -57,7 +59,7 @@ class Likeness:
 
 
 def compare(
-    record: Record,
+    parts: Sequence[Record],
     simulated: pd.DataFrame,
     observed: pd.DataFrame,
     series: pd.DataFrame | None,
@@ -66,20 +68,20 @@ def compare(
     died: bool = False,
 ) -> Likeness:
     """``simulated`` and ``observed`` are of the same requests in the same order, in ms; ``origin``
-    is time 0 of the record on the clock of the ``series``. ``died`` if the server said so."""
-    moments = _moments(record, observed, series, origin)
+    is time 0 of the records on the clock of the ``series``. ``died`` if the server said so."""
+    moments = _moments(parts, observed, series, origin)
     lines = [*_latencies(simulated, observed), *_answers(simulated, observed)]
-    stop = record.standstill
+    stop = next((part.standstill for part in parts if part.standstill), None)
     if died or (stop is not None and stop.kind == "engine died"):
         made = stop is not None and stop.kind == "engine died"
         lines.append(Matched("the engine died", float(died), float(made), died == made))
     return Likeness((*lines, *_presence(moments)), moments)
 
 
-def apart(record: Record, series: pd.DataFrame, origin: float) -> float:
+def apart(parts: Sequence[Record], series: pd.DataFrame, origin: float) -> float:
     """How far a run is from a server's lines: the mean difference in running and in waiting, as
     shares of what was there, and in the use of the cache."""
-    moments = _moments(record, pd.DataFrame(), series, origin)
+    moments = _moments(parts, pd.DataFrame(), series, origin)
     present = moments[["observed_running", "observed_waiting"]].sum(axis="columns").mean()
     found = 0.0
     for name, unit in (("running", present), ("waiting", present), ("usage", 1.0)):
@@ -139,15 +141,16 @@ def _presence(moments: pd.DataFrame) -> list[Matched]:
 
 
 def _moments(
-    record: Record, observed: pd.DataFrame, series: pd.DataFrame | None, origin: float
+    parts: Sequence[Record],
+    observed: pd.DataFrame,
+    series: pd.DataFrame | None,
+    origin: float,
 ) -> pd.DataFrame:
     """Running, waiting and cache over time by both; by the requests where there is no log."""
     if series is not None and len(series):
-        each = series.drop_duplicates(["t_s", "engine"], keep="last")
-        summed = each.groupby("t_s")[["running", "waiting"]].sum()
-        usage = each.groupby("t_s")["usage"].mean()
+        summed = of_all_ranks(series)
         at = np.asarray(summed.index.to_numpy(np.float64) - origin)
-        seen = summed.assign(usage=usage).reset_index(drop=True)
+        seen = summed.reset_index(drop=True)
     else:
         begin, scheduled, end = _known(observed, origin)
         last = float(end[np.isfinite(end)].max()) if np.isfinite(end).any() else 1.0
@@ -157,7 +160,7 @@ def _moments(
         seen = pd.DataFrame({"running": running, "waiting": waiting, "usage": np.nan})
         if observed["queue_ms"].isna().all():
             seen[["running", "waiting"]] = np.nan
-    made = at_times(record, at)
+    made = at_times(parts, at)
     return pd.concat(
         [
             pd.Series(at, name="t_s"),

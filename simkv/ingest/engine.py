@@ -19,7 +19,7 @@ from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
 from simkv.core.told import told
 from simkv.costs.hardware.blocks import kv_room
-from simkv.costs.hardware.catalog import find_architecture, find_gpu, known_gpu
+from simkv.costs.hardware.catalog import find_architecture, find_gpu, known_gpu, known_model
 from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.hardware.setting import setting_of
 from simkv.ingest.evidence import Evidence
@@ -29,6 +29,8 @@ Floats = npt.NDArray[np.float64]
 #: On a GPU with so much memory (GiB) that is no A100, vllm serve starts with other limits than on
 #: others (vllm/engine/arg_utils.py of 0.9 to 0.33).
 LARGE, OF_LARGE = 70, {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+#: How often vLLM's balancer of data-parallel ranks hears of their queues (s).
+BALANCER_S = 0.1
 #: Requests that waited longer than this (s) waited for something.
 WAITED = 0.5
 
@@ -45,6 +47,7 @@ class Asked:
     gpu: str | None = None
     model: str | None = None
     tp: int | None = None
+    dp: int | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -54,7 +57,8 @@ class ServerSetup:
 
     ``assumed`` says of each setting that nobody told what is taken in its place. ``guessed`` if the
     size of the KV cache is one of them, or follows from the GPU; ``sized`` if it is told or follows
-    from it.
+    from it. There are so many data-parallel ``ranks``, each such an engine, in ``lockstep`` where
+    the model is a mixture of experts.
     """
 
     engine: dict[str, Any]
@@ -65,6 +69,18 @@ class ServerSetup:
     assumed: tuple[str, ...]
     guessed: bool = False
     sized: bool = True
+    ranks: int = 1
+    lockstep: bool = False
+
+    @property
+    def fleet(self) -> dict[str, Any] | None:
+        """The section on data-parallel ranks behind one endpoint, with their engine's balancer."""
+        if self.ranks == 1:
+            return None
+        if self.engine["name"] != "vllm":
+            return {"replicas": self.ranks, "router": "round_robin"}
+        told = {"router": "least_loaded", "refresh_interval": BALANCER_S}
+        return {"replicas": self.ranks, **told, "lockstep": self.lockstep}
 
 
 def set_up(evidence: Evidence, asked: Asked) -> ServerSetup:
@@ -93,6 +109,8 @@ class _Maker:
         self.assumed: list[str] = []
         self.guessed = False
         self.tp = asked.tp or int(self._told("tensor_parallel_size", "tp_size") or 1)
+        self.ranks = asked.dp or int(self._told("data_parallel_size", "dp_size") or 0)
+        self.ranks = self.ranks or _told_of(evidence.series)
         self.gpu = asked.gpu
         self.model = asked.model or _text(self._told("model", "model_path", "model_tag"))
 
@@ -113,6 +131,7 @@ class _Maker:
         self._longest(engine)
         self._memory(engine)
         self._tell_defaults(engine)
+        model = known_model(self.model or "")
         return ServerSetup(
             self._valid(engine),
             self.gpu,
@@ -122,6 +141,8 @@ class _Maker:
             tuple(self.assumed),
             self.guessed,
             not self.guessed or self.spec.memory in self.sources,
+            self.ranks,
+            self.ranks > 1 and bool(model and model.experts),
         )
 
     def _told(self, *names: str) -> Any:
@@ -197,6 +218,7 @@ class _Maker:
             self.sources[memory] = f"what {self.gpu} has room for beside {self.model}"
         else:
             blocks, why = _held(self.evidence.requests, block)
+            blocks = -(-blocks // self.ranks)
             engine[memory] = blocks * block if self.spec.memory_in_tokens else blocks
             self.assumed.append(
                 f"{memory} is not told: {engine[memory]} is assumed, {why} (the log's "
@@ -211,7 +233,14 @@ class _Maker:
         if not (self.gpu and self.model):
             return 0
         try:
-            hardware = make_hardware(find_gpu(self.gpu), find_architecture(self.model), tp=self.tp)
+            ep = self.tp * self.ranks if self._told("enable_expert_parallel") else self.tp
+            hardware = make_hardware(
+                find_gpu(self.gpu),
+                find_architecture(self.model),
+                tp=self.tp,
+                ep=ep if self.ranks > 1 and ep > 1 else 1,
+                dp=self.ranks if ep > self.tp else 1,
+            )
             roomy = {**engine, self.spec.memory: 1 << 24}
             return kv_room(hardware, setting_of(self.spec.config(**roomy))).num_gpu_blocks
         except (InputError, ValueError, TypeError):
@@ -258,6 +287,13 @@ def _flags(spec: EngineSpec) -> Iterator[tuple[str, str]]:
     for name, about in told(spec.config).items():
         if about.source.startswith("--"):
             yield about.source.split(",")[0].strip("- ").replace("-", "_"), name
+
+
+def _told_of(series: pd.DataFrame | None) -> int:
+    """How many ranks a log's lines are of; one line may be of several together."""
+    if series is None:
+        return 1
+    return max(series["engine"].nunique(), int(-series["engine"].min()), 1)
 
 
 def _text(value: Any) -> str | None:

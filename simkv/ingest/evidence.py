@@ -72,6 +72,18 @@ class Evidence:
     lacks: tuple[str, ...] = ()
 
 
+def of_all_ranks(series: pd.DataFrame) -> pd.DataFrame:
+    """Running and waiting of all ranks together, and the mean use of their caches, by time; a rank
+    that tells nothing at some time is as it told before."""
+    each = series.drop_duplicates(["t_s", "engine"], keep="last")
+    found = {
+        name: each.pivot(index="t_s", columns="engine", values=name).ffill()
+        for name in ("running", "waiting", "usage")
+    }
+    summed = {name: found[name].sum(axis="columns") for name in ("running", "waiting")}
+    return pd.DataFrame({**summed, "usage": found["usage"].mean(axis="columns")})
+
+
 def where(path: Path, line: int) -> str:
     """``server.log:12``."""
     return f"{path.name}:{line}"

@@ -118,6 +118,7 @@ def write_scenario(folder: Path, setup: ServerSetup, profile: str, notes: tuple[
         "summary": "Rebuilt from what a server wrote.",
         "workload": {"trace": WORKLOAD},
         "engine": dict(setup.engine),
+        **({"fleet": setup.fleet} if setup.fleet else {}),
         "profile": profile,
         "provenance": {
             "given": [f"{name}: {source}" for name, source in setup.sources.items()],

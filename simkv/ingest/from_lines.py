@@ -77,7 +77,8 @@ def drawn_from_lines(series: pd.DataFrame, known: KnownEngine, seed: int) -> pd.
     luck = np.random.default_rng(seed)
     found = []
     for engine, lines in by_engine(series).items():
-        cut = windows(lines, known.tokens)
+        # One line may be of several engines together.
+        cut = windows(lines, known.tokens * max(-engine, 1))
         if cut.prompt.sum() > 0 and cut.output.sum() > 0:
             found.append(_drawn(cut, known, seed, luck).assign(engine=engine))
     if not found:

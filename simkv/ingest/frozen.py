@@ -6,14 +6,15 @@ rows of the step log, and a fit need not simulate again for each price that it t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from simkv.costs.sources.sync import BESIDE
 from simkv.ingest.prices import StepPrices, products
-from simkv.loop.record import Record
+from simkv.ingest.replay import parts_of
+from simkv.loop.world import ScenarioRun
 from simkv.why.ledger import Kind, runs
 
 Floats = npt.NDArray[np.float64]
@@ -26,7 +27,8 @@ class Frozen:
 
     ``first`` to ``token`` are the rows from when a request was first scheduled to its first token,
     the row after it to ``last`` those of its decode (-1 where it did not get there); ``came`` is
-    the row in which it arrived, of which the share ``left`` was still to come.
+    the row in which it arrived, of which the share ``left`` was still to come. Steps of ranks in
+    lock-step last so many times as long as they would alone (``slowed``).
     """
 
     prefill_tokens: Floats
@@ -39,14 +41,17 @@ class Frozen:
     last: Ints
     came: Ints
     left: Floats
+    slowed: Floats | float = 1.0
 
     @staticmethod
-    def of(record: Record, count: int) -> Frozen:
-        """From the record of a run of ``count`` requests, by their ids."""
+    def of(made: ScenarioRun, count: int, prices: StepPrices) -> Frozen:
+        """From a run of ``count`` requests, by their ids, that was made at these ``prices``."""
+        record = made.record
         log = record.steps
         steps = len(log)
         context, pairs = np.zeros(steps), np.zeros(steps)
         starts, ends = np.asarray(log.start), np.asarray(log.end)
+        ranks = np.concatenate([[0], np.cumsum([len(part.steps) for part in parts_of(made)])])
         rows = np.full((4, count), -1, np.int64)
         left = np.ones(count)
         for i, life in record.lives.items():
@@ -65,11 +70,13 @@ class Frozen:
                 rows[0, i] = life.segments[0].first
                 rows[1, i] = emitted
                 rows[2, i] = life.segments[-1].last
-            came = int(np.searchsorted(ends, life.request.arrival, "right"))
-            rows[3, i] = min(came, steps - 1)
-            if came < steps and starts[came] < life.request.arrival:
+            rank = int(np.searchsorted(ranks, max(rows[0, i], 0), "right")) - 1
+            low, high = ranks[rank : rank + 2].tolist()
+            came = low + int(np.searchsorted(ends[low:high], life.request.arrival, "right"))
+            rows[3, i] = min(came, high - 1)
+            if came < high and starts[came] < life.request.arrival:
                 left[i] = (ends[came] - life.request.arrival) / (ends[came] - starts[came])
-        return Frozen(
+        found = Frozen(
             np.asarray(log.prefill_tokens, np.float64),
             np.asarray(log.decode_seqs, np.float64),
             context,
@@ -81,6 +88,10 @@ class Frozen:
             rows[3],
             left,
         )
+        if made.fleet is None or not made.fleet.rules.lockstep:
+            return found
+        alone = np.maximum(found.steps(prices), 1e-9)
+        return replace(found, slowed=(ends - starts) / alone)
 
     def steps(self, prices: StepPrices) -> Floats:
         """Seconds of each step at these prices."""
@@ -88,7 +99,7 @@ class Frozen:
         mixed = products(self.prefill_tokens + self.decode_seqs, prices)
         mixed = mixed + prices.pair * self.pairs
         beside = np.where(self.prefills, BESIDE, 1.0) * prices.context * self.context
-        return np.where(self.prefills, mixed, decodes) + beside
+        return (np.where(self.prefills, mixed, decodes) + beside) * self.slowed
 
     def spans(self, prices: StepPrices) -> tuple[Floats, Floats, Floats]:
         """Seconds of each request's prefill, decode and time until its first token, waiting

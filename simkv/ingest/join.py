@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from simkv.core.errors import InputError
-from simkv.ingest.evidence import Evidence, Stated, tables
+from simkv.ingest.evidence import Evidence, Stated, of_all_ranks, tables
 from simkv.ingest.lines import HALF_A_YEAR
 
 Floats = npt.NDArray[np.float64]
@@ -182,8 +182,7 @@ def _by_id(part: Evidence, main: Evidence) -> float | None:
 def _present(part: Evidence) -> tuple[Floats, Floats]:
     """How many requests are in the system at some times, by this source."""
     if part.series is not None:
-        each = part.series.drop_duplicates(["t_s", "engine"], keep="last")
-        summed = each.groupby("t_s")[["running", "waiting"]].sum()
+        summed = of_all_ranks(part.series)[["running", "waiting"]]
         return summed.index.to_numpy(np.float64), summed.sum(axis="columns").to_numpy(np.float64)
     if part.requests is not None:
         begin = part.requests["t_s"].to_numpy(np.float64)

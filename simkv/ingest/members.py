@@ -19,7 +19,7 @@ from simkv.ingest.ensemble import MEMBERS, interval, likely_half
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.folder import ENSEMBLE
 from simkv.ingest.rebuild import Rebuilt, of_lines, rebuild
-from simkv.ingest.replay import simulate, times
+from simkv.ingest.replay import parts_of, simulate, times
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
 from simkv.search.fields import with_field, with_knobs
@@ -98,14 +98,14 @@ def _member(
     profile, fitted = calibrate(
         scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines
     )
-    record = simulate(fitted, profile, requests)
-    made = times(record, profile.front_s)
+    run = simulate(fitted, profile, requests)
+    made = times(run.record, profile.front_s)
     row: dict[str, float] = {"seed": seed, "memory": kv_memory(fitted.engine)}
     for name, wanted in FIGURES.items():
         row[name] = wanted.of(made)
         row[f"{name}_observed"] = wanted.of(rebuilt.observed)
     if only_lines and evidence.series is not None:
-        row["apart"] = apart(record, evidence.series, rebuilt.origin)
+        row["apart"] = apart(parts_of(run), evidence.series, rebuilt.origin)
     return row, profile
 
 

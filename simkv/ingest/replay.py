@@ -12,7 +12,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.costs.profile import Profile
 from simkv.loop.record import Record
-from simkv.loop.world import ReplicaSpec, serve_scenario
+from simkv.loop.world import ReplicaSpec, ScenarioRun, serve_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.workload.clients import Clients
 
@@ -23,14 +23,20 @@ TOLD = ("queue_ms", "prefill_ms", "ttft_ms", "e2e_ms", "tpot_ms")
 
 def simulate(
     scenario: Scenario, profile: Profile, requests: Sequence[Request] | None = None
-) -> Record:
-    """The record of a run on one engine whose steps cost what ``profile`` says.
+) -> ScenarioRun:
+    """A run on engines whose steps cost what ``profile`` says.
 
     ``requests`` come in place of the scenario's own.
     """
     spec = ReplicaSpec(scenario.engine, profile, profile.name)
     sent = None if requests is None else Clients(requests)
-    return serve_scenario(scenario, [spec], sent=sent).record
+    ranks = scenario.fleet.size if scenario.fleet else 1
+    return serve_scenario(scenario, [spec] * ranks, sent=sent)
+
+
+def parts_of(run: ScenarioRun) -> list[Record]:
+    """The records of each rank, in the order in which that of the run has their steps."""
+    return [stint.engine.record for stint in run.stints]
 
 
 def times(record: Record, front_s: float = 0.0) -> pd.DataFrame:
@@ -61,8 +67,17 @@ def times(record: Record, front_s: float = 0.0) -> pd.DataFrame:
     return table.sort_index()
 
 
-def at_times(record: Record, at: npt.NDArray[np.float64]) -> pd.DataFrame:
-    """Running, waiting and the share of the cache in use at some times (s), as a log tells them."""
+def at_times(parts: Sequence[Record], at: npt.NDArray[np.float64]) -> pd.DataFrame:
+    """Running, waiting and the share of the cache in use at some times (s), as a log tells them, of
+    all ranks together."""
+    found = [_at_times(record, at) for record in parts]
+    whole = found[0]
+    for other in found[1:]:
+        whole = whole + other
+    return whole.assign(usage=whole["usage"] / len(found))
+
+
+def _at_times(record: Record, at: npt.NDArray[np.float64]) -> pd.DataFrame:
     log = record.steps
     ends = np.frombuffer(log.decided, np.float64) if len(log) else np.zeros(0)
     row = np.searchsorted(ends, at, "right") - 1

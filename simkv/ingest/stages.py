@@ -137,7 +137,7 @@ def explain_stage(
     simulated = times(result.record, profile.front_s).reindex(range(len(requests)))
     observed = rebuilt.observed
     likeness = compare(
-        result.record,
+        list(result.parts.values()),
         simulated,
         observed,
         evidence.series,

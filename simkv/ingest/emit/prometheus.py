@@ -107,7 +107,7 @@ def _gauges(
     requests: pd.DataFrame, done: pd.DataFrame, at: Floats, record: Record | None
 ) -> dict[str, Any]:
     if record is not None:
-        made = at_times(record, at - BEGIN)
+        made = at_times([record], at - BEGIN)
         names = ("running", "waiting", "usage")
         return {name: made[name].to_numpy(np.float64) for name in names}
     came = np.sort(requests["t_s"].to_numpy(np.float64))

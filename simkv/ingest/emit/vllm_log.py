@@ -133,10 +133,12 @@ def stats_line(
     preempted: int = 0,
     engine: int = 0,
 ) -> str:
-    """The line on an engine: tokens per second, requests, and shares of the cache."""
+    """The line on an engine, or on -``engine`` together: tokens per second, requests, and shares of
+    the cache."""
     more = f", Preemptions: {preempted}" if preempted else ""
+    whose = f"Engine {engine:03d}" if engine >= 0 else f"{-engine} Engines Aggregated"
     return (
-        f"[loggers.py:259] Engine {engine:03d}: Avg prompt throughput: {prompt:.1f} tokens/s, Avg "
+        f"[loggers.py:259] {whose}: Avg prompt throughput: {prompt:.1f} tokens/s, Avg "
         f"generation throughput: {output:.1f} tokens/s, Running: {running} reqs, Waiting: "
         f"{waiting} reqs{more}, GPU KV cache usage: {100 * usage:.1f}%, Prefix cache hit rate: "
         f"{100 * hits:.1f}%"

@@ -1,0 +1,166 @@
+"""Several data-parallel ranks behind one endpoint: told apart in a log, rebuilt as a fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simkv.costs.hardware.catalog import known_model
+from simkv.costs.profile import Fit, Profile
+from simkv.costs.sources.sync import traits
+from simkv.ingest import stages
+from simkv.ingest.emit.otel import spans
+from simkv.ingest.emit.vllm_log import Wanted, vllm_log
+from simkv.ingest.engine import Asked, set_up
+from simkv.ingest.evidence import of_all_ranks
+from simkv.ingest.from_lines import KnownEngine, drawn_from_lines
+from simkv.ingest.prices import StepPrices, terms_of
+from simkv.ingest.read import read
+from simkv.ingest.replay import at_times, parts_of, simulate, times
+from simkv.measure.result import Result
+from simkv.measure.simulate import run_scenario
+from simkv.scenario.document import Document
+from simkv.scenario.load import load, resolve
+from simkv.schedulers.vllm.config import VllmConfig
+
+ENGINE = {"name": "vllm", "variant": "0.24.0", "num_gpu_blocks": 300, "max_model_len": 4096}
+
+
+MODEL = "qwen3-30b-a3b"
+
+
+def costs(folder: Path, *, lockstep: bool) -> str:
+    """What steps cost; in lock-step they are those of a mixture of experts."""
+    prices = StepPrices(0.01, 0.002, 1e-5, 2e-5, 1e-9, 2e-8, 3.0)
+    model = known_model(MODEL)
+    assert model is not None
+    terms = terms_of(prices, traits(model, 8192) if lockstep else None)
+    profile = Profile(
+        name="costs",
+        engine="vllm",
+        model="m",
+        gpu="g",
+        basis="assumed",
+        terms=terms,
+        idle_pass_s=1e-4,
+        range={},
+        fit=Fit(points=0),
+        source=[],
+    )
+    (folder / "costs.json").write_text(profile.model_dump_json(exclude_none=True))
+    return "costs.json"
+
+
+def served(folder: Path, *, lockstep: bool) -> Result:
+    """Two ranks behind vLLM's balancer."""
+    document = {
+        "name": "ranks",
+        "workload": {
+            "arrivals": {
+                "num_prompts": 80,
+                "request_rate": 4.0,
+                "prompt_tokens": {"distribution": "uniform", "low": 100, "high": 1500},
+                "output_tokens": {"distribution": "uniform", "low": 20, "high": 200},
+                "seed": 2,
+            }
+        },
+        "engine": ENGINE,
+        "fleet": {
+            "replicas": 2,
+            "router": "least_loaded",
+            "refresh_interval": 0.1,
+            "lockstep": lockstep,
+        },
+        "profile": costs(folder, lockstep=lockstep),
+    }
+    scenario = next(iter(resolve(Document(folder / "ranks.yaml", document)).values()))
+    return run_scenario(scenario, folder, intervals=False)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["apart", "lockstep"])
+def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return served(tmp_path_factory.mktemp("ranks"), lockstep=request.param)
+
+
+def log_of(result: Result, path: Path) -> Path:
+    """The log of all ranks as one server writes it: iterations by the processes of the ranks."""
+    lines = []
+    config = result.scenario.engine
+    assert isinstance(config, VllmConfig)
+    for rank, record in enumerate(result.parts.values()):
+        for line in vllm_log(record, config, Wanted(iterations=True)):
+            if "Iteration(" in line:
+                line = line.replace("APIServer pid=1", f"EngineCore_DP{rank} pid=9{rank}")
+            elif "Engine 000" not in line:
+                line = line.replace("{'model'", "{'data_parallel_size': 2, 'model'")
+            lines.append(line.replace("Engine 000", f"Engine {rank:03d}"))
+    times_of = [line.partition("INFO ")[2][:14] for line in lines]
+    ordered = sorted(range(len(lines)), key=lambda place: times_of[place])
+    path.write_text("".join(f"{lines[place]}\n" for place in ordered))
+    return path
+
+
+def test_lines_of_ranks_are_kept_apart(result: Result, tmp_path: Path) -> None:
+    found = read(log_of(result, tmp_path / "vllm.log"))
+    assert found.series is not None
+    assert found.steps is not None
+    setup = set_up(found, Asked())
+    assert setup.ranks == 2
+    assert setup.engine["num_gpu_blocks"] == 300  # of each
+    for rank, record in enumerate(result.parts.values()):
+        steps = found.steps[found.steps["engine"] == rank]
+        assert len(steps) == len(record.steps)
+        assert steps["prefill_tokens"].sum() == sum(record.steps.prefill_tokens)
+        lines = found.series[found.series["engine"] == rank]
+        prompts = sum(life.request.prompt_tokens for life in record.lives.values())
+        assert 10 * lines["prompt_rate"].sum() == pytest.approx(prompts, rel=0.01)
+    drawn = drawn_from_lines(found.series, KnownEngine(4800.0, 16, 4096), 0)
+    for rank, record in enumerate(result.parts.values()):
+        prompts = sum(life.request.prompt_tokens for life in record.lives.values())
+        mine = drawn[drawn["engine"] == rank]
+        assert mine["prompt_tokens"].sum() == pytest.approx(prompts, rel=0.01)
+
+
+def test_ranks_are_rebuilt_as_a_fleet(result: Result, tmp_path: Path) -> None:
+    lockstep = result.fleet is not None and result.fleet.rules.lockstep
+    path = tmp_path / "spans.jsonl"
+    path.write_text("".join(f"{line}\n" for line in spans(result.record)))
+    asked = Asked(
+        "vllm",
+        "0.24.0",
+        model=MODEL if lockstep else None,
+        dp=2,
+        overrides={"num_gpu_blocks": 300, "max_model_len": 4096},
+    )
+    stages.read_stage([path], tmp_path / "out")
+    profile = stages.calibrate_stage(tmp_path / "out", asked)
+    scenario = next(iter(load(tmp_path / "out" / "scenario.yaml", []).values()))
+    assert scenario.fleet is not None
+    assert (scenario.fleet.size, scenario.fleet.lockstep) == (2, lockstep)
+    run = simulate(scenario, profile)
+    assert len(parts_of(run)) == 2
+    made, true = times(run.record, profile.front_s), times(result.record)
+    assert made["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.03)
+
+
+def test_presence_is_that_of_all_ranks(result: Result) -> None:
+    parts = list(result.parts.values())
+    at = pd.Series([2.0, 8.0]).to_numpy(float)
+    both = at_times(parts, at)
+    assert both["running"].tolist() == [
+        sum(at_times([part], at)["running"].iloc[place] for part in parts) for place in (0, 1)
+    ]
+    lines = pd.DataFrame(
+        {
+            "t_s": [0.0, 1.0, 10.0],
+            "engine": [0, 1, 0],
+            "running": [3, 4, 5],
+            "waiting": [0, 1, 2],
+            "usage": [0.5, 0.1, 0.7],
+        }
+    )
+    summed = of_all_ranks(lines)
+    assert summed["running"].tolist() == [3, 7, 9]
+    assert summed["usage"].iloc[-1] == pytest.approx(0.4)
