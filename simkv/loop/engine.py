@@ -239,7 +239,7 @@ class Engine(Replica):
         """Tokens that were computed and thrown away have to be computed again, if ever."""
         for i in set(batch.emits) - set(completion.delivered):
             self._left[i] += 1
-            self.record.lives[i].dropped.append(row)
+            self.record.lives[i].own_mishaps().dropped.append(row)
 
     def _next_finish(self) -> int:
         """Row of the step log in which a member of the decode group gets its last token next."""
@@ -343,6 +343,7 @@ class Engine(Replica):
     def settle(self) -> None:
         """The run ends now: a leap under way gets as far as stepping would have got."""
         self._stop_here()
+        self._left.clear()
         self.record.close(self._group_row)
 
     def _stop_here(self) -> None:

@@ -13,33 +13,31 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Cause, Held, Refusal, Why
 from simkv.costs.load import Load
+from simkv.loop.spans import (
+    DECODE,
+    EMITS,
+    Chunk,
+    RowSpan,
+    note,
+    read_chunks,
+    read_spans,
+    written,
+)
 from simkv.loop.steplog import Backlog, StepLog
 
-
-class RowSpan(NamedTuple):
-    """A request in consecutive rows ``first`` to ``last`` of the step log.
-
-    If ``emits``, a ``decode`` emits one token at the end of each of them and a ``prefill`` one at
-    the end of the last.
-    """
-
-    kind: str
-    first: int
-    last: int
-    emits: bool
-
-
-NOTHING = RowSpan("", -1, -1, False)
 #: For whose sake, where the scheduler does not say.
 UNKNOWN = Cause(None)
 
 
-class Chunk(NamedTuple):
-    """In ``row`` a request computed ``tokens`` tokens on top of ``context`` ones that had KV."""
+@dataclass(slots=True)
+class Mishaps:
+    """What befalls few requests; see ``Life``."""
 
-    row: int
-    tokens: int
-    context: int
+    preempted_at: list[float] = field(default_factory=list)
+    preempted_rows: list[int] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    aside: list[tuple[float, str]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,16 +68,51 @@ class Life:
     tokens: int = 0
     bounces: int = 0
     recomputed_tokens: int = 0
-    preempted_at: list[float] = field(default_factory=list)
-    preempted_rows: list[int] = field(default_factory=list)
-    segments: list[RowSpan] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
     seen: float | None = None
-    causes: list[Cause] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    aside: list[tuple[float, str]] = field(default_factory=list)
     every: int = 1
     refusal: Refusal | None = None
+    # Tokens computed so far, whether their KV is there, and whether it has emitted.
+    computed: int = 0
+    has_kv: bool = False
+    emitting: bool = False
+    # The numbers of its segments and chunks; see simkv.loop.spans.
+    spans: array[int] = field(default_factory=lambda: array("i"))
+    chunk_rows: array[int] = field(default_factory=lambda: array("i"))
+    mishaps: Mishaps | None = None
+
+    @property
+    def segments(self) -> list[RowSpan]:
+        return read_spans(self.spans)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return read_chunks(self.chunk_rows)
+
+    @property
+    def preempted_at(self) -> list[float]:
+        return self.mishaps.preempted_at if self.mishaps else []
+
+    @property
+    def preempted_rows(self) -> list[int]:
+        return self.mishaps.preempted_rows if self.mishaps else []
+
+    @property
+    def causes(self) -> list[Cause]:
+        return self.mishaps.causes if self.mishaps else []
+
+    @property
+    def dropped(self) -> list[int]:
+        return self.mishaps.dropped if self.mishaps else []
+
+    @property
+    def aside(self) -> list[tuple[float, str]]:
+        return self.mishaps.aside if self.mishaps else []
+
+    def own_mishaps(self) -> Mishaps:
+        """To be written into."""
+        if self.mishaps is None:
+            self.mishaps = Mishaps()
+        return self.mishaps
 
     @property
     def deadline(self) -> float | None:
@@ -139,15 +172,11 @@ class Record:
         self.shortfalls: dict[int, Shortfall] = {}
         self._held: Held | None = None
         self._aside: dict[int, Why] = {}
-        self._computed: dict[int, int] = {}
-        self._has_kv: set[int] = set()
-        self._emitting: set[int] = set()
         self._decoding_since: dict[int, int] = {}
 
     def arrive(self, request: Request) -> Life:
         """A request reached the engine."""
         life = self.lives[request.id] = Life(request, every=self.every)
-        self._computed[request.id] = 0
         return life
 
     def decided(self, batch: Batch, now: float) -> None:
@@ -161,11 +190,12 @@ class Record:
     def _note_preempted(self, batch: Batch, now: float) -> None:
         for i, cause in zip(batch.preempted, batch.causes or repeat(UNKNOWN), strict=False):
             life = self.lives[i]
-            if i in self._has_kv:
-                self._has_kv.discard(i)
-                life.preempted_at.append(now)
-                life.preempted_rows.append(len(self.steps))
-                life.causes.append(cause)
+            if life.has_kv:
+                life.has_kv = False
+                mishaps = life.own_mishaps()
+                mishaps.preempted_at.append(now)
+                mishaps.preempted_rows.append(len(self.steps))
+                mishaps.causes.append(cause)
             else:
                 life.bounces += 1
 
@@ -174,10 +204,10 @@ class Record:
         if aside == self._aside:
             return
         for i in self._aside.keys() - aside.keys():
-            self.lives[i].aside.append((now, ""))
+            self.lives[i].own_mishaps().aside.append((now, ""))
         for i, why in aside.items():
             if why != self._aside.get(i):
-                self.lives[i].aside.append((now, why))
+                self.lives[i].own_mishaps().aside.append((now, why))
         self._aside = aside
 
     def step(
@@ -197,21 +227,15 @@ class Record:
         times = (start if decided is None else decided, start, end)
         self.steps.append(times, batch.kind, load, len(batch.preempted), queues)
         emits = set(batch.emits)
-        known = self._emitting
+        lives = self.lives
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
-            life = self.lives[i]
-            self._count_tokens(life, context, tokens)
-            kind = "decode" if tokens == 1 and i in known and i in emits else "prefill"
-            segments = life.segments
-            previous = segments[-1] if segments else NOTHING
-            goes_on = previous.kind == kind and previous.last == row - 1
-            if goes_on and (kind == "decode" or not previous.emits):
-                segments[-1] = RowSpan(kind, previous.first, row, i in emits)
-            else:
-                segments.append(RowSpan(kind, row, row, i in emits))
-            if kind == "prefill" or not goes_on:
-                life.chunks.append(Chunk(row, tokens, context))
-        known |= emits
+            life = lives[i]
+            _count_tokens(life, context, tokens)
+            decode = tokens == 1 and life.emitting and i in emits
+            if not (note(life.spans, row, decode=decode, emits=i in emits) and decode):
+                life.chunk_rows.extend((row, tokens, context))
+        for i in emits:
+            lives[i].emitting = True
         for i in batch.joined:
             self._decoding_since[i] = row
         return row
@@ -225,17 +249,18 @@ class Record:
         steps = len(ends)
         self.steps.repeat(ends, free_blocks, lag)
         for i, _ in batch.scheduled:
-            segments = self.lives[i].segments
-            segments[-1] = segments[-1]._replace(last=segments[-1].last + steps)
-            self._computed[i] += steps
+            life = self.lives[i]
+            life.spans[-1] += steps
+            life.computed += steps
 
     def leave(self, i: int, last: int) -> int:
         """Request ``i`` has decoded in a group up to row ``last``; returns in how many steps."""
         first = self._decoding_since.pop(i)
         steps = last - first + 1
         if steps > 0:
-            self.lives[i].segments.append(RowSpan("decode", first, last, True))
-            self._computed[i] += steps
+            life = self.lives[i]
+            life.spans.extend((DECODE + EMITS, first, last))
+            life.computed += steps
         return steps
 
     def decoding(self) -> tuple[int, ...]:
@@ -251,6 +276,7 @@ class Record:
         for i in list(self._decoding_since):
             self.leave(i, last)
         for life in self.lives.values():
+            life.computed = 0  # for nobody asks any more, and a million integers take 32 MB
             if life.dropped:
                 _drop(life)
             self._settle(life)
@@ -271,15 +297,15 @@ class Record:
             if life.first_token is None:
                 life.first_token = ends[first]
             life.tokens += count
-            life.last_token = ends[first + count - 1]
+            last_token = ends[first + count - 1]
+            life.last_token = until if last_token == until else last_token  # one float for both
 
-    def _count_tokens(self, life: Life, context: int, tokens: int) -> None:
-        i = life.request.id
-        known = self._computed[i]
-        if known > context:
-            life.recomputed_tokens += min(known, context + tokens) - context
-        self._computed[i] = max(known, context + tokens)
-        self._has_kv.add(i)
+
+def _count_tokens(life: Life, context: int, tokens: int) -> None:
+    if life.computed > context:
+        life.recomputed_tokens += min(life.computed, context + tokens) - context
+    life.computed = max(life.computed, context + tokens)
+    life.has_kv = True
 
 
 def emitting_rows(life: Life) -> Iterator[tuple[int, int]]:
@@ -306,4 +332,4 @@ def _drop(life: Life) -> None:
             start = row + 1
         if start <= segment.last:
             kept.append(RowSpan("decode", start, segment.last, segment.emits))
-    life.segments = kept
+    life.spans = written(kept)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from simkv.core.request import Request
-from simkv.loop.record import Life, RowSpan
+from simkv.loop.record import Life
+from simkv.loop.spans import RowSpan, written
 from simkv.measure.metrics import message_rows
 
 RECORDED = json.loads((Path(__file__).parent / "streamer.json").read_text(encoding="utf-8"))
@@ -17,6 +18,7 @@ RECORDED = json.loads((Path(__file__).parent / "streamer.json").read_text(encodi
 def test_the_same_tokens_are_sent(interval: int, tokens: int, sent: list[int]) -> None:
     """The first token comes with a prefill in row 7; decodes pause for another's prefill."""
     life = Life(Request(0, 4, tokens), tokens=tokens, every=interval)
-    life.segments = [RowSpan("prefill", 7, 7, True), RowSpan("decode", 9, 7 + tokens, True)]
+    segments = [RowSpan("prefill", 7, 7, True), RowSpan("decode", 9, 7 + tokens, True)]
+    life.spans = written(segments)
     row_of = np.append([7], np.arange(9, 8 + tokens))
     assert message_rows(life).tolist() == [row_of[count - 1] for count in sent]

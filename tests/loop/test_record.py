@@ -5,7 +5,8 @@ from __future__ import annotations
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch
-from simkv.loop.record import Record, RowSpan, emitting_rows
+from simkv.loop.record import Record, emitting_rows
+from simkv.loop.spans import RowSpan
 from tests.fakes import Fifo, Seconds, simulate
 
 

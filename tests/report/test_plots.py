@@ -14,7 +14,8 @@ import pytest
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.costs.load import Load
-from simkv.loop.record import Life, Record, RowSpan, Standstill
+from simkv.loop.record import Life, Mishaps, Record, Standstill
+from simkv.loop.spans import RowSpan, written
 from simkv.loop.steplog import Backlog
 from simkv.measure.simulate import run_file, run_scenario
 from simkv.report.fleet_picture import draw_fleet, slowest
@@ -92,8 +93,8 @@ def life_of(
     request = Request(id=i, prompt_tokens=1, max_tokens=9, arrival=arrival, output_tokens=9)
     life = Life(request, outcome, ended_at=ended_at)
     if preempted:
-        life.preempted_at, life.preempted_rows = [preempted[0]], [preempted[1]]
-    life.segments = [RowSpan(kind, first, last, True) for kind, first, last in segments]
+        life.mishaps = Mishaps([preempted[0]], [preempted[1]])
+    life.spans = written(RowSpan(kind, first, last, True) for kind, first, last in segments)
     return life
 
 

@@ -7,13 +7,15 @@ gaps) holds; what needs all steps in order of time is for the records of the rep
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
 
 from simkv.core.request import Request
-from simkv.loop.record import Life, Record
+from simkv.loop.record import Life, Mishaps, Record
+from simkv.loop.spans import later
 
 
 def whole(
@@ -52,12 +54,18 @@ def _shifted(life: Life, rows: int) -> Life:
     """The life in a log that starts ``rows`` rows later."""
     if not rows:
         return life
+    mishaps = life.mishaps
+    if mishaps is not None:
+        mishaps = replace(
+            mishaps,
+            dropped=[row + rows for row in life.dropped],
+            preempted_rows=[row + rows for row in life.preempted_rows],
+        )
     return replace(
         life,
-        segments=[s._replace(first=s.first + rows, last=s.last + rows) for s in life.segments],
-        chunks=[chunk._replace(row=chunk.row + rows) for chunk in life.chunks],
-        dropped=[row + rows for row in life.dropped],
-        preempted_rows=[row + rows for row in life.preempted_rows],
+        spans=later(life.spans, rows, (1, 2)),
+        chunk_rows=later(life.chunk_rows, rows, (0,)),
+        mishaps=mishaps,
     )
 
 
@@ -67,17 +75,21 @@ def _one(lives: Sequence[Life]) -> Life:
         return lives[0]
     first_tokens = [life.first_token for life in lives if life.first_token is not None]
     last_tokens = [life.last_token for life in lives if life.last_token is not None]
+    whole = _counted(lives[-1], lives[:-1])
     return replace(
-        _counted(lives[-1], lives[:-1]),
+        whole,
         request=lives[0].request,
         first_token=first_tokens[0] if first_tokens else None,
         last_token=last_tokens[-1] if last_tokens else None,
         tokens=sum(life.tokens for life in lives),
-        segments=[segment for life in lives for segment in life.segments],
-        dropped=[row for life in lives for row in life.dropped],
+        spans=array("i", chain.from_iterable(life.spans for life in lives)),
         seen=lives[0].seen,
-        chunks=[chunk for life in lives for chunk in life.chunks],
-        aside=[change for life in lives for change in life.aside],
+        chunk_rows=array("i", chain.from_iterable(life.chunk_rows for life in lives)),
+        mishaps=replace(
+            whole.mishaps or Mishaps(),
+            dropped=[row for life in lives for row in life.dropped],
+            aside=[change for life in lives for change in life.aside],
+        ),
     )
 
 
@@ -91,7 +103,10 @@ def _counted(life: Life, others: Sequence[Life]) -> Life:
         life,
         bounces=sum(x.bounces for x in lives),
         recomputed_tokens=sum(x.recomputed_tokens for x in lives),
-        preempted_rows=[row for row, _, _ in taken],
-        preempted_at=[at for _, at, _ in taken],
-        causes=[cause for _, _, cause in taken],
+        mishaps=replace(
+            life.mishaps or Mishaps(),
+            preempted_rows=[row for row, _, _ in taken],
+            preempted_at=[at for _, at, _ in taken],
+            causes=[cause for _, _, cause in taken],
+        ),
     )

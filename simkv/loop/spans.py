@@ -1,0 +1,77 @@
+"""Where a request was in the step log: kept as numbers one behind the other, read as tuples."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class RowSpan(NamedTuple):
+    """A request in consecutive rows ``first`` to ``last`` of the step log.
+
+    If ``emits``, a ``decode`` emits one token at the end of each of them and a ``prefill`` one at
+    the end of the last.
+    """
+
+    kind: str
+    first: int
+    last: int
+    emits: bool
+
+
+class Chunk(NamedTuple):
+    """In ``row`` a request computed ``tokens`` tokens on top of ``context`` ones that had KV."""
+
+    row: int
+    tokens: int
+    context: int
+
+
+#: What a span is, by the first of its three numbers; the others are its first row and its last.
+KINDS = (("decode", False), ("decode", True), ("prefill", False), ("prefill", True))
+DECODE, PREFILL, EMITS = 0, 2, 1
+#: Numbers of a span and of a chunk.
+WIDTH = 3
+
+
+def note(spans: array[int], row: int, *, decode: bool, emits: bool) -> bool:
+    """The request is in ``row``; returns whether it goes on there with what it did before."""
+    what = (DECODE if decode else PREFILL) + emits
+    if spans and spans[-1] == row - 1:
+        before = spans[-3]
+        if before >> 1 == what >> 1 and (decode or not before & EMITS):
+            spans[-3], spans[-1] = what, row
+            return True
+    spans.extend((what, row, row))
+    return False
+
+
+def read_spans(spans: array[int]) -> list[RowSpan]:
+    """The spans that the numbers stand for."""
+    found = []
+    for at in range(0, len(spans), WIDTH):
+        kind, emits = KINDS[spans[at]]
+        found.append(RowSpan(kind, spans[at + 1], spans[at + 2], emits))
+    return found
+
+
+def written(spans: Iterable[RowSpan]) -> array[int]:
+    """The numbers that stand for spans."""
+    found = array("i")
+    for kind, first, last, emits in spans:
+        found.extend((KINDS.index((kind, emits)), first, last))
+    return found
+
+
+def read_chunks(chunks: array[int]) -> list[Chunk]:
+    """The chunks that the numbers stand for."""
+    return [Chunk(*chunks[at : at + WIDTH]) for at in range(0, len(chunks), WIDTH)]
+
+
+def later(numbers: array[int], rows: int, places: Iterable[int]) -> array[int]:
+    """The same in a log that starts ``rows`` rows later; ``places`` of each three are rows."""
+    found = numbers[:]
+    for place in places:
+        found[place::WIDTH] = array("i", [row + rows for row in numbers[place::WIDTH]])
+    return found
