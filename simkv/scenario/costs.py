@@ -10,7 +10,6 @@ from simkv.core.engine import EngineConfig
 from simkv.core.errors import InputError
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.setting import setting_of
-from simkv.costs.operators.choice import profile_for
 from simkv.costs.profile import Profile, load_profile
 from simkv.scenario.fleet import ReplicaGroup
 from simkv.scenario.hardware import HardwareSection, hardware_of
@@ -33,6 +32,8 @@ class Costs:
         if self.profile is not None:
             return load_profile(self.profile, folder)
         assert self.hardware is not None
+        from simkv.costs.operators.choice import profile_for  # most runs need none of it
+
         tables = [Path(self.hardware.tables)] if self.hardware.tables else []
         return profile_for(_on_one_node(self.hardware), setting_of(self.engine), tables)
 

@@ -23,7 +23,6 @@ from simkv.workload.rows import (
     stream_name,
 )
 from simkv.workload.source import Selection, Source, Tally
-from simkv.workload.traces.find import find_format
 
 #: A clock that begins beyond so many seconds (three years) tells the time of day.
 WALL_CLOCK = 1e8
@@ -50,6 +49,8 @@ class Reader:
         columns: Mapping[str, str] | None = None,
     ) -> None:
         self.selection = selection or Selection()
+        from simkv.workload.traces.find import find_format  # which imports all formats
+
         self.format, self.path = find_format(path, format, columns)
         self._progress = progress
         self.source = Source(self.path, self.selection, progress)

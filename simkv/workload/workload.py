@@ -34,7 +34,6 @@ from simkv.workload.forms import Burst, Listed
 from simkv.workload.generators import Arrivals, FiniteRate, Pace, Rate, Sessions
 from simkv.workload.source import Selection
 from simkv.workload.trace import Trace, cached_trace
-from simkv.workload.traces.find import NAMES
 
 FORMS = ("requests", "burst", "arrivals", "sessions", "trace")
 #: Fields that say which part of a trace is taken, and how it is replayed.
@@ -57,7 +56,11 @@ def fields_of_others(chosen: Container[str]) -> list[str]:
 
 
 def _known_format(name: str) -> str:
-    if name not in ("auto", *NAMES):
+    if name == "auto":
+        return name
+    from simkv.workload.traces.find import NAMES  # which imports all formats
+
+    if name not in NAMES:
         raise ValueError(
             f"{name!r} is not known{nearest(name, NAMES)}; expected auto, {', '.join(NAMES)}"
         )
