@@ -13,6 +13,7 @@ from simkv.cli import (
     conform,
     counterfactual,
     diagnose,
+    evolve,
     explain,
     lab,
     own,
@@ -46,6 +47,7 @@ app.command()(explain.explain)
 app.command()(diagnose.diagnose)
 app.command()(sweep.sweep)
 app.command()(plan.plan)
+app.command()(evolve.evolve)
 app.add_typer(counterfactual.app)
 app.command()(serve.serve)
 app.command()(own.check_scheduler)

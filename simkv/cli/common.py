@@ -22,11 +22,12 @@ Perfetto = Annotated[
 ]
 
 
-def _trust(yes: bool) -> None:
+def _trust(yes: bool) -> bool:
     if yes or "simkv.scenario.own.source" in sys.modules:
         from simkv.scenario.own.source import trust
 
         trust(yes)
+    return yes
 
 
 Trust = Annotated[

@@ -7,6 +7,7 @@ from dataclasses import Field, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from simkv.core.recording import Recording
+from simkv.core.rule import Seam
 from simkv.core.scheduler import KvConnector, Refusal, Scheduler, Variant
 from simkv.core.setting import EngineSetting
 
@@ -111,7 +112,8 @@ class EngineSpec:
     ``lora`` is the knob that lets requests ask for LoRA adapters (None: they cannot).
 
     ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
-    by side, as the ``pipeline`` of a scenario has it.
+    by side, as the ``pipeline`` of a scenario has it. ``seams`` are the decisions that its knob
+    ``rule`` can take.
     """
 
     name: str
@@ -138,6 +140,7 @@ class EngineSpec:
     transfer: Transfer | None = None
     naming: Naming = Naming()
     has_threads: bool = False
+    seams: tuple[Seam, ...] = ()
 
     def variant(self, name: str) -> Variant:
         """The variant that a config calls by this name."""

@@ -123,6 +123,8 @@ AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
 
 def check_kv_connector(engines: Sequence[EngineConfig]) -> None:
     """Raise ValueError if KV cannot go from one of these engines to another."""
+    if any(getattr(engine, "rule", None) for engine in engines):
+        raise ValueError("fleet: replicas that prefill and decode go by no rule; leave it out")
     able = {name: spec.transfer.variants for name, spec in ENGINES.items() if spec.transfer}
     for engine in engines:
         if spec_of(engine).naming.variant_of(engine.variant) not in able.get(engine.name, ()):

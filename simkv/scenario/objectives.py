@@ -32,7 +32,7 @@ KNOWN = (*FIGURES, *DERIVED)
 #: With limits of --goodput and no bound on it, this share of all requests must be good.
 DEFAULT_SHARE = 0.99
 #: Whoever bounds one of these has said what becomes of requests that are not served.
-_OF_FATE = {"unserved", *Outcome}
+OF_FATE = {"unserved", *Outcome}
 
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
 
@@ -116,7 +116,7 @@ def complete(asked: Sequence[Objective], goodput: Mapping[str, float]) -> list[O
             raise InputError(f"--slo {objective}: needs limits, as in --goodput ttft:500 tpot:50")
     figures_asked = {objective.figure for objective in asked}
     assumed = []
-    if not figures_asked & _OF_FATE:
+    if not figures_asked & OF_FATE:
         assumed.append(Objective("unserved", "<=", 0.0, assumed=True))
     if goodput and not figures_asked & set(OF_GOODPUT):
         assumed.append(Objective("goodput_share", ">=", DEFAULT_SHARE, assumed=True))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from simkv.core.engine import EngineSpec
 from simkv.core.request import Request
+from simkv.core.rule import Seam
 from simkv.core.scheduler import Scheduler
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
@@ -25,7 +26,9 @@ from simkv.loop.record import Record
 from simkv.loop.serve import serve
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import registry
+from simkv.schedulers.mistralrs.seams import WITHOUT
 from simkv.schedulers.sglang import versions as sglang_versions
+from simkv.schedulers.vllm.spec import VLLM
 from simkv.schedulers.vllm.versions import RULES, VllmRules, rules_of
 from simkv.workload.workload import generate
 
@@ -45,6 +48,29 @@ def rarely(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
+def _expression(seam: Seam, depth: int) -> st.SearchStrategy[str]:
+    """A random expression of a rule, in no more than so many levels."""
+    leaf = st.sampled_from([*seam.names, *seam.names, "0", "1", "0.3", "7"])
+    if not depth:
+        return leaf
+    inner = _expression(seam, depth - 1)
+    forms = ["{} - {}", "{} * {}", "{} / ({})", "-({}) + {}", "min({}, {})", "1 if {} < {} else 0"]
+    two = st.tuples(st.sampled_from(forms), inner, inner)
+    return leaf | two.map(lambda one: f"({one[0].format(*one[1:])})")
+
+
+def rules(engine: str) -> st.SearchStrategy[str]:
+    """Rules over some of the seams of an engine."""
+    seams = {seam.name: seam for seam in registry.ENGINES[engine].seams}
+    some = st.lists(st.sampled_from(sorted(seams)), min_size=1, max_size=3, unique=True)
+    lines = some.flatmap(
+        lambda names: st.tuples(
+            *(_expression(seams[name], 2).map(f"{name} = {{}}".format) for name in names)
+        )
+    )
+    return lines.map("; ".join)
+
+
 def _mistralrs(draw: Draw, variant: str) -> Knobs:
     return {
         "block_size": draw(st.sampled_from([1, 2, 4, 8])),
@@ -54,6 +80,7 @@ def _mistralrs(draw: Draw, variant: str) -> Knobs:
         "waiting_timeout": draw(_whole(0, 6) | st.just(64)),
         "prefill_batch_max_seqs": draw(_whole(1, 4)),
         "prefill_batch_max_tokens": draw(_whole(8, 64)),
+        "rule": None if variant in WITHOUT else draw(rarely(rules("mistralrs"))),
     }
 
 
@@ -87,6 +114,8 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "max_loras": draw(_whole(1, 2)),
         "max_cpu_loras": draw(rarely(_whole(2, 3))),
     }
+    seams = knobs["policy"] == "fcfs" and "rule" not in VLLM.lacks[variant]
+    knobs["rule"] = draw(rarely(rules("vllm"))) if seams else None
     if variant == "0.33.0-swap":
         knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
         return knobs

@@ -12,7 +12,7 @@ from simkv.core.scheduler import Batch
 from simkv.loop.record import Life, Record
 from simkv.measure.metrics import ending_of
 from simkv.schedulers.mistralrs.config import MistralrsConfig
-from simkv.schedulers.mistralrs.scheduler import build
+from simkv.schedulers.mistralrs.spec import build
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from tests.fakes import Fifo, Seconds, die, hang, simulate

@@ -15,7 +15,8 @@ from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch, Livelock
 from simkv.schedulers.mistralrs.config import MistralrsConfig
 from simkv.schedulers.mistralrs.queues import Queues, State
-from simkv.schedulers.mistralrs.scheduler import Bucketed, build
+from simkv.schedulers.mistralrs.scheduler import Bucketed
+from simkv.schedulers.mistralrs.spec import build
 from simkv.schedulers.mistralrs.versions import RULES
 
 KV_VARIANTS = sorted(RULES)

@@ -35,6 +35,8 @@ class VllmKnobs(VllmConfig):
     def __post_init__(self) -> None:
         """Raise ValueError for what vLLM or a rule cannot have."""
         super().__post_init__()
+        if self.rule is not None:
+            raise ValueError("rule: the rule is this file's; expected none")
         if self.policy != "fcfs":
             raise ValueError(f"policy: {self.policy}; a rule takes the place of it, expected fcfs")
         rules = rules_of(self.variant)

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from simkv.core.rule import parse_rule
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS
+from simkv.schedulers.mistralrs.seams import SEAMS, WITHOUT
 
 VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034july", "merged2250"]
 
@@ -38,6 +40,13 @@ class MistralrsConfig:
     prefill_batch_max_tokens: Annotated[int, Gt(0)] = 16384
     """Most prompt tokens computed in one step. [EricLBuehler/mistral.rs#2034]"""
 
+    rule: str | None = None
+    """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line.
+    [ours; docs/how-to/evolve.md]"""
+
     def __post_init__(self) -> None:
+        if self.rule is not None and self.variant in WITHOUT:
+            raise ValueError(f"rule: variant {self.variant!r} has no seams for rules; use bucketed")
+        parse_rule(self.rule, SEAMS)
         if self.variant == "seed" and self.prefix_caching:
             raise ValueError("prefix_caching: variant 'seed' has no prefix cache; use false")

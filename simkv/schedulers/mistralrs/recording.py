@@ -20,7 +20,7 @@ def _config(header: Line) -> MistralrsConfig:
 
 def _knobs(config: MistralrsConfig) -> Line:
     knobs = asdict(config)
-    del knobs["name"], knobs["variant"]
+    del knobs["name"], knobs["variant"], knobs["rule"]  # the engine knows no rule
     knobs["num_gpu_blocks_arg"] = knobs.pop("num_gpu_blocks")
     knobs["num_blocks"] = knobs["num_gpu_blocks_arg"] - (config.variant != "seed")
     return knobs

@@ -30,22 +30,9 @@ from simkv.schedulers.mistralrs.queues import (
     State,
     differs,
 )
-from simkv.schedulers.mistralrs.seed import Seed
 from simkv.schedulers.mistralrs.versions import RULES, MistralrsRules
 
 Key = tuple[int, bool]
-
-
-def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> Queues:
-    """The scheduler of ``config.variant``, or one that differs from it in its ``rules``.
-
-    ``seed`` has none that could differ.
-    """
-    if config.variant == "seed":
-        return Seed(config)
-    if config.variant == "pr2034july":
-        return July(config, rules)
-    return Bucketed(config, rules)
 
 
 class Bucketed(Queues):
@@ -153,18 +140,23 @@ class Bucketed(Queues):
                 todo.append(q)
                 watch.look((tuple(todo), self.pool.free), [*keep, *todo], MIXED_DECODE)
         self.running = keep + appended
-        chosen = self.running
-        if self.rules.unequal_decodes != "run together":
-            chosen, others = self._bucket(keep)
-            if self.rules.unequal_decodes == "preempt":
-                self._bounce(others, chosen)
-            else:
-                self._defer(others)
-                self.running = others + chosen + appended
+        chosen = self._together(keep, appended)
         for q in self.running:
             q.state = State.COMPLETION
             self._register(q, q.length)
         return list(chosen)
+
+    def _together(self, keep: list[Sequence], appended: list[Sequence]) -> list[Sequence]:
+        """Those of the running that decode in this step; what becomes of the others is done."""
+        if self.rules.unequal_decodes == "run together":
+            return self.running
+        chosen, others = self._bucket(keep)
+        if self.rules.unequal_decodes == "preempt":
+            self._bounce(others, chosen)
+        else:
+            self._defer(others)
+            self.running = others + chosen + appended
+        return chosen
 
     def _grows(self, q: Sequence, todo: deque[Sequence]) -> bool:
         """Room for the next token, taken from the far end of ``todo`` if need be."""
@@ -195,12 +187,14 @@ class Bucketed(Queues):
             groups.setdefault(self._key(q), []).append(q)
         if len(groups) <= 1:
             return sequences, []
-        if self.rules.bucket == "shortest":
-            chosen = min(groups, key=lambda key: key[0])
-        else:
-            chosen = min(groups, key=lambda key: min(q.prompt.arrival for q in groups[key]))
-        running = groups.pop(chosen)
+        running = groups.pop(self._first(groups))
         return running, [q for group in groups.values() for q in reversed(group)]
+
+    def _first(self, groups: dict[Key, list[Sequence]]) -> Key:
+        """The group that runs."""
+        if self.rules.bucket == "shortest":
+            return min(groups, key=lambda key: key[0])
+        return min(groups, key=lambda key: min(q.prompt.arrival for q in groups[key]))
 
     def _bounce(self, others: list[Sequence], chosen: list[Sequence]) -> None:
         for q in others:

@@ -5,12 +5,28 @@ from __future__ import annotations
 from simkv.core.engine import EngineSpec, Tabled
 from simkv.core.setting import EngineSetting
 from simkv.schedulers.mistralrs.config import MistralrsConfig
+from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.recording import RECORDING
-from simkv.schedulers.mistralrs.scheduler import build
-from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES, VARIANTS
+from simkv.schedulers.mistralrs.ruled import RuledBucketed
+from simkv.schedulers.mistralrs.scheduler import Bucketed, July
+from simkv.schedulers.mistralrs.seams import SEAMS, WITHOUT
+from simkv.schedulers.mistralrs.seed import Seed
+from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES, VARIANTS, MistralrsRules
 
 #: Read by the variants whose rules have a ``prefill_limit``.
 PREFILL_LIMITS = ("prefill_batch_max_seqs", "prefill_batch_max_tokens")
+
+
+def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> Queues:
+    """The scheduler of ``config.variant``, or one that differs from it in its ``rules``.
+
+    ``seed`` has none that could differ.
+    """
+    if config.variant == "seed":
+        return Seed(config)
+    if config.variant == "pr2034july":
+        return July(config, rules)
+    return (RuledBucketed if config.rule else Bucketed)(config, rules)
 
 
 def _with_tables(config: MistralrsConfig) -> Tabled:
@@ -45,10 +61,12 @@ MISTRALRS = EngineSpec(
     lacks={
         variant: (
             *(("prefix_caching",) if variant == "seed" else ()),
+            *(("rule",) if variant in WITHOUT else ()),
             *(() if variant in RULES and RULES[variant].prefill_limit else PREFILL_LIMITS),
         )
         for variant in VARIANTS
     },
     rules=RULES,
     rules_read={"pr2034july": JULY_RULES},
+    seams=SEAMS,
 )

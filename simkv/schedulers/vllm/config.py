@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from simkv.core.rule import parse_rule
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS
-from simkv.schedulers.vllm.versions import ReleaseNames, rules_of
+from simkv.schedulers.vllm.seams import SEAMS
+from simkv.schedulers.vllm.versions import ReleaseNames, VllmRules, rules_of
 
 #: Knobs that no decision depends on: what steps cost and how many blocks there are does.
 OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
@@ -102,6 +104,9 @@ class VllmConfig:
     max_cudagraph_capture_size: Annotated[int, Gt(0)] | None = None
     """Most tokens of a step that is a CUDA graph; left out twice the sequences, at most 512. No
     decision depends on it. [--max-cudagraph-capture-size]"""
+    rule: str | None = None
+    """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line.
+    [ours; docs/how-to/evolve.md]"""
     startup_check: bool = True
     """Whether a max_model_len that the cache cannot hold is refused; vLLM let it pass with
     num_gpu_blocks_override until #41069 and #47272. [vllm-project/vllm#39734]"""
@@ -109,6 +114,8 @@ class VllmConfig:
     def __post_init__(self) -> None:
         rules = rules_of(self.variant)
         rules.refuse(self.variant, self)
+        if self.rule is not None:
+            self._check_rule(rules)
         spare = 1 if rules.spares_null_block else 0
         usable = (self.num_gpu_blocks - spare) * self.block_size
         if self.startup_check and usable < self.max_model_len:
@@ -141,3 +148,14 @@ class VllmConfig:
                 f"max_num_active_seqs: {self.max_num_active_seqs} must be at most max_num_seqs "
                 f"{self.max_num_seqs}"
             )
+
+    def _check_rule(self, rules: VllmRules) -> None:
+        if rules.skip_blocked or rules.swaps:
+            raise ValueError(
+                f"rule: variant {self.variant!r} has no seams for rules; use a release"
+            )
+        if self.policy != "fcfs":
+            raise ValueError(
+                f"rule: policy is {self.policy}; a rule takes the place of it, use fcfs"
+            )
+        parse_rule(self.rule, SEAMS)

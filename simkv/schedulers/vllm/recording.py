@@ -20,7 +20,7 @@ NO_LORAS = {"enable_lora": False, "max_loras": 1, "max_cpu_loras": None}
 
 def _config(header: Line) -> VllmConfig:
     """Knobs as recorded; the recorder drove the scheduler alone, past the check at start-up."""
-    ours = {"name", "variant", "startup_check", *OF_COSTS}
+    ours = {"name", "variant", "rule", "startup_check", *OF_COSTS}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
     variant = recorded.get("variant", header["variant"])
@@ -33,7 +33,7 @@ def _config(header: Line) -> VllmConfig:
 
 
 def _knobs(config: VllmConfig) -> Line:
-    ours = ("name", "startup_check", *OF_COSTS)
+    ours = ("name", "rule", "startup_check", *OF_COSTS)
     return {knob: value for knob, value in asdict(config).items() if knob not in ours}
 
 

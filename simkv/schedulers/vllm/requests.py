@@ -125,8 +125,7 @@ class PriorityQueue:
             self.put_back(r)
         return aside
 
-    @staticmethod
-    def _urgency(r: RequestState) -> tuple[int, float, int]:
+    def _urgency(self, r: RequestState) -> tuple[float, float, int]:
         return (-r.prompt.priority, -r.prompt.arrival, -r.id)
 
 

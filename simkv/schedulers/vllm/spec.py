@@ -7,7 +7,9 @@ from simkv.core.errors import InputError
 from simkv.schedulers.vllm.admission import admission
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.recording import RECORDING
+from simkv.schedulers.vllm.ruled import RuledVllm
 from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.seams import SEAMS
 from simkv.schedulers.vllm.setting import setting_of
 from simkv.schedulers.vllm.swap import VllmSwapScheduler
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
@@ -30,14 +32,16 @@ def build(
     With ``tables`` it hands out real blocks in any case.
     """
     swaps = rules_of(config.variant).swaps
-    return (VllmSwapScheduler if swaps else VllmScheduler)(config, rules, tables=tables)
+    of = VllmSwapScheduler if swaps else RuledVllm if config.rule else VllmScheduler
+    return of(config, rules, tables=tables)
 
 
 def _with_tables(config: VllmConfig) -> Tabled:
-    if config.policy == "priority" and not rules_of(config.variant).drops_victims:
+    chooses = config.policy == "priority" or config.rule is not None
+    if chooses and not rules_of(config.variant).drops_victims:
         raise InputError(
-            f"policy: under priority vLLM {config.variant} computes requests whose blocks are "
-            "gone, which no device can follow; only fcfs"
+            f"policy: under priority or a rule vLLM {config.variant} computes requests whose "
+            "blocks are gone, which no device can follow; only fcfs"
         )
     scheduler = build(config, tables=True)
     assert scheduler.memory.tables is not None
@@ -61,8 +65,12 @@ VLLM = EngineSpec(
     memory="num_gpu_blocks",
     longest="max_model_len",
     lora="enable_lora",
-    lacks={variant: tuple(rules.fixed) for variant, rules in RULES.items()},
+    lacks={
+        variant: (*rules.fixed, *(("rule",) if rules.skip_blocked or rules.swaps else ()))
+        for variant, rules in RULES.items()
+    },
     admission=admission,
     transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), VllmTransferScheduler),
     naming=Naming(variant_of, like, assumed),
+    seams=SEAMS,
 )

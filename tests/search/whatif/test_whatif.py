@@ -15,7 +15,7 @@ from simkv.report.whatif_tables import whatif_json, whatif_parts
 from simkv.scenario.load import load
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.mistralrs.scheduler import build
+from simkv.schedulers.mistralrs.spec import build
 from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES
 from simkv.search.fields import with_knobs
 from simkv.search.jobs import Job

@@ -1,0 +1,135 @@
+"""Does the search find what pull request 2034 of mistral.rs found? Ten searches, and ten by chance.
+
+python benchmarks/evolve.py --seeds 10 --budget 200 --jobs 2
+
+Each begins with random rules over the variant before the fix (`bucketed`) on the forty requests,
+drawn by chance, at three cache sizes. The winner is then run with seeds that no search has seen,
+beside `pr2034`. It counts as found if on their mean none of the figures below is worse by more
+than a hundredth, at any of the three sizes. Prints a table; what was run is kept in --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+from simkv.scenario.load import load
+from simkv.schedulers.registry import spec_of
+from simkv.search.bench import Bench, bench_for
+from simkv.search.evolve.aims import goals_of
+from simkv.search.evolve.conditions import Ground, Tryout, ground_of
+from simkv.search.evolve.contest import Candidate, Contest, Entry
+from simkv.search.evolve.rules import draw_rules, grow_rules
+from simkv.search.evolve.words import rule_in_words
+
+HERE = Path(__file__).parent
+SCENARIO = HERE / "evolve-forty.yaml"
+SIZES = (257, 513, 1025)
+OBJECTIVES = ("e2e_ms.mean", "e2e_ms.p99")
+#: What must be as good as the fix has it.
+FIGURES = ("unserved", "e2e_ms.mean", "e2e_ms.p99", "recompute_tax")
+#: As good: not worse by more than this share, or than this where the fix has nothing.
+MARGIN = 0.01
+FIX = Candidate((("engine.variant", "pr2034"),))
+Grow = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one search found: at which evaluation it first was as good as the fix by the seeds it
+    was chosen by, and whether its winner is so by others."""
+
+    rule: str
+    first: int | None
+    holds: bool
+    worst: tuple[str, float]
+
+
+def ground(unseen: int) -> Ground:
+    """The forty requests with a seed to choose by and others, at every size."""
+    scenarios = [load(SCENARIO, [f"engine.num_gpu_blocks={size}"])["run"] for size in SIZES]
+    return ground_of([(one, SCENARIO.parent) for one in scenarios], 1, unseen)
+
+
+def search(grow: Grow, on: Ground, seed: int, budget: int, bench: Bench) -> Found:
+    """One search, and its winner beside the fix."""
+    goals = goals_of(OBJECTIVES, {})
+    contest = Contest(on.train, goals, {}, bench)
+    contest.start()
+    seams = spec_of(on.train[0].scenario.engine).seams
+    grow(contest, seams, budget, seed)
+    tried = list(contest.standings.values())[1:]
+    (fix,) = contest.add([FIX])
+    good = [n for n, one in enumerate(tried, start=1) if _as_good(one, fix)]
+    winner = min(tried, key=lambda one: one.score).candidate
+    worst = max((_worse(winner, some, bench) for some in _by_size(on.test)), key=lambda one: one[1])
+    return Found(str(winner.change[0][1]), good[0] if good else None, worst[1] <= MARGIN, worst)
+
+
+def _as_good(one: Entry, fix: Entry) -> bool:
+    pairs = zip(one.loss, fix.loss, strict=True)
+    return one.unserved <= fix.unserved and all(a <= b + MARGIN for a, b in pairs)
+
+
+def _by_size(trials: Sequence[Tryout]) -> list[list[Tryout]]:
+    each = len(trials) // len(SIZES)
+    return [list(trials[i * each : (i + 1) * each]) for i in range(len(SIZES))]
+
+
+def _worse(winner: Candidate, trials: Sequence[Tryout], bench: Bench) -> tuple[str, float]:
+    """The figure in which the winner is worst beside the fix, and by which share."""
+    contest = Contest(trials, goals_of(FIGURES, {}), {}, bench)
+    contest.start()
+    ours, fix = contest.add([winner, FIX])
+    found = []
+    for goal in contest.goals:
+        name = goal.figure
+        mine, its = (mean(v[name] or 0.0 for v in one.values) for one in (ours, fix))
+        found.append(
+            (f"{name} at {trials[0].scenario.engine.num_gpu_blocks} blocks", goal.loss(mine, its))
+        )
+    return max(found, key=lambda one: one[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--budget", type=int, default=200)
+    parser.add_argument("--unseen", type=int, default=6)
+    parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--out", type=Path, default=Path("runs/evolve-benchmark"))
+    asked = parser.parse_args()
+    on = ground(asked.unseen)
+    seams = spec_of(on.train[0].scenario.engine).seams
+    ways: dict[str, Grow] = {"search": grow_rules, "by chance": draw_rules}
+    found: dict[str, list[Found]] = {way: [] for way in ways}
+    with bench_for(asked.out / "points.jsonl", asked.jobs) as bench:
+        for seed in range(asked.seeds):
+            for way, grow in ways.items():
+                one = search(grow, on, seed, asked.budget, bench)
+                found[way].append(one)
+                said = one.rule.replace("\n", "; ")
+                verdict = "found" if one.holds else "NOT found"
+                print(
+                    f"{way:9} seed {seed}: {verdict}, first as good at evaluation {one.first}, "
+                    f"worst {one.worst[0]} {one.worst[1]:+.1%}: {said}",
+                    flush=True,
+                )
+    for way, some in found.items():
+        firsts = [one.first for one in some if one.first]
+        after = median(firsts) if firsts else "no"
+        print(
+            f"{way}: {sum(one.holds for one in some)} of {len(some)} as good as pull request 2034 "
+            f"on {asked.unseen} unseen seeds at {len(SIZES)} sizes; as good where it was chosen "
+            f"after {after} evaluations (median of {len(firsts)})"
+        )
+    print("The first that holds, in words:")
+    first = next((one for one in found["search"] if one.holds), None)
+    print("\n".join(rule_in_words(first.rule, seams)) if first else "none")
+
+
+if __name__ == "__main__":
+    main()

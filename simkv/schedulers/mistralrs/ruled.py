@@ -1,0 +1,157 @@
+"""mistral.rs with some of its decisions taken by a rule; the others are its variant's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from simkv.core.request import Prompt
+from simkv.core.rule import Expression, parse_rule
+from simkv.core.scheduler import Need
+from simkv.schedulers.mistralrs.config import MistralrsConfig
+from simkv.schedulers.mistralrs.queues import FOREVER, Sequence, State
+from simkv.schedulers.mistralrs.scheduler import Bucketed, Key
+from simkv.schedulers.mistralrs.seams import GROUPING, SEAMS
+from simkv.schedulers.mistralrs.versions import MistralrsRules
+
+Place = tuple[float, float, int]
+#: Whoever was preempted so often goes round in a circle; beyond it is all one.
+OFTEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """A sequence as an expression sees it; see ``simkv.core.rule`` for the names."""
+
+    q: Sequence
+    of: RuledBucketed
+
+    @property
+    def age(self) -> float:
+        return self.of.newest - self.q.prompt.arrival
+
+    @property
+    def prompt_tokens(self) -> float:
+        return float(self.q.prompt.prompt_tokens)
+
+    @property
+    def tokens(self) -> float:
+        return float(self.q.length)
+
+    @property
+    def blocks(self) -> float:
+        return float(self.of.pool.held(self.q.id))
+
+    @property
+    def preemptions(self) -> float:
+        return float(self.of.preempted.get(self.q.id, 0))
+
+    @property
+    def priority(self) -> float:
+        return float(self.q.prompt.priority)
+
+    @property
+    def bucket(self) -> float:
+        return float(self.q.length.bit_length())
+
+    @property
+    def free(self) -> float:
+        return self.of.pool.free / self.of.pool.num_blocks
+
+    @property
+    def running(self) -> float:
+        return float(len(self.of.running))
+
+    @property
+    def waiting(self) -> float:
+        return float(len(self.of.waiting))
+
+
+class RuledBucketed(Bucketed):
+    """Decides as its variant but where its rule does; equals go by arrival."""
+
+    def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
+        super().__init__(config, rules)
+        rule = self.rule = parse_rule(config.rule, SEAMS)
+        self.newest = 0.0
+        self.preempted: dict[int, int] = {}
+        self._groups: dict[str, Expression] = {}
+        if GROUPING.keys() & rule.keys():
+            own = parse_rule(";".join(f"{k} = {v}" for k, v in GROUPING.items()), SEAMS)
+            self._groups = {name: rule.get(name, own[name]) for name in GROUPING}
+
+    def add(self, prompt: Prompt) -> None:
+        self.newest = max(self.newest, prompt.arrival)
+        super().add(prompt)
+
+    def leap(self, most: int) -> int:
+        """As the variant, while nothing that the rule looks at changes from step to step."""
+        if not self._counts_failures() and self._may_change():
+            return 1
+        return super().leap(most)
+
+    def fingerprint(self) -> Hashable:
+        often = tuple((i, min(count, OFTEN)) for i, count in self.preempted.items())
+        return super().fingerprint(), often
+
+    def _may_change(self) -> bool:
+        order, admit = self.rule.get("running_order"), self.rule.get("admit")
+        if order is None and super()._order_flips():
+            return True
+        if self.waiting and admit is not None and admit.moves and not super()._capped():
+            return True
+        looked_at = [*self._groups.values(), *([order] if order else [])]
+        return any(expression.moves for expression in looked_at)
+
+    def _order_flips(self) -> bool:
+        return "running_order" not in self.rule and super()._order_flips()
+
+    def _meets_others(self) -> int:
+        return FOREVER if self._groups else super()._meets_others()
+
+    def _place(self, by: Expression) -> Callable[[Sequence], Place]:
+        return lambda q: (by(SequenceView(q, self)), q.prompt.arrival, q.id)
+
+    def _admit(self) -> list[Sequence]:
+        if order := self.rule.get("waiting_order"):
+            self.waiting = deque(sorted(self.waiting, key=self._place(order)))
+        return super()._admit()
+
+    def _capped(self) -> bool:
+        if super()._capped():
+            return True
+        admit = self.rule.get("admit")
+        held_back = admit is not None and bool(self.running and self.waiting)
+        return held_back and admit(SequenceView(self.waiting[0], self)) <= 0  # type: ignore[misc]
+
+    def _decode_order(self) -> list[Sequence]:
+        order = self.rule.get("running_order")
+        return sorted(self.running, key=self._place(order)) if order else super()._decode_order()
+
+    def _first(self, groups: dict[Key, list[Sequence]]) -> Key:
+        turn = self.rule.get("turn")
+        if turn is None:
+            return super()._first(groups)
+        return min(groups, key=lambda key: min(map(self._place(turn), groups[key])))
+
+    def _together(self, keep: list[Sequence], appended: list[Sequence]) -> list[Sequence]:
+        if not (self._groups and keep):
+            return super()._together(keep, appended)
+        groups: dict[float, list[Sequence]] = {}
+        for q in keep:
+            groups.setdefault(self._groups["alike"](SequenceView(q, self)), []).append(q)
+        turn = self._place(self._groups["turn"])
+        chosen = groups.pop(min(groups, key=lambda key: min(map(turn, groups[key]))))
+        others = [q for group in groups.values() for q in group]
+        kept = [q for q in others if self._groups["keep"](SequenceView(q, self)) > 0]
+        gone = set(kept)
+        self._bounce([q for q in others if q not in gone], chosen)
+        self._defer(kept)
+        self.running = kept + chosen + appended
+        return chosen
+
+    def _preempt(self, q: Sequence, by: Sequence, why: Need = "blocks") -> None:
+        if q.state in (State.PROMPT, State.COMPLETION):
+            self.preempted[q.id] = self.preempted.get(q.id, 0) + 1
+        super()._preempt(q, by, why)

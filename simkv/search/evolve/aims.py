@@ -1,0 +1,67 @@
+"""What a better scheduler is better at: figures, and how far a run is from what is shipped.
+
+goals = goals_of(["e2e_ms.p99", "jain_index"], {})
+goals[0].loss(9.0, 10.0)  # -0.1: a tenth better than what is shipped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simkv.core.errors import InputError, nearest
+from simkv.core.figures import REGISTRY
+from simkv.scenario.objectives import DERIVED, KNOWN, OF_FATE, OF_GOODPUT
+
+#: What a run counts for that has no such figure: nobody was served, or it failed.
+NO_FIGURE = 10.0
+_MORE = ("good", "goodput", "goodput_share")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A figure, and whether more of it is better."""
+
+    figure: str
+    more: bool
+
+    def __str__(self) -> str:
+        return f"{self.figure}, {'more' if self.more else 'less'} is better"
+
+    def loss(self, value: float | None, shipped: float | None) -> float:
+        """How much worse than what is shipped, per what is shipped; negative if better.
+
+        If that is 0, in the figure's own unit.
+        """
+        if value is None or shipped is None:
+            return 0.0 if value is shipped else NO_FIGURE if value is None else -NO_FIGURE
+        off = (value - shipped) / (abs(shipped) or 1.0)
+        return min(-off if self.more else off, NO_FIGURE)
+
+
+def goals_of(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[Aim, ...]:
+    """``FIGURE``, ``FIGURE:min`` or ``FIGURE:max`` as goals. Raises InputError."""
+    if not asked:
+        raise InputError("--objective: missing; expected a figure, as in 'e2e_ms.p99'")
+    found: dict[str, Aim] = {}
+    for text in asked:
+        figure, colon, way = text.partition(":")
+        if figure not in KNOWN:
+            raise InputError(
+                f"--objective {text}: {figure!r} is not a figure of a run{nearest(figure, KNOWN)}; "
+                f"expected one of {', '.join(KNOWN)}"
+            )
+        if colon and way not in ("min", "max"):
+            raise InputError(f"--objective {text}: expected {figure}:min or {figure}:max")
+        if figure in OF_GOODPUT and not limits:
+            raise InputError(f"--objective {text}: needs --goodput, as in ttft:500")
+        if figure in found:
+            raise InputError(f"--objective {text}: given twice")
+        more = figure in _MORE if figure in DERIVED else REGISTRY[figure].more_is_better
+        found[figure] = Aim(figure, way == "max" if colon else more)
+    return tuple(found.values())
+
+
+def says_fate(goals: Sequence[Aim]) -> bool:
+    """Whether the goals say what becomes of requests that are not served."""
+    return any(goal.figure in OF_FATE for goal in goals)

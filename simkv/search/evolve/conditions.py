@@ -1,0 +1,166 @@
+"""Where candidates are tried: what they are chosen by, and what is held back for the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from simkv.core.errors import InputError
+from simkv.costs.erring import Side
+from simkv.scenario.costs import all_costs
+from simkv.scenario.scenario import Scenario, StepScale
+from simkv.schedulers.registry import spec_of
+from simkv.search.fields import with_field
+from simkv.search.plan.uncertain import error_of
+from simkv.search.seeds import repeated, seed_of, with_form
+
+#: Seeds from this one on are held back; those below are for choosing.
+HELD_BACK = 1000
+#: By so much caches and rates are changed to judge the winner.
+SIZES, RATES = (0.75, 1.25), (0.8, 1.25)
+
+
+@dataclass(frozen=True)
+class Tryout:
+    """A scenario under a condition; its files lie beside ``folder``. ``name`` says which."""
+
+    name: str
+    scenario: Scenario
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Angle:
+    """One way in which the winner is judged: what is ``changed``, on several unseen trials."""
+
+    changed: str
+    trials: tuple[Tryout, ...]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """All trials: those to choose by, those held back, and what must be said of them.
+
+    ``apart`` is how the two differ; None if nothing is held back, because there is nothing to draw.
+    """
+
+    train: tuple[Tryout, ...]
+    test: tuple[Tryout, ...]
+    apart: str | None
+
+
+def ground_of(scenarios: Sequence[tuple[Scenario, Path]], train: int, test: int) -> Ground:
+    """Each scenario with ``train`` seeds to choose by and ``test`` others; of a trace windows."""
+    parts = [_split(scenario, folder, train, test) for scenario, folder in scenarios]
+    words = dict.fromkeys(part.apart for part in parts)
+    return Ground(
+        tuple(trial for part in parts for trial in part.train),
+        tuple(trial for part in parts for trial in part.test),
+        None if None in words else "; ".join(str(word) for word in words),
+    )
+
+
+def _split(scenario: Scenario, folder: Path, train: int, test: int) -> Ground:
+    if seed_of(scenario.workload) is not None:
+        several = [*range(train), *range(HELD_BACK, HELD_BACK + test)]
+        trials = [Tryout(f"seed {i}", repeated(scenario, i), folder) for i in several]
+        return Ground(tuple(trials[:train]), tuple(trials[train:]), f"{test} other seeds")
+    if scenario.workload.trace is not None:
+        trials = _windows(scenario, folder, train + test)
+        return Ground(
+            tuple(trials[:train]), tuple(trials[train:]), f"the {test} later windows of the trace"
+        )
+    only = (Tryout("as it is", scenario, folder),)
+    return Ground(only, only, None)
+
+
+def _windows(scenario: Scenario, folder: Path, count: int) -> list[Tryout]:
+    """A trace in so many windows of the same length, each as if nothing had been before it."""
+    workload = scenario.workload
+    arrivals = [request.arrival for request in workload.loaded.requests(None)]
+    end = max(arrivals, default=0.0) * workload.rate_scale
+    if end <= 0 or len(arrivals) < 10 * count:
+        raise InputError(
+            f"{workload.path}: {len(arrivals)} requests are too few for {count} windows"
+        )
+    wide = end / count
+    found = []
+    for i in range(count):
+        window = {"start": workload.start + i * wide, "duration": wide}
+        part = workload.model_copy(update=window)
+        found.append(
+            Tryout(f"window {i + 1}", scenario.model_copy(update={"workload": part}), folder)
+        )
+    return found
+
+
+def stands(ground: Ground, given_error: float | None) -> tuple[list[Angle], list[str]]:
+    """How the winner is judged, and what could not be had."""
+    found = [Angle("as asked", ground.test)]
+    changes: list[tuple[str, Callable[[Tryout], Scenario]]] = [
+        *((f"cache x {x:g}", partial(_sized, by=x)) for x in SIZES),
+        *((f"rate x {x:g}", partial(_paced, by=x)) for x in RATES),
+        ("steps cheaper by the profile's error", partial(_on, side="cheaper", given=given_error)),
+        ("steps dearer by the profile's error", partial(_on, side="dearer", given=given_error)),
+    ]
+    missing: dict[str, list[str]] = {}
+    for name, change in changes:
+        try:
+            trials = [Tryout(one.name, change(one), one.folder) for one in ground.test]
+        except InputError as error:
+            missing.setdefault(str(error), []).append(name)
+            continue
+        found.append(Angle(name, tuple(trials)))
+    return found, [f"Not judged at {', '.join(names)}: {why}" for why, names in missing.items()]
+
+
+def _sized(trial: Tryout, by: float) -> Scenario:
+    engine = trial.scenario.engine
+    knob = spec_of(engine).memory
+    return with_field(
+        trial.scenario, f"engine.{knob}", round(getattr(engine, knob) * by), trial.folder
+    )
+
+
+def _paced(trial: Tryout, by: float) -> Scenario:
+    """The same requests so many times as fast; drawn ones are drawn at another rate."""
+    workload = trial.scenario.workload
+    changed: dict[str, Any] = {}
+    form = workload.arrivals or workload.sessions
+    rate = getattr(form, "request_rate", None) or inf
+    if form is not None and isfinite(rate):
+        changed = with_form(workload, request_rate=rate * by)
+    elif workload.trace is not None and workload.request_rate is not None:
+        changed = {"request_rate": workload.request_rate * by}
+    elif workload.trace is not None:
+        changed = {"rate_scale": workload.rate_scale * by}
+    elif workload.burst is not None:
+        interval = workload.burst.interval / by
+        changed = {"burst": workload.burst.model_copy(update={"interval": interval})}
+    elif workload.requests is not None:
+        rows = [one.model_copy(update={"arrival": one.arrival / by}) for one in workload.requests]
+        changed = {"requests": rows}
+    if not changed:
+        raise InputError("this workload has no rate that could be changed")
+    return trial.scenario.model_copy(update={"workload": workload.model_copy(update=changed)})
+
+
+def _on(trial: Tryout, side: Side, given: float | None) -> Scenario:
+    """The scenario on one side of its profile's error."""
+    scenario = trial.scenario
+    profile = next(costs for _, costs in all_costs(scenario)).load(trial.folder)
+    error = error_of(profile, given)
+    if not error.factors:
+        raise InputError(f"{error.note}; give one with --profile-error")
+    own = scenario.step_scale or StepScale()
+    scale = own.model_copy(update={"error": side})
+    if not error.own:
+        factors: dict[str, float] = {
+            kind: getattr(own, kind) * x for kind, x in error.factors[side].items()
+        }
+        scale = own.model_copy(update=factors)
+    return scenario.model_copy(update={"step_scale": scale})

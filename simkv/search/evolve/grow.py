@@ -1,0 +1,234 @@
+"""Rules drawn by chance, crossed and changed: genetic programming over the small language.
+
+with Garden(engine.seams, seed=1) as garden:
+    rule = garden.draw()
+    other = garden.changed(rule)
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from simkv.core.errors import InputError
+from simkv.core.rule import Seam
+
+#: A rule as a tree for each of some seams.
+Trees = dict[str, Any]
+#: How an operation is written, and how many operands it has.
+OPERATIONS = {
+    "add": ("({0} + {1})", 2),
+    "sub": ("({0} - {1})", 2),
+    "mul": ("({0} * {1})", 2),
+    "div": ("({0} / {1})", 2),
+    "least": ("min({0}, {1})", 2),
+    "most": ("max({0}, {1})", 2),
+    "choice": ("({2} if {0} < {1} else {3})", 4),
+}
+#: Numbers that an expression may be made of; others come of reckoning with them.
+NUMBERS = (0.0, 1.0, 0.1, 0.5, 2.0, 10.0, 100.0)
+DEEPEST = 5
+#: The chance that a rule that is drawn says something about a seam.
+SAID = 0.4
+
+
+class Garden:
+    """Draws, crosses and changes rules over some seams, by one stream of chance.
+
+    DEAP draws from Python's own generator; in here that is ours, and outside it is as it was.
+    """
+
+    def __init__(self, seams: Sequence[Seam], seed: int) -> None:
+        try:
+            from deap import gp
+        except ImportError as error:
+            raise InputError(
+                "simkv evolve: DEAP is missing; pip install 'simkv[search]'"
+            ) from error
+        self._gp = gp
+        self._seams = [seam.name for seam in seams]
+        self._sets = {seam.name: _primitives(gp, seam) for seam in seams}
+        self._mine = random.Random(seed).getstate()
+        self._others: Any = None
+
+    def __enter__(self) -> Self:
+        self._others = random.getstate()
+        random.setstate(self._mine)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._mine = random.getstate()
+        random.setstate(self._others)
+
+    def draw(self) -> Trees:
+        """A rule that was never seen; it says something about at least one seam."""
+        said = [name for name in self._seams if random.random() < SAID]
+        return {name: self._tree(name) for name in said or [random.choice(self._seams)]}
+
+    def crossed(self, one: Trees, other: Trees) -> Trees:
+        """A child: of each seam the tree of either parent, or one of both."""
+        child: Trees = {}
+        for name in self._seams:
+            ours, theirs = one.get(name), other.get(name)
+            if ours is not None and theirs is not None and random.random() < 0.5:
+                child[name] = self._low(self._gp.cxOnePoint(_copy(ours), _copy(theirs))[0], ours)
+            elif (chosen := random.choice((ours, theirs))) is not None:
+                child[name] = _copy(chosen)
+        return child or self.draw()
+
+    def changed(self, rule: Trees) -> Trees:
+        """The rule with one of its trees changed, with one more, or with one less."""
+        child = {name: _copy(tree) for name, tree in rule.items()}
+        name = random.choice(self._seams)
+        if name not in child:
+            child[name] = self._tree(name)
+        elif len(child) > 1 and random.random() < 0.25:
+            del child[name]
+        else:
+            gp, pset = self._gp, self._sets[name]
+            ways: list[Callable[[Any], tuple[Any, ...]]] = [
+                partial(gp.mutUniform, expr=partial(gp.genFull, min_=0, max_=2), pset=pset),
+                partial(gp.mutNodeReplacement, pset=pset),
+                gp.mutShrink,
+                lambda _: (self._tree(name),),
+            ]
+            child[name] = self._low(random.choice(ways)(_copy(child[name]))[0], child[name])
+        return child
+
+    def chosen(self, among: Sequence[int]) -> int:
+        """Any of some numbers, each with the same chance."""
+        return random.choice(among)
+
+    def chance(self, share: float) -> bool:
+        """Yes in that share of cases."""
+        return random.random() < share
+
+    def _tree(self, name: str) -> Any:
+        gp = self._gp
+        return gp.PrimitiveTree(gp.genHalfAndHalf(self._sets[name], min_=0, max_=2))
+
+    def _low(self, tree: Any, otherwise: Any) -> Any:
+        return tree if tree.height <= DEEPEST else _copy(otherwise)
+
+
+def _copy(tree: Any) -> Any:
+    return type(tree)(tree)
+
+
+def _primitives(gp: Any, seam: Seam) -> Any:
+    """What an expression at this seam may be made of; nothing in it knows of any engine's rule."""
+    pset = gp.PrimitiveSet(seam.name, 0)
+    for name, (form, arity) in OPERATIONS.items():
+        pset.addPrimitive(len, arity, name=name)
+        pset.mapping[name].seq = form
+    for name in seam.names:
+        pset.addTerminal(name, name=name)
+    for number in NUMBERS:
+        pset.addTerminal(number, name=f"n{number:g}")
+        pset.mapping[f"n{number:g}"].name = f"{number:g}"
+    return pset
+
+
+def text_of(trees: Trees) -> str:
+    """A rule as a scenario has it, each expression in its simplest form."""
+    return "\n".join(f"{name} = {simplest(_text(tree))}" for name, tree in sorted(trees.items()))
+
+
+def _text(tree: Sequence[Any]) -> str:
+    parts = iter(tree)
+
+    def next_one() -> str:
+        node = next(parts)
+        operands = [next_one() for _ in range(node.arity)]
+        return str(node.seq.format(*operands)) if operands else str(node.name)
+
+    return next_one()
+
+
+def simplest(text: str) -> str:
+    """The expression with sums of numbers done and what changes nothing left out."""
+    return ast.unparse(ast.fix_missing_locations(_Simplest().visit(ast.parse(text, mode="eval"))))
+
+
+class _Simplest(ast.NodeTransformer):
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        ours, theirs = _value(node.left), _value(node.right)
+        if ours is not None and theirs is not None:
+            return _constant(_done(node.op, ours, theirs))
+        match node.op, ours, theirs:
+            case (ast.Add() | ast.Sub(), _, 0.0) | (ast.Mult() | ast.Div(), _, 1.0):
+                return node.left
+            case (ast.Add(), 0.0, _) | (ast.Mult(), 1.0, _):
+                return node.right
+            case (ast.Mult(), 0.0, _) | (ast.Mult(), _, 0.0) | (ast.Div(), 0.0, _):
+                return _constant(0.0)
+            case (ast.Div(), _, 0.0):
+                return _constant(0.0)
+            case (ast.Sub(), _, _) if ast.dump(node.left) == ast.dump(node.right):
+                return _constant(0.0)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        one, other = node.args
+        ours, theirs = _value(one), _value(other)
+        if ast.dump(one) == ast.dump(other):
+            return one
+        if ours is not None and theirs is not None:
+            least = isinstance(node.func, ast.Name) and node.func.id == "min"
+            return _constant((min if least else max)(ours, theirs))
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        self.generic_visit(node)
+        if ast.dump(node.body) == ast.dump(node.orelse):
+            return node.body
+        test = node.test
+        if isinstance(test, ast.Compare):
+            ours, theirs = _value(test.left), _value(test.comparators[0])
+            if ours is not None and theirs is not None:
+                return node.body if ours < theirs else node.orelse
+            if ast.dump(test.left) == ast.dump(test.comparators[0]):
+                return node.orelse
+        return node
+
+
+def _value(node: ast.expr) -> float | None:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
+        return -float(node.operand.value)  # type: ignore[arg-type]
+    return float(node.value) if isinstance(node, ast.Constant) else None  # type: ignore[arg-type]
+
+
+def _constant(value: float) -> ast.expr:
+    short = float(f"{value:.6g}")
+    number = ast.Constant(abs(int(short)) if short == int(short) else abs(short))
+    return ast.UnaryOp(ast.USub(), number) if short < 0 else number
+
+
+def _done(op: ast.operator, a: float, b: float) -> float:
+    if isinstance(op, ast.Add):
+        return a + b
+    if isinstance(op, ast.Sub):
+        return a - b
+    return a * b if isinstance(op, ast.Mult) else a / b if b else 0.0
+
+
+#: What counts as a part of a rule.
+PARTS = (ast.Name, ast.Constant, ast.BinOp, ast.IfExp, ast.Call, ast.Compare, ast.UnaryOp)
+
+
+def parts_of(rule: str) -> int:
+    """How many parts a rule has: names, numbers, operations."""
+    expressions = [line.partition("=")[2].strip() for line in rule.splitlines()]
+    trees = [ast.parse(text, mode="eval") for text in expressions]
+    return sum(isinstance(node, PARTS) for tree in trees for node in ast.walk(tree))

@@ -1,0 +1,182 @@
+"""The winner beside what is shipped, on trials that it was not chosen by; and whom it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, sqrt
+from statistics import mean, stdev
+from typing import Any
+
+from simkv.search.bench import Bench
+from simkv.search.evolve.aims import Aim
+from simkv.search.evolve.conditions import Angle
+from simkv.search.evolve.contest import SHIPPED, Candidate, Contest
+from simkv.workload.workload import clients
+
+#: How surely the mean gain over all such trials lies in its interval.
+SURELY = 0.95
+#: Requests are told apart by the length of their prompts, in so many parts.
+PARTS = ("short", "middle", "long")
+#: Less than this share of a request's time is no difference.
+SAME = 0.05
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """How much less a goal is missed than by what is shipped, a share of it: its mean over trials.
+
+    ``low`` to ``high`` holds the mean over all such trials, by Student's t; None of one trial.
+    ``shipped`` and ``won`` are the means of the figure.
+    """
+
+    goal: Aim
+    mean: float
+    low: float | None
+    high: float | None
+    shipped: float | None
+    won: float | None
+
+    @property
+    def surely_better(self) -> bool:
+        """Whether even the worse end is a gain."""
+        return self.mean > 0 if self.low is None else self.low > 0
+
+    @property
+    def surely_worse(self) -> bool:
+        """Whether even the better end is a loss."""
+        return self.mean < 0 if self.high is None else self.high < 0
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """One way of judging: the gains of all goals, and ``unserved`` requests, shipped and won.
+
+    ``why`` says why the winner could not be run so.
+    """
+
+    stand: Angle
+    gains: tuple[Improvement, ...]
+    unserved: tuple[float, float] = (0.0, 0.0)
+    why: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is surely better, no goal surely worse, and nobody more unserved.
+
+        To serve more of them is better, too, whatever the figures of those who were served before.
+        """
+        before, after = self.unserved
+        better = after < before or any(gain.surely_better for gain in self.gains)
+        worse = after > before or any(gain.surely_worse for gain in self.gains)
+        return not self.why and better and not worse
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What the requests of one kind got: their number, mean E2E (s) before and after of those that
+    both served, and how many were served by one and not by the other."""
+
+    kind: str
+    count: int
+    before_s: float
+    after_s: float
+    slower: int
+    faster: int
+    lost: int
+    saved: int
+
+
+def judge_winner(
+    winner: Candidate,
+    stands: Sequence[Angle],
+    goals: Sequence[Aim],
+    limits: Mapping[str, float],
+    bench: Bench,
+) -> tuple[list[Ruling], list[Bill]]:
+    """The winner in every way of judging, and what it costs whom as asked."""
+    found: list[Ruling] = []
+    costs: list[Bill] = []
+    for stand in stands:
+        contest = Contest(stand.trials, goals, limits, bench, endings=True)
+        contest.start()
+        (standing,) = contest.add([winner])
+        if standing.why:
+            found.append(Ruling(stand, (), why=standing.why))
+            continue
+        shipped = contest.standings[SHIPPED.key].values
+        gains = tuple(_gain(goal, shipped, standing.values) for goal in goals)
+        unserved = tuple(
+            fsum(v["unserved"] or 0 for v in some) for some in (shipped, standing.values)
+        )
+        found.append(Ruling(stand, gains, (unserved[0], unserved[1])))
+        costs = costs or _costs(contest, winner)
+    return found, costs
+
+
+def _gain(
+    goal: Aim,
+    shipped: Sequence[Mapping[str, float | None]],
+    won: Sequence[Mapping[str, float | None]],
+) -> Improvement:
+    name = goal.figure
+    gains = [-goal.loss(b[name], a[name]) for a, b in zip(shipped, won, strict=True)]
+    low, high = interval(gains)
+    return Improvement(goal, mean(gains), low, high, _mean(shipped, name), _mean(won, name))
+
+
+def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Where the mean of all such values lies, by Student's t; nowhere known of a single one."""
+    if len(values) < 2:
+        return None, None
+    from scipy.special import stdtrit
+
+    wide = float(stdtrit(len(values) - 1, 0.5 + SURELY / 2))
+    off = wide * stdev(values) / sqrt(len(values))
+    return mean(values) - off, mean(values) + off
+
+
+def _mean(values: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+    known = [value for one in values if (value := one[name]) is not None]
+    return mean(known) if known else None
+
+
+def _costs(contest: Contest, winner: Candidate) -> list[Bill]:
+    """By length of the prompt, what became of the requests of all trials."""
+    rows: list[tuple[int, Any, Any]] = []
+    (shipped,), (won,) = contest.summaries([SHIPPED]), contest.summaries([winner])
+    for trial, before, after in zip(contest.trials, shipped, won, strict=True):
+        assert isinstance(before, dict)
+        assert isinstance(after, dict)
+        sent = clients(trial.scenario.workload, trial.scenario.timeout).requests
+        lengths = {request.id: request.prompt_tokens for request in sent}
+        ours = {i: seconds for i, _, seconds in after["endings"]}
+        rows += [(lengths[i], seconds, ours.get(i)) for i, _, seconds in before["endings"]]
+    ordered = sorted(length for length, _, _ in rows)
+    if ordered[0] == ordered[-1]:
+        return [_cost("all", [row[1:] for row in rows])]
+    cuts = [ordered[len(ordered) * part // len(PARTS)] for part in range(1, len(PARTS))]
+    kinds: dict[str, list[tuple[Any, Any]]] = {}
+    for length, seconds, ours_s in rows:
+        kinds.setdefault(PARTS[sum(length >= cut for cut in cuts)], []).append((seconds, ours_s))
+    named = dict(zip(PARTS, ("below", "from", "from"), strict=True))
+    ends = (cuts[0], cuts[0], cuts[-1])
+    return [
+        _cost(f"{kind} prompts ({named[kind]} {end:,} tokens)", kinds[kind])
+        for kind, end in zip(PARTS, ends, strict=True)
+        if kind in kinds
+    ]
+
+
+def _cost(kind: str, pairs: Sequence[tuple[float | None, float | None]]) -> Bill:
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return Bill(
+        kind,
+        len(pairs),
+        mean(a for a, _ in both) if both else 0.0,
+        mean(b for _, b in both) if both else 0.0,
+        slower=sum(b > a * (1 + SAME) for a, b in both),
+        faster=sum(b < a * (1 - SAME) for a, b in both),
+        lost=sum(a is not None and b is None for a, b in pairs),
+        saved=sum(a is None and b is not None for a, b in pairs),
+    )

@@ -1,0 +1,183 @@
+"""A search in words: what was found, what it does, whether it holds, whom it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from simkv.core.figures import REGISTRY
+from simkv.core.rule import OF_ENGINE, OF_REQUEST, Seam, parse_rule
+from simkv.search.evolve.contest import PART, UNSERVED, Entry
+from simkv.search.evolve.evolve import Evolution
+from simkv.search.evolve.judge import Bill, Improvement, Ruling
+from simkv.search.knobs import assignment
+from simkv.workload.workload import clients
+
+#: What a rule that is nothing but a number says, by what its seam takes.
+_CONSTANT = {
+    "order": "all are equal, so that it goes by arrival",
+    "group": "all are alike",
+}
+
+
+def told(found: Evolution) -> list[str]:
+    """The whole answer, a line each."""
+    lines = [_head(found)]
+    best = found.winner
+    if not best.candidate.change:
+        return [*lines, "Nothing that was tried is better than what is shipped.", *_caveats(found)]
+    lines += ["", "The winner", *(f"  {line}" for line in _winner(found))]
+    lines += ["", "Ruling by what it was not chosen by", *(f"  {line}" for line in _judged(found))]
+    lines += ["", "Whom it costs", *(f"  {cost_in_words(cost)}" for cost in found.costs)]
+    if len(found.goals) > 1:
+        lines += ["", "Nobody beats these in every goal", *(f"  {x}" for x in _front(found))]
+    return [*lines, "", *_caveats(found)]
+
+
+def _head(found: Evolution) -> str:
+    goals = "; ".join(map(str, found.goals))
+    return (
+        f"{found.name}: {found.tried} {found.what} tried on {len(found.ground.train)} trials, "
+        f"for {goals}"
+    )
+
+
+def _winner(found: Evolution) -> list[str]:
+    best = found.winner
+    lines = [*in_words(best, found.seams), *_same_for_all(found)]
+    losses = ", ".join(
+        f"{goal.figure} {-loss:+.1%}" for goal, loss in zip(found.goals, best.loss, strict=True)
+    )
+    lines.append(f"where it was chosen: gains {losses}; unserved {best.unserved:+.1%}")
+    return lines
+
+
+def _same_for_all(found: Evolution) -> list[str]:
+    """What the rule looks at and is the same for all requests, so that it might be a number."""
+    sent = [
+        request
+        for trial in found.ground.train
+        for request in clients(trial.scenario.workload, trial.scenario.timeout).requests
+    ]
+    rule = dict(found.winner.candidate.change).get("engine.rule", "")
+    looked_at = {x for one in parse_rule(rule, found.seams).values() for x in one.names}
+    lines = []
+    for name in sorted(looked_at & {"prompt_tokens", "priority"}):
+        values = {getattr(request, name) for request in sent}
+        if len(values) == 1:
+            lines.append(
+                f"{name} is {values.pop()} for all of these requests, so a number would do"
+            )
+    return lines
+
+
+def in_words(one: Entry, seams: Sequence[Seam]) -> list[str]:
+    """What a candidate is."""
+    lines: list[str] = []
+    for path, value in one.candidate.change:
+        if path == "engine.rule":
+            lines += rule_in_words(str(value), tuple(seams))
+        elif isinstance(value, dict):
+            lines.append(f"the scheduler in {value['file']} ({one.candidate.parts} lines)")
+        else:
+            lines.append(assignment(path, value))
+    return lines
+
+
+def rule_in_words(rule: str, seams: tuple[Seam, ...]) -> list[str]:
+    """What a rule does, a line for each seam, and what its names mean."""
+    lines, used = [], dict[str, str]()
+    known = {seam.name: seam for seam in seams}
+    for name, expression in parse_rule(rule, seams).items():
+        seam = known[name]
+        lines.append(f"{name} = {expression.text}")
+        lines.append(f"  {_of_seam(seam, expression.text, bool(expression.names))}")
+        used |= {
+            one: said
+            for one, said in {**OF_REQUEST, **OF_ENGINE}.items()
+            if one in expression.names
+        }
+    if used:
+        lines.append("; ".join(f"{one}: {said}" for one, said in used.items()))
+    left = [f"{seam.name} ({seam.own})" for seam in seams if f"{seam.name} =" not in rule]
+    return [*lines, *([f"as shipped: {', '.join(left)}"] if left else [])]
+
+
+def _of_seam(seam: Seam, text: str, looks: bool) -> str:
+    if looks:
+        return seam.says
+    if seam.sort in _CONSTANT:
+        return f"{seam.says}: {_CONSTANT[seam.sort]}"
+    yes = not text.startswith("-") and float(text) > 0
+    return f"{seam.says}: {'always' if yes else 'never'}"
+
+
+def _judged(found: Evolution) -> list[str]:
+    lines = [line for judged in found.judged for line in judged_in_words(judged)]
+    if found.ground.apart is None:
+        lines.append("nothing in the workload is drawn by chance: there is nothing unseen")
+    else:
+        lines.append(f"on {found.ground.apart}; intervals hold the mean gain with 95 %")
+    missed = [judged.stand.changed for judged in found.judged if not judged.holds]
+    if missed:
+        lines.append(f"It does NOT hold: {', '.join(missed)}")
+    elif found.ground.apart is None:
+        lines.append("It holds wherever it was tried, on the requests by which it was chosen")
+    else:
+        lines.append("It holds wherever it was judged")
+    return lines
+
+
+def judged_in_words(judged: Ruling) -> list[str]:
+    """One way of judging."""
+    name = judged.stand.changed
+    if judged.why:
+        return [f"{name}: cannot be run: {judged.why}"]
+    gains = "; ".join(_gain(gain) for gain in judged.gains)
+    before, after = judged.unserved
+    fate = f"; unserved {before:.0f} -> {after:.0f}" if before or after else ""
+    return [f"{name}: {gains}{fate}: {'holds' if judged.holds else 'does NOT hold'}"]
+
+
+def _gain(gain: Improvement) -> str:
+    said = _said(gain.goal.figure, gain.shipped), _said(gain.goal.figure, gain.won)
+    wide = "" if gain.low is None else f" [{gain.low:+.1%}, {gain.high:+.1%}]"
+    return f"{gain.goal.figure} {said[0]} -> {said[1]}, gain {gain.mean:+.1%}{wide}"
+
+
+def _said(figure: str, value: float | None) -> str:
+    if value is None:
+        return "none"
+    return REGISTRY[figure].said(value) if figure in REGISTRY else f"{value:.4g}"
+
+
+def cost_in_words(cost: Bill) -> str:
+    """What requests of one kind got."""
+    change = cost.after_s - cost.before_s
+    parts = [
+        f"mean E2E {cost.before_s:.3g} s -> {cost.after_s:.3g} s ({change:+.3g} s)",
+        f"{cost.faster} faster and {cost.slower} slower by over 5 %",
+    ]
+    if cost.lost or cost.saved:
+        parts.append(f"{cost.saved} served now, {cost.lost} no more")
+    return f"{cost.kind}: {cost.count} requests, {', '.join(parts)}"
+
+
+def _front(found: Evolution) -> list[str]:
+    lines = []
+    for one in found.front:
+        gains = ", ".join(
+            f"{goal.figure} {-loss:+.1%}" for goal, loss in zip(found.goals, one.loss, strict=True)
+        )
+        said = "; ".join(re.sub(r"\s*\n\s*", "; ", str(value)) for _, value in one.candidate.change)
+        lines.append(f"{gains}, unserved {one.unserved:+.1%}: {said or 'as shipped'}")
+    return lines
+
+
+def _caveats(found: Evolution) -> list[str]:
+    lines = [*found.notes]
+    if found.failed:
+        lines.append(f"{found.failed} of those tried could not be run; candidates.csv says why")
+    fate = "" if found.fate else f"; 1 % of the requests not served counts as {UNSERVED:g} %"
+    length = f"each part of a rule counts as {PART:.1%} of a figure"
+    return [*lines, f"Chosen by the mean gain over what is shipped; {length}{fate}."]

@@ -1,0 +1,92 @@
+"""Rules drawn, crossed and changed by chance."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkv.core.rule import OF_ENGINE, OF_REQUEST, parse_expression, parse_rule
+from simkv.schedulers.registry import ENGINES
+from simkv.search.evolve.grow import Garden, parts_of, simplest, text_of
+
+pytest.importorskip("deap")
+NAMES = (*OF_REQUEST, *OF_ENGINE)
+LEAF = st.sampled_from(["age", "tokens", "free", "0.0", "1.0", "2", "0.5", "-0.5"])
+TREE = st.recursive(
+    LEAF,
+    lambda inner: st.tuples(
+        st.sampled_from(
+            [
+                "({0} + {1})",
+                "({0} - {1})",
+                "({0} * {1})",
+                "({0} / {1})",
+                "min({0}, {1})",
+                "max({0}, {1})",
+                "({0} if {0} < {1} else {1})",
+                "({1} if {0} < {0} else {0})",
+            ]
+        ),
+        inner,
+        inner,
+    ).map(lambda one: one[0].format(*one[1:])),
+    max_leaves=9,
+)
+
+
+@given(TREE, *[st.sampled_from([0.0, 1.0, 3.5, 40.0])] * 3)
+def test_the_simplest_form_has_the_same_value(
+    text: str, age: float, tokens: float, free: float
+) -> None:
+    seen = SimpleNamespace(age=age, tokens=tokens, free=free)
+    value = parse_expression(text, NAMES, "rule")(seen)
+    short = parse_expression(simplest(text), NAMES, "rule")
+    assert short(seen) == pytest.approx(value, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("(age - age)", "0"),
+        ("((age * 1) + 0)", "age"),
+        ("(2 / 0)", "0"),
+        ("min(3, 0.5)", "0.5"),
+        ("(1 - 3)", "-2"),
+        ("(tokens if 1 < 2 else age)", "tokens"),
+        ("(tokens / tokens)", "tokens / tokens"),
+    ],
+)
+def test_what_changes_nothing_is_left_out(text: str, short: str) -> None:
+    assert simplest(text) == short
+
+
+@pytest.mark.parametrize("engine", ["mistralrs", "vllm"])
+def test_whatever_grows_is_a_rule(engine: str) -> None:
+    seams = ENGINES[engine].seams
+    with Garden(seams, 3) as garden:
+        rules = [garden.draw() for _ in range(60)]
+        rules += [garden.crossed(a, b) for a, b in pairwise(rules)]
+        rules += [garden.changed(rule) for rule in rules]
+    texts = {text_of(rule) for rule in rules}
+    assert len(texts) > 100
+    for text in texts:
+        parse_rule(text, seams)
+        assert parts_of(text) >= 1
+    assert {name for rule in rules for name in rule} == {seam.name for seam in seams}
+
+
+def test_chance_is_its_own() -> None:
+    def drawn(seed: int) -> list[str]:
+        with Garden(ENGINES["vllm"].seams, seed) as garden:
+            return [text_of(garden.draw()) for _ in range(5)]
+
+    random.seed(1)
+    first = random.random()
+    random.seed(1)
+    assert drawn(4) == drawn(4) != drawn(5)
+    assert random.random() == first

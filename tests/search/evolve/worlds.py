@@ -1,0 +1,38 @@
+"""Small scenarios in which a rule makes a difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+#: One that needs most of the cache stands before many that need little.
+MIXED: dict[str, Any] = {
+    "name": "mixed",
+    "workload": {
+        "arrivals": {
+            "num_prompts": 24,
+            "request_rate": 0.2,
+            "prompt_tokens": {"distribution": "lognormal", "mean": 60, "sigma": 1.1, "max": 400},
+            "output_tokens": {"distribution": "uniform", "low": 4, "high": 30},
+            "seed": 7,
+        }
+    },
+    "engine": {
+        "name": "vllm",
+        "num_gpu_blocks": 33,
+        "max_model_len": 512,
+        "max_num_seqs": 4,
+        "enable_prefix_caching": False,
+    },
+    "profile": "unit-step",
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """The scenario as a file, some of its sections changed."""
+    path = folder / "mixed.yaml"
+    with path.open("w") as file:
+        YAML().dump({**MIXED, **changes}, file)
+    return path
