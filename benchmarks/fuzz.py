@@ -48,7 +48,7 @@ def main() -> int:
             wait_for(url)
             fuzzer = ["schemathesis", "run", f"{url}/openapi.json", "--continue-on-failure"]
             fuzzer += ["--phases", "coverage,fuzzing", "--exclude-checks", LEFT_OUT]
-            fuzzer += ["--max-examples", str(examples)]
+            fuzzer += ["--max-examples", str(examples), "--request-timeout", "120"]
             found = subprocess.run(fuzzer, check=False).returncode
             wait_until_idle(url)
         finally:

@@ -137,6 +137,8 @@ def client(wheel: Path) -> Any:
 
 def main() -> None:
     """Start the server, run the client against it, end the server."""
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     wheel, scenario, *options = sys.argv[1:]
     command = [sys.executable, "-m", "simkv", "serve", scenario, "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
