@@ -13,7 +13,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # as slow, too dear for all of them.
 COUNTED := core costs measure schedulers
 
-.PHONY: demo test coverage bench loop profiles reports site walks picture calibrate-silicon follow validation format clean
+.PHONY: demo test coverage bench wheel loop profiles reports site walks picture calibrate-silicon follow validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero --plots $(DEMO)
@@ -33,6 +33,12 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/release.py
 	$(BIN)/python benchmarks/serve.py
+
+# A wheel for this Python with the loop compiled, from an archive of the sources, so that nothing compiled
+# lies among them. Needs a C compiler; `pip install .` needs none and stays pure.
+wheel: $(TESTED)
+	$(BIN)/python -m hatchling build -t sdist
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist dist/simkv-*.tar.gz
 
 # The whole loop on this machine's CPU: a campaign, its profile, cases predicted, served and judged.
 loop: $(TESTED)

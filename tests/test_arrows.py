@@ -31,6 +31,7 @@ PURE = {
     "importlib",
     "itertools",
     "math",
+    "mypy_extensions",  # how a class is compiled
     "operator",
     "typing",
 }

@@ -32,7 +32,7 @@ from simkv.cli import (
 from simkv.cli.common import INTERRUPTED, Interrupted, complain
 from simkv.cli.words import Commands, tell_wrong_call
 from simkv.core.errors import InputError
-from simkv.core.version import __version__
+from simkv.core.version import __version__, compiled
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -96,7 +96,7 @@ def _words() -> list[str]:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"simkv {__version__}")
+        print(f"simkv {__version__} ({'compiled' if compiled() else 'pure Python'})")
         raise typer.Exit
 
 

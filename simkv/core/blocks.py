@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from mypy_extensions import mypyc_attr
 
 from simkv.core.freequeue import FreeQueue, Ints, ints
 
@@ -16,6 +17,7 @@ FEW = 4
 NO_BLOCKS: array[int] = array("i")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockPool:
     """``num_blocks`` blocks of KV cache with reference counts, tables and a prefix cache.
 
@@ -218,6 +220,7 @@ def _column(blocks: Ints) -> array[int]:
     return array("i", blocks.tobytes())
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockCounter:
     """A pool that only counts: without a prefix cache one free block is as good as another.
 

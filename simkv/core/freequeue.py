@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+from mypy_extensions import mypyc_attr
 
 Ints = npt.NDArray[np.intc]
 
@@ -16,6 +17,7 @@ def ints(column: array[int]) -> Ints:
     return np.frombuffer(column, dtype=np.intc)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FreeQueue:
     """Blocks 1 to ``size``, at first all of them in order; any may leave and come back.
 

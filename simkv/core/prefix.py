@@ -7,9 +7,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.request import Prompt, Segment
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Content:
     """The tokens of one request, prompt first and then its own outputs, by identity."""
 
@@ -65,6 +68,7 @@ def _merged(segments: Iterable[Segment]) -> list[Segment]:
 RUN = 32
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockKeys:
     """Names full blocks by their own tokens and all the tokens before them.
 

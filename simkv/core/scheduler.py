@@ -194,7 +194,7 @@ class Batch:
         return [Row(i, n, c) for (i, n), c in zip(self.scheduled, self.context, strict=True)]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Completion:
     """What became of a batch: ids that were given a token, and ids that ended, in order.
 
@@ -203,6 +203,10 @@ class Completion:
 
     delivered: list[int]
     finished: list[int]
+
+    def __init__(self, delivered: list[int], finished: list[int]) -> None:
+        self.delivered = delivered
+        self.finished = finished
 
 
 class Livelock(Exception):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,8 +13,8 @@ from simkv.core.errors import InputError, nearest
 from simkv.costs.attention import AttentionCost, AttentionTable
 from simkv.costs.data import Data
 from simkv.costs.grid import AttentionGrid, GridCost
-from simkv.costs.lines import beyond
 from simkv.costs.load import Load
+from simkv.costs.pricing import Form, Summand, by_pieces, by_table, kept, straight, total
 
 Feature = Literal[
     "steps",
@@ -172,53 +171,15 @@ class Profile(Data):
         return self
 
 
-def feature_of(load: Load, feature: Feature, graph_sizes: Sequence[int] = ()) -> float:
-    """Value of a feature of one step; ``slots`` depend on the sizes of the CUDA graphs.
-
-    Engines in lock-step that all run a CUDA graph are padded to the largest of theirs, their
-    ``group_tokens`` too; where one is over the largest graph, none runs one (vLLM 0.19.0,
-    ``_synchronize_dp_ranks`` in ``vllm/v1/worker/dp_utils.py``).
-    """
-    if feature == "steps":
-        return 1
-    if feature == "tokens":
-        return load.prefill_tokens + load.decode_seqs
-    if feature == "slots":
-        tokens = load.prefill_tokens + load.decode_seqs
-        return _padded(tokens, load.group_most, graph_sizes)
-    if feature == "group_tokens":
-        if graph_sizes and 0 < load.group_most <= graph_sizes[-1]:
-            return load.group_ranks * _padded(load.group_most, 0, graph_sizes)
-        return load.group_tokens or load.prefill_tokens + load.decode_seqs
-    if feature == "decode_mean":
-        return load.decode_context / load.decode_seqs if load.decode_seqs else 0
-    if feature == "prefill_mean":
-        return load.prefill_pairs / load.prefill_tokens if load.prefill_tokens else 0
-    if feature == "decode_tail":
-        return max(load.longest - load.decode_context / load.decode_seqs, 0) if load.longest else 0
-    if feature == "mixed_decode_seqs":
-        return load.decode_seqs if load.prefill_seqs else 0
-    value: int = getattr(load, feature)
-    return value
-
-
-def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
-    """Tokens as padded to a CUDA graph, or to that of the engine of ``most`` in lock-step."""
-    if not graph_sizes or tokens > graph_sizes[-1]:
-        return tokens
-    wanted = max(tokens, most) if most <= graph_sizes[-1] else tokens
-    return graph_sizes[bisect_left(graph_sizes, wanted)]
-
-
 class StepCost:
     """A profile as a function from a step's load to seconds."""
 
     def __init__(self, profile: Profile) -> None:
         if profile.grid:
-            self._terms = [(term, _kept(_form(term))) for term in joined(profile.terms)]
+            self._terms = _summands(joined(profile.terms), lambda term: kept(_form(term)))
         else:
-            self._terms = [(term, _form(term)) for term in profile.terms]
-        self._floor = [(term, _form(term)) for term in profile.floor or ()]
+            self._terms = _summands(profile.terms)
+        self._floor = _summands(profile.floor or ())
         self._floors: dict[int, float] = {}
         self._attention: AttentionCost | GridCost | None = None
         if profile.attention:
@@ -258,10 +219,10 @@ class StepCost:
     def _host(self, load: Load) -> float:
         """What the host needs to launch a step, in seconds."""
         if load.prefill_seqs:
-            return _total(self._floor, load, self._graph_sizes)
+            return total(self._floor, load, self._graph_sizes)
         found = self._floors.get(load.decode_seqs)
         if found is None:
-            found = _total(self._floor, load, self._graph_sizes)
+            found = total(self._floor, load, self._graph_sizes)
             self._floors[load.decode_seqs] = found
         return found
 
@@ -298,22 +259,7 @@ class StepCost:
         return self._linear
 
     def _sum(self, load: Load) -> float:
-        return _total(self._terms, load, self._graph_sizes)
-
-
-def _total(
-    terms: Sequence[tuple[Term, Callable[[float], float]]], load: Load, graph_sizes: Sequence[int]
-) -> float:
-    total = 0.0
-    for term, form in terms:
-        if term.when in ("prefill", "mixed") and not load.prefill_seqs:
-            continue
-        if term.when in ("decode", "mixed", "pure decode") and not load.decode_seqs:
-            continue
-        if term.when == "pure decode" and load.prefill_seqs:
-            continue
-        total += form(feature_of(load, term.feature, graph_sizes))
-    return max(total, 0.0)  # far outside the range a falling line may get below
+        return total(self._terms, load, self._graph_sizes)
 
 
 def joined(terms: Sequence[Term]) -> list[Term]:
@@ -328,19 +274,6 @@ def joined(terms: Sequence[Term]) -> list[Term]:
     return [group[0] if len(group) == 1 else _sum_of(group) for group in groups.values()]
 
 
-def _kept(form: Callable[[float], float]) -> Callable[[float], float]:
-    """The same, that keeps what it has said: steps of so many tokens come again and again."""
-    said: dict[float, float] = {}
-
-    def keeping(x: float) -> float:
-        seconds = said.get(x)
-        if seconds is None:
-            seconds = said[x] = form(x)
-        return seconds
-
-    return keeping
-
-
 def _sum_of(terms: Sequence[Term]) -> Term:
     forms = [_form(term) for term in terms]
     xs = sorted({x for term in terms for x, _ in term.table or ()})
@@ -349,21 +282,20 @@ def _sum_of(terms: Sequence[Term]) -> Term:
     return terms[0].model_copy(update={"name": name, "table": table})
 
 
-def _form(term: Term) -> Callable[[float], float]:
+def _form(term: Term) -> Form:
     if term.seconds is not None:
-        per_unit = term.seconds
-        return lambda x: per_unit * x
+        return straight(term.seconds)
     if term.pieces is not None:
-        pieces = term.pieces
-
-        def by_pieces(x: float) -> float:
-            piece = next(p for p in pieces if p.up_to is None or x <= p.up_to)
-            return piece.base + piece.slope * x
-
-        return by_pieces
+        limits = (inf if p.up_to is None else p.up_to for p in term.pieces)
+        lines = zip(limits, term.pieces, strict=True)
+        return by_pieces([(limit, p.base, p.slope) for limit, p in lines])
     assert term.table is not None
     xs, ys = zip(*term.table, strict=True)
-    return lambda x: max(beyond(xs, ys, x), 0.0)
+    return by_table(xs, ys)
+
+
+def _summands(terms: Sequence[Term], form: Callable[[Term], Form] = _form) -> list[Summand]:
+    return [Summand(term.feature, term.when, form(term)) for term in terms]
 
 
 PACKAGED = Path(__file__).parent / "profiles"

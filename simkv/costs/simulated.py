@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from simkv.costs.load import Floats, Load, pairs
-from simkv.costs.profile import Feature, Profile, StepCost, feature_of
+from simkv.costs.pricing import feature_of
+from simkv.costs.profile import Feature, Profile, StepCost
 
 
 def later(load: Load, steps: int) -> Load:

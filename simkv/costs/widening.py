@@ -14,7 +14,8 @@ from math import inf, log2, sqrt
 from simkv.core.errors import InputError
 from simkv.costs.erring import Erring, Side, StepKind, scales
 from simkv.costs.load import Executor, Load
-from simkv.costs.profile import Feature, Profile, feature_of
+from simkv.costs.pricing import feature_of
+from simkv.costs.profile import Feature, Profile
 
 #: One run on one host was measured: others differ by 2 to 4 per cent (held-back runs on the GPUs of
 #: the public ones, the same settings), as a share of each step.

@@ -26,6 +26,7 @@ from scipy.optimize import nnls
 from simkv.costs.erring import kind_of
 from simkv.costs.error import by_kind
 from simkv.costs.load import Load
+from simkv.costs.pricing import feature_of
 from simkv.costs.profile import (
     Feature,
     Fit,
@@ -35,7 +36,6 @@ from simkv.costs.profile import (
     StepError,
     Term,
     When,
-    feature_of,
 )
 from simkv.lab.buckets import decode_bucket, token_bucket
 from simkv.lab.campaign import Measurement

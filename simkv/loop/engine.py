@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import simpy
+from mypy_extensions import mypyc_attr
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
@@ -33,6 +34,7 @@ NEVER = 1 << 60
 FARTHEST = 512
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Engine(Replica):
     """A replica whose scheduler decides step by step.
 

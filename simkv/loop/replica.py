@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 import simpy
+from mypy_extensions import mypyc_attr
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
@@ -17,6 +18,7 @@ from simkv.loop.outcomes import cut_off, give_outcomes
 from simkv.loop.record import Life, Record, Standstill
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Replica(ABC):
     """A scheduler, an executor and the record of what they did.
 

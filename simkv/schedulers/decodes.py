@@ -5,7 +5,10 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Decoding:
     """What the group needs of a request; all but ``id``, ``order`` and ``joined`` are tokens.
 
@@ -26,6 +29,7 @@ class Decoding:
 R = TypeVar("R", bound=Decoding)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DecodeGroup(Generic[R]):
     """Running requests of which each computes exactly one token in every step.
 

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from simkv import __version__
 from simkv.cli import main
+from simkv.core.version import compiled
 from simkv.schedulers.registry import ENGINES
 from tests.conformance.test_committed import FILES as TRACES
 from tests.conftest import ROOT
@@ -438,7 +439,8 @@ def test_policies_names_every_variant_and_where_it_comes_from(simkv: Simkv) -> N
 
 
 def test_the_version(simkv: Simkv) -> None:
-    assert simkv("--version") == (0, f"simkv {__version__}\n", "")
+    which = "compiled" if compiled() else "pure Python"
+    assert simkv("--version") == (0, f"simkv {__version__} ({which})\n", "")
 
 
 def test_help_for_every_command(simkv: Simkv) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
 from simkv.costs.load import Load
-from simkv.costs.profile import Profile, StepCost, feature_of, load_profile, packaged_profiles
+from simkv.costs.pricing import feature_of
+from simkv.costs.profile import Profile, StepCost, load_profile, packaged_profiles
 
 PREFILL = Load(2, 100, 40, 0, 0)
 DECODE = Load(0, 0, 0, 4, 80)

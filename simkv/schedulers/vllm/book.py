@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from operator import attrgetter
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.blocks import BlockCounter, BlockPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Row
@@ -21,6 +23,7 @@ from simkv.schedulers.vllm.shelves import NamedTokens, Shelves
 from simkv.schedulers.vllm.versions import VllmRules, rules_of
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmBook:
     """Requests in the engine: those ``waiting``, and those ``running`` in the order of admission.
 

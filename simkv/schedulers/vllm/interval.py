@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PrefillInterval:
     """Counts the non-empty steps since one with prefill, up to ``steps``.
 

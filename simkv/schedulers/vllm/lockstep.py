@@ -6,11 +6,14 @@ from collections import deque
 from itertools import accumulate, takewhile
 from operator import attrgetter, sub
 
+from mypy_extensions import mypyc_attr
+
 from simkv.schedulers.decodes import DecodeGroup
 from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Lockstep(DecodeGroup[RequestState]):
     """The decode group, with the blocks that it takes and what a batch is to say of it.
 

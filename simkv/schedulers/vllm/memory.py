@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.blocks import NO_BLOCKS, BlockCounter, BlockPool
 from simkv.core.prefix import BlockKeys, Content
 from simkv.core.request import Prompt
@@ -30,6 +32,7 @@ class Hits(NamedTuple):
 NO_HITS = Hits(0, NO_BLOCKS)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmMemory:
     """One kind of blocks for all layers, as a model has it whose layers attend to everything.
 

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
 from simkv.schedulers.decodes import Decoding
 from simkv.schedulers.vllm.versions import VllmRules
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RequestState(Decoding):
     """A request in the engine; all counts are in tokens.
 
@@ -42,6 +45,7 @@ class RequestState(Decoding):
         self.deferred = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FcfsQueue:
     """Waiting requests as they came; one put back goes to the very front.
 
@@ -65,7 +69,7 @@ class FcfsQueue:
         return chain(self._first.values(), self._requests.values())
 
     def head(self) -> RequestState:
-        return next(iter(self))
+        return next(iter(self._requests.values()))
 
     def add(self, r: RequestState) -> None:
         self._requests[r.id] = r
@@ -90,6 +94,7 @@ class FcfsQueue:
         return aside
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PriorityQueue:
     """Waiting requests by (priority, arrival, id), smallest first, wherever they come from."""
 
@@ -129,6 +134,7 @@ class PriorityQueue:
         return (-r.prompt.priority, -r.prompt.arrival, -r.id)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class HeapQueue(PriorityQueue):
     """Waiting requests by (priority, arrival) in a heap, as vLLM has them up to 0.11.
 

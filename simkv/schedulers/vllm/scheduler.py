@@ -20,6 +20,8 @@ from math import inf
 from operator import attrgetter
 from typing import Literal
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.scheduler import Batch, Held, Why, blocks_for
 from simkv.schedulers.vllm.book import VllmBook
 from simkv.schedulers.vllm.memory import Hits
@@ -32,6 +34,7 @@ from simkv.schedulers.vllm.step import Step
 Turn = Literal["is taken", "steps aside", "stops"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmScheduler(VllmBook):
     """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, one budget."""
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from operator import itemgetter
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.request import Prompt
 from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.requests import RequestState
@@ -15,6 +17,7 @@ from simkv.schedulers.vllm.requests import RequestState
 Place = tuple[float, ...]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Shelves:
     """Waiting requests on a shelf for each number of blocks that they need at ``least``.
 
@@ -80,6 +83,7 @@ class Shelves:
         return (turn, r.id)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class NamedTokens:
     """Whose tokens prompts name beside their own: what could become hits of those that wait.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.blocks import BlockPool
 from simkv.core.scheduler import Batch, Swap, blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
@@ -18,6 +20,7 @@ from simkv.schedulers.vllm.step import Step
 from simkv.schedulers.vllm.versions import VllmRules
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmSwapScheduler(VllmScheduler):
     """Preempted requests keep their ``computed`` tokens as far as ``num_cpu_blocks`` reach."""
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.scheduler import Batch, Completion
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.memory import Hits
@@ -25,6 +27,7 @@ from simkv.schedulers.vllm.step import Step
 from simkv.schedulers.vllm.versions import VllmRules
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmTransferScheduler(VllmScheduler):
     """``keep`` and ``sent`` are for the side that sends KV, ``fetch`` and ``loaded`` for the other.
 

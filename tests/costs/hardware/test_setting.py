@@ -8,7 +8,7 @@ import pytest
 
 from simkv.costs.hardware.setting import setting_of
 from simkv.costs.load import Load
-from simkv.costs.profile import feature_of
+from simkv.costs.pricing import feature_of
 from simkv.schedulers.registry import ENGINES
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig

@@ -10,7 +10,8 @@ import pytest
 from simkv.core.errors import InputError
 from simkv.costs.hardware.links import HostLink, find_link, links, said_link
 from simkv.costs.load import Load
-from simkv.costs.profile import Profile, StepCost, feature_of
+from simkv.costs.pricing import feature_of
+from simkv.costs.profile import Profile, StepCost
 from simkv.costs.sources.host import LAUNCHED, launch_time, without_host
 from simkv.costs.sources.llmservingsim import Sharding, bundle_profile, slower_collectives
 
