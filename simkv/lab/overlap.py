@@ -47,7 +47,7 @@ class OverlappedEngine(Engine):
     def _wait(self) -> float:
         """Wait for the oldest step; returns its end."""
         end = self._finish(self.in_flight[0].row)
-        self.in_flight[0] = self.in_flight[0]._replace(end=end)
+        self.in_flight[0].end = end
         return end
 
     def _finish(self, row: int) -> float:

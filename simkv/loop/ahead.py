@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from simkv.core.scheduler import Batch
 from simkv.costs.load import Load
 from simkv.loop.clock import Moment
 
 
-class InFlight(NamedTuple):
+class InFlight:
     """A batch on the GPU: its row in the step log, when it is done, and whose last token it has
     among the requests that it lists; ``group`` decodes in it, where somebody asks who."""
 
-    batch: Batch
-    row: int
-    end: float
-    last_of: frozenset[int]
-    group: tuple[int, ...] = ()
+    def __init__(
+        self,
+        batch: Batch,
+        row: int,
+        end: float,
+        last_of: frozenset[int],
+        group: tuple[int, ...] = (),
+    ) -> None:
+        self.batch = batch
+        self.row = row
+        self.end = end
+        self.last_of = last_of
+        self.group = group
 
 
 @dataclass(slots=True)

@@ -25,11 +25,11 @@ class Moment(simpy.Event):
     BEFORE: ClassVar[int] = -2
 
     def __init__(self, env: simpy.Environment, time: float, rank: int = 0) -> None:
-        super().__init__(env)
+        self.env = env  # with the next line what the constructor of events does
+        self.callbacks = [_note]
         self.rank = rank
         self._ok = True
         self._value = None
-        self.callbacks.append(_note)
         when = max(time, env.now)
         heappush(env._queue, (when, EventPriority(2 + rank), next(env._eid), self))
 

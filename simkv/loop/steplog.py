@@ -24,6 +24,11 @@ COLUMNS = (
     *("decided", "start", "end", "kind", "prefill_seqs", "prefill_tokens", "decode_seqs"),
     *("preempted", "waiting", "running", "free_blocks"),
 )
+#: What is kept beside the first rows of runs.
+KEPT = (
+    *("end", "free_blocks", "_lag", "_decided", "_start", "_kind", "_preempted"),
+    *("_prefill_seqs", "_prefill_tokens", "_decode_seqs", "_waiting", "_running"),
+)
 
 
 class StepLog:
@@ -95,9 +100,8 @@ class StepLog:
         """All rows of another log behind those that are here."""
         rows = len(self)
         self._first.extend([first + rows for first in other._first])
-        for name, column in vars(self).items():
-            if name not in ("_first", "_unfolded"):
-                column.extend(getattr(other, name))
+        for name in KEPT:
+            getattr(self, name).extend(getattr(other, name))
 
     @property
     def decided(self) -> array[float]:
