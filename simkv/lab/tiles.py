@@ -39,9 +39,12 @@ class Tiles(NamedTuple):
 #: Three stages leave a single buffer for the next tile; five are the first that have two.
 DECODES = (Tiles(32, 16, 4, 5), Tiles(64, 16, 4, 5), Tiles(64, 16, 4, 3))
 PREFILLS_LARGE = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
+#: With Triton 3.6 five stages spill there if blocks have one token.
+PREFILLS_AMPERE = (Tiles(64, 128, 8, 4), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
 PREFILLS_SMALL = (Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
-#: Heads of 64 dimensions on a large Blackwell, where tiles of 64 tokens spill.
-PREFILLS_BLACKWELL = (Tiles(32, 128, 8, 5), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
+#: On a large Blackwell tiles of 64 tokens spill with heads of 64 dimensions, others with more.
+PREFILLS_BLACKWELL = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3))
+PREFILLS_BLACKWELL_64 = (Tiles(32, 128, 8, 5), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
 #: Float32, for checks alone: twice the bytes, so smaller tiles or more warps.
 WIDE = {"decode": Tiles(64, 16, 4, 3), "prefill": Tiles(16, 32, 8, 2)}
 #: Heads of less than 64 dimensions, which only the tiny model has.
@@ -58,8 +61,10 @@ def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int)
         return (WIDE[kernel],)
     if kernel == "decode":
         return DECODES
-    if head_dim == 64 and 100 <= arch < 120:
-        return PREFILLS_BLACKWELL
+    if 100 <= arch < 120:
+        return PREFILLS_BLACKWELL_64 if head_dim == 64 else PREFILLS_BLACKWELL
+    if arch < 86:
+        return PREFILLS_AMPERE
     return PREFILLS_LARGE if shared_memory(arch) > SHARED[86] else PREFILLS_SMALL
 
 

@@ -303,7 +303,10 @@ class Fleet:
         door = self._door
         records = [*(stint.engine.record for stint in self.stints), door]
         ends = [record.end for record in records]
-        ends += [life.ended_at or 0.0 for life in door.lives.values()]
+        ends += [
+            life.request.arrival if life.ended_at is None else life.ended_at
+            for life in door.lives.values()
+        ]
         end = max(ends) if horizon is None else horizon
         stuck = [i for i, life in door.lives.items() if life.outcome is None]
         if stuck and horizon is None:

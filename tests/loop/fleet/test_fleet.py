@@ -255,3 +255,11 @@ def test_preemptions_on_a_replica_that_fails_count() -> None:
     by_replica = [row["preemptions"] for row in result.summary["fleet"]["by_replica"]]
     assert by_replica[0] > 0
     assert result.summary["preemptions"] == sum(by_replica) == len(result.diagnosis.preemptions)
+
+
+def test_who_comes_when_no_replica_takes_anybody_ends_at_its_arrival() -> None:
+    """The run had been over at 5 s; the request that came at 9 s did not end before it came."""
+    result = fleet({"replicas": 1, "drains": [{"replica": 0, "at": 0.0}]}, at(0.0, 9.0))
+    late = result.record.lives[1]
+    assert late.outcome is Outcome.STALLED
+    assert late.ended_at == late.request.arrival == result.record.end
