@@ -4,14 +4,19 @@ A time is the last of ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLa
 container runtime or systemd puts before a line (ISO 8601); old SGLang has ``[12:00:00 TP0]``. The
 first kind has no year: it is that of the other kind in the same line, else ``YEAR``. Times are
 local ones of whoever wrote them; they are counted as if that were UTC, and ``join`` moves them.
+
+A line may be a JSON object with the message in it, as logging's JSON formatters write it
+(``VLLM_LOGGING_CONFIG_PATH``, ``--logging-config.formatter json``) and container runtimes do.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from calendar import timegm
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 
 from simkv.workload.source import Source
@@ -24,6 +29,11 @@ _TIME = re.compile(
     r"(?P<clock>[0-2]\d:[0-5]\d:[0-6]\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
 _CLOCK = re.compile(r"\[(\d\d:\d\d:\d\d)[ \]]")
+#: What JSON formatters call the message and its time.
+_MESSAGE = ("message", "msg", "log")
+_WHEN = ("asctime", "timestamp", "@timestamp", "time", "ts", "created")
+#: A time above this is in milliseconds.
+_MILLISECONDS = 1e11
 #: A line longer than this is cut: prompts are logged whole.
 LONGEST = 1 << 20
 DAY = 86400.0
@@ -49,7 +59,7 @@ def lines_of(source: Source, words: re.Pattern[str]) -> Iterator[LogLine]:
             for number, raw in enumerate(batch, start):
                 if not words.search(raw):
                     continue
-                text = raw[:LONGEST].strip()
+                text = (_message(raw) or raw)[:LONGEST].strip()
                 if "\x1b" in text:
                     text = _COLOURS.sub("", text)
                 found = list(_TIME.finditer(text[:160]))
@@ -65,6 +75,29 @@ def lines_of(source: Source, words: re.Pattern[str]) -> Iterator[LogLine]:
                 elif clock := _CLOCK.search(text[:80]):
                     at = _after(at, _second(year, "01", "01", clock[1]))
                 yield LogLine(number, text, at)
+
+
+def _message(raw: str) -> str | None:
+    """Time and message of a line that is a JSON object with them; None for any other."""
+    if raw[:1] != "{":
+        return None
+    try:
+        told = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    message = next((told[key] for key in _MESSAGE if isinstance(told.get(key), str)), None)
+    if message is None:
+        return None
+    when = next((told[key] for key in _WHEN if told.get(key) is not None), "")
+    if isinstance(when, int | float):
+        seconds = when / 1e3 if when > _MILLISECONDS else when
+        when = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat(" ")
+    return f"{when} {message}"
+
+
+def is_json_log(text: str) -> bool:
+    """Whether a file that begins so has JSON objects with messages for lines."""
+    return _message(text.lstrip().partition("\n")[0]) is not None
 
 
 def _after(before: float | None, time: float) -> float:

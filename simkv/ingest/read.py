@@ -12,6 +12,7 @@ import pandas as pd
 from simkv.core.errors import InputError
 from simkv.ingest import prometheus, sglang_log, vllm_log
 from simkv.ingest.evidence import Evidence
+from simkv.ingest.lines import is_json_log
 from simkv.workload.source import Selection, Source
 from simkv.workload.traces.find import HEAD_BYTES, find_format, look
 from simkv.workload.traces.measured import read_measured
@@ -42,7 +43,8 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
     beginning = "" if head.kind in ("folder", "tar", "parquet") else _beginning(source)
     if prometheus.known(beginning):
         return prometheus.read(source)
-    if head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning):
+    plain = head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning)
+    if plain or is_json_log(beginning):
         for reader in LOGS:
             if reader.known(beginning):
                 return reader.read(source)

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simkv.ingest.evidence import SERIES, STEPS, Evidence, Stated, where
+from simkv.ingest.evidence import Evidence, Stated, where
+from simkv.ingest.kept import LINES, REQUESTS, STEPS_KEPT, Kept, SeenArrivals
 from simkv.ingest.lines import LogLine, lines_of
 from simkv.workload.source import Source
 
@@ -47,18 +48,14 @@ _SIZE = re.compile(
 _DIED = re.compile(r"Prefill out of memory|Decode out of memory|Scheduler hit an exception")
 
 
-#: Columns of ``series`` beside ``SERIES``: requests whose prefill began, and tokens of prompts.
-BATCHES = ("prefills", "prompts")
-
-
 @dataclass
 class _Log:
     path: Path
     settings: dict[str, Stated] = field(default_factory=dict)
-    series: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    arrivals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    finished: list[dict[str, Any]] = field(default_factory=list)
+    series: Kept = field(default_factory=lambda: Kept(LINES))
+    steps: Kept = field(default_factory=lambda: Kept(STEPS_KEPT, thinned=True))
+    arrivals: SeenArrivals = field(default_factory=lambda: SeenArrivals(REQUESTS))
+    finished: Kept = field(default_factory=lambda: Kept(REQUESTS))
     died: str | None = None
     prefilled: bool = False
     cut: dict[int, int] = field(default_factory=dict)
@@ -75,31 +72,35 @@ def read(source: Source) -> Evidence:
         for reader in _READERS:
             if reader(log, line):
                 break
-    notes: tuple[str, ...] = ()
+    notes = [
+        *log.series.note("lines on the server"),
+        *log.arrivals.note(),
+        *log.finished.note("requests that finished"),
+    ]
     if starts:
-        notes = (
-            f"{source.path.name}: the server was started {starts + 1} times; only what follows its "
-            "last start is read",
+        notes.append(
+            f"the server was started {starts + 1} times; only what follows its last start is read"
         )
     lacks = [] if log.finished else ["times of single requests: --log-requests would tell"]
     return Evidence(
         source.path.name,
         engine="sglang",
         settings=log.settings,
-        series=pd.DataFrame(log.series, columns=[*SERIES, *BATCHES]) if log.series else None,
-        steps=pd.DataFrame(log.steps, columns=list(STEPS)) if log.steps else None,
+        series=log.series.frame(),
+        steps=log.steps.frame(),
         requests=_requests(log.finished),
-        arrivals=pd.DataFrame(list(log.arrivals.values())) if log.arrivals else None,
+        arrivals=log.arrivals.frame(),
         died=log.died,
-        notes=notes,
+        notes=tuple(f"{source.path.name}: {note}" for note in notes),
         lacks=tuple(lacks),
     )
 
 
-def _requests(finished: list[dict[str, Any]]) -> pd.DataFrame | None:
-    if not finished:
+def _requests(finished: Kept) -> pd.DataFrame | None:
+    table = finished.frame()
+    if table is None:
         return None
-    return pd.DataFrame(finished).sort_values("t_s", kind="stable", ignore_index=True)
+    return table.sort_values("t_s", kind="stable", ignore_index=True)
 
 
 def _batch(log: _Log, line: LogLine) -> bool:
@@ -130,7 +131,8 @@ def _batch(log: _Log, line: LogLine) -> bool:
     )
     step = _of_prefill(log, found) if prefill else _of_decodes(found)
     if step is not None:
-        log.steps.append({"t_s": line.at, "engine": engine, "usage": found["usage"], **step})
+        row = {"t_s": line.at, "engine": engine, **step, "usage": found["usage"]}
+        log.steps.append(row)
     log.prefilled = prefill
     return True
 
@@ -190,13 +192,8 @@ def _request(log: _Log, line: LogLine) -> bool:
     most = params.get("max_new_tokens") if isinstance(params, dict) else None
     if told.get("event") == "request.received" and line.at is not None:
         ids = asked.get("input_ids")
-        log.arrivals[name] = {
-            "request": name,
-            "t_s": line.at,
-            "max_tokens": int(most or 0),
-            "prompt_tokens": len(ids) if isinstance(ids, list) else 0,
-            "gave_up_s": float("nan"),
-        }
+        prompt = len(ids) if isinstance(ids, list) else 0
+        log.arrivals.came(name, line.at, int(most or 0), prompt)
     elif told.get("event") == "request.finished":
         _finished(log, name, int(most or 0), (told.get("out") or {}).get("meta_info") or {}, line)
     return True
@@ -209,8 +206,7 @@ def _finished(log: _Log, name: str, most: int, about: dict[str, Any], line: LogL
         start = (line.at or 0.0) - e2e
     reason = about.get("finish_reason") or {}
     if isinstance(reason, dict) and reason.get("type") == "abort":
-        if name in log.arrivals:
-            log.arrivals[name]["gave_up_s"] = (line.at or 0.0) - log.arrivals[name]["t_s"]
+        log.arrivals.gave_up(name, line.at or 0.0)
         return
     first, output = _time(about, "first_token_latency"), int(about.get("completion_tokens") or 0)
     queue = _time(about, "queue_time")

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import ast
 import re
-from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from simkv.ingest.evidence import SERIES, STEPS, Evidence, Stated, where
+from simkv.ingest.evidence import STEPS, Evidence, Stated, where
+from simkv.ingest.kept import LINES, REQUESTS, STEPS_KEPT, Kept, SeenArrivals
 from simkv.ingest.lines import LogLine, lines_of
 from simkv.schedulers.registry import ENGINES
 from simkv.workload.source import Source
@@ -78,11 +76,9 @@ class _Log:
 
     path: Path
     settings: dict[str, Stated] = field(default_factory=dict)
-    series: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SERIES})
-    steps: dict[str, array[float]] = field(
-        default_factory=lambda: {name: array("d") for name in STEPS}
-    )
-    arrivals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    series: Kept = field(default_factory=lambda: Kept(LINES))
+    steps: Kept = field(default_factory=lambda: Kept(STEPS_KEPT, thinned=True))
+    arrivals: SeenArrivals = field(default_factory=lambda: SeenArrivals(REQUESTS))
     died: str | None = None
     timeless: int = 0
 
@@ -95,7 +91,7 @@ def read(source: Source) -> Evidence:
     """
     log, notes, starts = _Log(source.path), list[str](), 0
     for line in lines_of(source, WORDS):
-        if _BEGINS.search(line.text) and (log.series["t_s"] or log.arrivals or log.died):
+        if _BEGINS.search(line.text) and (log.series or log.arrivals or log.died):
             starts, log = starts + 1, _Log(source.path)
         for reader in _READERS:
             if reader(log, line):
@@ -107,16 +103,19 @@ def read(source: Source) -> Evidence:
         )
     if log.timeless:
         notes.append(f"{source.path.name}: {log.timeless} lines before the first time left out")
-    series = pd.DataFrame(log.series)
-    steps = pd.DataFrame({name: list(values) for name, values in log.steps.items()})
-    arrivals = pd.DataFrame(list(log.arrivals.values()))
+    more = [
+        *log.series.note("lines on the server"),
+        *log.steps.note("iterations"),
+        *log.arrivals.note(),
+    ]
+    notes += [f"{source.path.name}: {line}" for line in more]
     return Evidence(
         source.path.name,
         engine="vllm",
         settings=log.settings,
-        series=series if len(series) else None,
-        steps=steps if len(steps) else None,
-        arrivals=arrivals if len(arrivals) else None,
+        series=log.series.frame(),
+        steps=log.steps.frame(),
+        arrivals=log.arrivals.frame(),
         died=log.died,
         notes=tuple(notes),
         lacks=_lacks(log),
@@ -125,7 +124,7 @@ def read(source: Source) -> Evidence:
 
 def _lacks(log: _Log) -> tuple[str, ...]:
     found = ["the log does not tell lengths and times of single requests: spans or a client do"]
-    if not log.steps["t_s"]:
+    if not log.steps:
         found.append("what a step costs: --enable-logging-iteration-details would tell")
     return tuple(found)
 
@@ -150,8 +149,7 @@ def _stats(log: _Log, line: LogLine) -> bool:
         "hit_rate": _share(_HITS, rest),
         "preemptions": int(taken[1]) if (taken := _PREEMPTIONS.search(rest)) else 0,
     }
-    for name, value in row.items():
-        log.series[name].append(value)
+    log.series.append(row)
     return True
 
 
@@ -179,8 +177,7 @@ def _step(log: _Log, line: LogLine) -> bool:
         float(match[5]) / 1e3,
         _share(_USAGE, line.text),
     )
-    for column, value in zip(log.steps.values(), values, strict=True):
-        column.append(value)
+    log.steps.append(dict(zip(STEPS, values, strict=True)))
     return True
 
 
@@ -189,13 +186,8 @@ def _received(log: _Log, line: LogLine) -> bool:
     if not match or line.at is None:
         return False
     most, ids = _MOST.search(line.text), _IDS.search(line.text)
-    log.arrivals[match["request"]] = {
-        "request": match["request"],
-        "t_s": line.at,
-        "max_tokens": int(most[1]) if most else 0,
-        "prompt_tokens": ids[1].count(",") + 1 if ids and ids[1].strip() else 0,
-        "gave_up_s": float("nan"),
-    }
+    prompt = ids[1].count(",") + 1 if ids and ids[1].strip() else 0
+    log.arrivals.came(match["request"], line.at, int(most[1]) if most else 0, prompt)
     return True
 
 
@@ -204,8 +196,7 @@ def _aborted(log: _Log, line: LogLine) -> bool:
     if not match or line.at is None:
         return False
     for name in match[1].split(","):
-        if name in log.arrivals:
-            log.arrivals[name]["gave_up_s"] = line.at - log.arrivals[name]["t_s"]
+        log.arrivals.gave_up(name, line.at)
     return True
 
 
