@@ -52,14 +52,15 @@ profiles: $(TESTED)
 calibrate-silicon: $(VENV)/.installed
 	$(BIN)/simkv validate silicon $(ROWS) --fit simkv/costs/operators --docs docs/silicon.md
 
-# By which of the known rules a release of vLLM decides; fails if by none. SOURCE: its wheel or a folder.
+# By which of the known rules a release decides; fails if by none. SOURCE: its wheel or a folder.
+ENGINE ?= vllm
 VERSION ?= newest
 COUNT ?= 200
 REPORT ?= build/follow.md
 SIMKV ?= $(BIN)/simkv
 follow: $(VENV)/.installed
 	@mkdir -p $(dir $(REPORT))
-	$(SIMKV) follow vllm $(VERSION) --cases $(COUNT) $(SOURCE:%=--source %) --report $(REPORT)
+	$(SIMKV) follow $(ENGINE) $(VERSION) --cases $(COUNT) $(SOURCE:%=--source %) --report $(REPORT)
 
 # The recorded runs are not part of the repository: CASES names the folder that holds them.
 validation: $(VENV)/.installed

@@ -10,13 +10,10 @@ import typer
 from simkv.cli.common import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from simkv.proof.conform.trace import DecisionTrace
-    from simkv.proof.record.cases import DrawnCase
+    from simkv.proof.record.case import DrawnCase
 
 Engine = Annotated[Literal["vllm", "sglang"], typer.Argument(help="Whose scheduler.")]
-Followed = Annotated[Literal["vllm"], typer.Argument(help="Whose scheduler; vllm.")]
 Version = Annotated[str, typer.Argument(help="Its version (0.33.0), or newest.")]
 Source = Annotated[
     Path | None,
@@ -71,7 +68,7 @@ def record(
 
 
 def follow(
-    engine: Followed,
+    engine: Engine,
     version: Version,
     cases: Cases = 200,
     source: Source = None,
@@ -80,30 +77,25 @@ def follow(
     """Find the rules by which a release decides; exit 1 if no release before it has them."""
     from simkv.core.files import write_bytes
     from simkv.proof.record import report as words
-    from simkv.proof.record.cases import case_of, names_of
+    from simkv.proof.record.engines import DRIVEN
     from simkv.proof.record.follow import follow as follow_release
-    from simkv.proof.record.hollow import hollowed
+    from simkv.proof.record.rules import releases
     from simkv.proof.record.wheel import sources
 
-    with sources(engine, version, source) as (folder, found), hollowed(folder):
-        drawn = {name: case_of(found, name) for name in names_of(found, cases)}
+    driven = DRIVEN[engine]
+    with sources(engine, version, source) as (folder, found), driven.hollowed(folder):
+        drawn = {name: driven.case_of(found, name) for name in driven.names_of(found, cases)}
         with progress("cases", len(drawn)) as advance:
-            followed = follow_release(drawn, _recorded(found, advance))
-    page = words.report(found, followed)
+
+            def recorded(case: DrawnCase, name: str) -> DecisionTrace:
+                advance()
+                return driven.record(case, found, name)
+
+            followed = follow_release(engine, driven.form, drawn, recorded)
+    newest = next(iter(releases(engine)))
+    page = words.report(f"{driven.title} {found}", newest, driven.form, followed)
     if report is not None:
         write_bytes(report, page.encode())
     print(page.removeprefix("# "), end="")
     if not followed.known:
         raise typer.Exit(1)
-
-
-def _recorded(
-    version: str, advance: Callable[[], None]
-) -> Callable[[DrawnCase, str], DecisionTrace]:
-    from simkv.proof.record.vllm import record as record_case
-
-    def recorded(case: DrawnCase, name: str) -> DecisionTrace:
-        advance()
-        return record_case(case, version, name)
-
-    return recorded

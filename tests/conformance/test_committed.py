@@ -160,12 +160,18 @@ def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: st
 
 
 def test_every_rule_of_sglang_that_can_be_seen_is_flipped() -> None:
-    # A change that is not released, what start-up refuses, and what was only read.
-    not_seen = {"lpm_aging", "lacks", "empty_opens", "mixes_if_it_fits", "refreshes"}
-    not_seen |= {"full_if_served"}  # shown by one of 300 cases, which is not kept
-    assert {*sglang_rules.SEEN["0.5.20"]} | not_seen == {
+    # A change that is not released, what start-up refuses, and what nothing shows.
+    not_seen = {"lpm_aging", "lacks", "policies", "empty_opens"}
+    assert {*sglang_rules.SEEN["0.5.23"]} | not_seen == {
         *sglang_rules.SglangRules.__dataclass_fields__
     }
+
+
+@pytest.mark.parametrize("version", sglang_rules.RELEASES)
+def test_every_release_of_sglang_is_recorded_with_aborts(version: str) -> None:
+    traces = [read_trace(path) for path in (TRACES / "sglang" / version).iterdir()]
+    assert len(traces) >= 28
+    assert sum("aborted" in line for trace in traces for line in trace.steps) >= 8
 
 
 def test_every_release_of_vllm_is_recorded_with_aborts() -> None:

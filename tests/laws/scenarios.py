@@ -133,7 +133,7 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "chunked_prefill_size": draw(st.sampled_from([-1, 4, 8, 16])),
         "max_prefill_tokens": draw(_whole(1, 64)),
         "prefill_max_requests": draw(rarely(_whole(1, 3))),
-        "schedule_policy": draw(st.sampled_from(["fcfs", "lpm", "hrrn"])),
+        "schedule_policy": draw(st.sampled_from(sglang_versions.RULES[variant].policies)),
         "disable_radix_cache": draw(st.booleans()),
         "disable_overlap_schedule": draw(st.booleans()),
         "enable_mixed_chunk": draw(st.booleans()),

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from simkv.core.recording import Line
+from simkv.proof.record.case import CaseForm, DrawnCase, field_of
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import MINORS, rules_of, variant_of
 
 #: The number of the first random case.
 FIRST = 200
-
-
-class DrawnCase(NamedTuple):
-    """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id)."""
-
-    config: VllmConfig
-    requests: list[dict[str, Any]]
-    aborts: Sequence[tuple[int, int, int]] = ()
 
 
 def _random(version: str, seed: int) -> DrawnCase:
@@ -227,3 +221,35 @@ def case_of(version: str, name: str) -> DrawnCase:
     if kind == "lora":
         return _aborts(_loras(case, draw), draw) if draw.random() < 0.3 else _loras(case, draw)
     return _aborts(case, draw) if kind == "gone" else case
+
+
+def _cut(request: Line, tokens: int) -> Line:
+    """The beginning of a prompt as segments."""
+    segments = []
+    for stream, start, end in request["prompt_segments"]:
+        if tokens > 0:
+            segments.append([stream, start, min(end, start + tokens)])
+        tokens -= end - start
+    return {"prompt_segments": segments}
+
+
+def _made_of(request: Line) -> str:
+    return " ".join(f"{stream}[{a}:{b}]" for stream, a, b in request["prompt_segments"])
+
+
+FORM = CaseForm(
+    kept={"name", "variant", "block_size", "num_gpu_blocks", "max_model_len"},
+    plain={"enable_prefix_caching": False, "async_scheduling": False},
+    cut=_cut,
+    limit="max_tokens",
+    idle=("arrival_step", "priority"),
+    columns={
+        "request": field_of("id"),
+        "before step": field_of("arrival_step"),
+        "prompt": field_of("prompt_tokens"),
+        "output": field_of("output_tokens"),
+        "priority": field_of("priority"),
+        "arrival": lambda request: f"{request['timestamp']:g}",
+        "prompt is made of": _made_of,
+    },
+)

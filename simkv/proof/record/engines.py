@@ -10,20 +10,24 @@ from typing import Any
 
 from simkv.proof.conform.trace import DecisionTrace
 from simkv.proof.record import cases, hollow, rules, sglang, sglang_cases, sglang_hollow, vllm
+from simkv.proof.record.case import CaseForm
 from simkv.schedulers.sglang import versions as sglang_versions
 from simkv.schedulers.vllm.versions import rules_of
 
 
 @dataclass(frozen=True)
 class Driven:
-    """How the scheduler of a version is driven.
+    """How the scheduler of a version of an engine (by its ``title``) is driven.
 
     While ``hollowed(folder)`` lasts, ``record(case, version, name)`` records a case. Cases by name:
     ``case_of(version, name)``, of which ``names_of(version, count)`` are random and
     ``by_hand(version)`` are made. ``base_of`` a version is the release whose rules (``rules_of``)
-    it is held against; the rules that its recordings can show are ``seen`` of it.
+    it is held against; the rules that its recordings can show are ``seen`` of it. Cases are of
+    the ``form``.
     """
 
+    title: str
+    form: CaseForm
     hollowed: Callable[[Path], AbstractContextManager[None]]
     record: Callable[[Any, str, str], DecisionTrace]
     case_of: Callable[[str, str], Any]
@@ -36,6 +40,8 @@ class Driven:
 
 DRIVEN: Mapping[str, Driven] = {
     "vllm": Driven(
+        "vLLM",
+        cases.FORM,
         hollow.hollowed,
         vllm.record,
         cases.case_of,
@@ -43,14 +49,16 @@ DRIVEN: Mapping[str, Driven] = {
         cases.by_hand,
         cases.base_of,
         rules_of,
-        lambda version: [rule for rule in rules.SEEN if rules.can_show(version, rule)],
+        lambda version: [rule for rule in rules.SEEN["vllm"] if rules.can_show(version, rule)],
     ),
     "sglang": Driven(
+        "SGLang",
+        sglang_cases.FORM,
         sglang_hollow.sglang_hollowed,
         sglang.record,
         sglang_cases.sglang_case,
-        lambda _, count: [f"rand-{number:03}" for number in range(count)],
-        lambda _: [],
+        sglang_cases.names_of,
+        lambda version: sglang_cases.RARE.get(version, []),
         sglang_cases.base_of,
         sglang_versions.RULES.__getitem__,
         lambda base: list(sglang_versions.SEEN[base]),

@@ -1,6 +1,6 @@
-"""Which of the known rules a release of vLLM goes by, from what its scheduler decides.
+"""Which of the known rules a release goes by, from what its scheduler decides.
 
-All releases that are known are asked first, then all combinations of their rules. If none makes the
+All releases that are known are asked first, then combinations of their rules. If none makes the
 decisions of the release, the first case that none makes is shrunk and shown.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from simkv.proof.conform.conform import Mismatch
 from simkv.proof.conform.trace import DecisionTrace
-from simkv.proof.record.cases import DrawnCase
+from simkv.proof.record.case import CaseForm, DrawnCase
 from simkv.proof.record.rules import combined, difference, releases
 from simkv.proof.record.shrink import shrunk
-from simkv.schedulers.vllm.versions import VllmRules
 
 #: What a case makes the real scheduler decide; the second argument names the recording.
 Recorded = Callable[[DrawnCase, str], DecisionTrace]
@@ -55,8 +55,10 @@ class Followed:
         return bool(self.like)
 
 
-def follow(cases: Mapping[str, DrawnCase], record: Recorded) -> Followed:
-    """Record all ``cases`` and find the rules that decide in the same way."""
+def follow(
+    engine: str, form: CaseForm, cases: Mapping[str, DrawnCase], record: Recorded
+) -> Followed:
+    """Record all ``cases`` of an engine and find the rules that decide in the same way."""
     traces: dict[str, DecisionTrace] = {}
     for name, case in cases.items():
         try:
@@ -64,13 +66,13 @@ def follow(cases: Mapping[str, DrawnCase], record: Recorded) -> Followed:
         except Exception as error:  # a release may have changed in any way
             return Followed(len(traces), _steps(traces), broken=f"{name}: {error!r}")
     done = len(traces), _steps(traces)
-    known = releases()
+    known = releases(engine)
     like, missed = _all_through(traces, known)
     if like:
         return Followed(*done, like=list(like))
     base = next(iter(known.values()))
-    mixed = {str(i): rules for i, (_, rules) in enumerate(combined(base))}
-    changes = {str(i): changed for i, (changed, _) in enumerate(combined(base))}
+    mixed = {str(i): rules for i, (_, rules) in enumerate(combined(engine, base))}
+    changes = {str(i): changed for i, (changed, _) in enumerate(combined(engine, base))}
     fitting, missed = _all_through({missed: traces[missed], **traces}, mixed)
     if fitting:
         fewest = min(len(changes[key]) for key in fitting)
@@ -85,13 +87,13 @@ def follow(cases: Mapping[str, DrawnCase], record: Recorded) -> Followed:
             return False
         return all(difference(trace, rules) for rules in rivals.values())
 
-    small = record(shrunk(cases[missed], unlike_all), missed)
+    small = record(shrunk(cases[missed], form, unlike_all), missed)
     return Followed(*done, unlike=_nearest(missed, small, known))
 
 
 def _all_through(
-    traces: Mapping[str, DecisionTrace], rules: Mapping[str, VllmRules]
-) -> tuple[dict[str, VllmRules], str]:
+    traces: Mapping[str, DecisionTrace], rules: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
     """Those of ``rules`` that make all ``traces``; the name of the one that left nobody."""
     left = dict(rules)
     for name, trace in traces.items():
@@ -102,7 +104,7 @@ def _all_through(
 
 
 def _lasting(
-    missed: str, traces: Mapping[str, DecisionTrace], mixed: Mapping[str, VllmRules]
+    missed: str, traces: Mapping[str, DecisionTrace], mixed: Mapping[str, Any]
 ) -> list[str]:
     """Combinations that made the cases before the one that was ``missed``, the plainest first."""
     before = list(traces)[: list(traces).index(missed)]
@@ -110,7 +112,7 @@ def _lasting(
     return list(left)[:ASKED]
 
 
-def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, VllmRules]) -> Unlike:
+def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> Unlike:
     """The release that gets farthest in a recording that none makes."""
     found = {key: difference(trace, rules) for key, rules in known.items()}
     steps = [str(line["step"]) for line in trace.steps]

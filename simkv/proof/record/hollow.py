@@ -15,7 +15,7 @@ import inspect
 import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,4 +201,10 @@ def taken(kind: type, **arguments: Any) -> dict[str, Any]:
         if "__init__" in vars(cls)
         for name in inspect.signature(vars(cls)["__init__"]).parameters
     }
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+def called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``arguments`` that a function takes."""
+    known = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in known}

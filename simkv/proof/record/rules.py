@@ -1,4 +1,4 @@
-"""Which rules of vLLM a recording goes by: those of releases, and their combinations."""
+"""Which rules a recording goes by: those of releases, and combinations of them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,36 @@ from typing import Any, TypeVar, cast
 from simkv.proof.conform.conform import Mismatch, compare, replay
 from simkv.proof.conform.trace import DecisionTrace
 from simkv.schedulers.registry import ENGINES
-from simkv.schedulers.vllm.versions import MINORS, RULES, VllmRules, rules_of
+from simkv.schedulers.sglang import versions as sglang_versions
+from simkv.schedulers.vllm.versions import MINORS, RULES, rules_of
 
 #: Rules that a recording can show; the others are about start-up and defaults, which it states.
-SEEN = (
-    "keyless_first",
-    "threshold_spares_lone",
-    "two_budgets",
-    "goes_on",
-    "finds_next",
-    "drops_victims",
-    "breaks_ties",
-    "sees_the_end",
-    "skip_blocked",
-    "counts_all_loras",
-    "turns_skipped",
-    "skipped_apart",
-)
+SEEN: dict[str, tuple[str, ...]] = {
+    "vllm": (
+        "keyless_first",
+        "threshold_spares_lone",
+        "two_budgets",
+        "goes_on",
+        "finds_next",
+        "drops_victims",
+        "breaks_ties",
+        "sees_the_end",
+        "skip_blocked",
+        "counts_all_loras",
+        "turns_skipped",
+        "skipped_apart",
+    ),
+    "sglang": sglang_versions.SHOWN,
+}
+
+#: The released rules, the newest first.
+RELEASED: Mapping[str, Mapping[str, Any]] = {
+    "vllm": {name: RULES[name] for name in MINORS.values()},
+    "sglang": {name: sglang_versions.RULES[name] for name in sglang_versions.RELEASES},
+}
+
+#: So many rules may differ at once from those of the newest release.
+MOST_CHANGED = 4
 
 #: The knob without which a release cannot show a rule.
 SHOWN_BY = {
@@ -56,22 +69,21 @@ def difference(trace: DecisionTrace, rules: Any) -> Mismatch | None:
         return Mismatch("?", {}, {"raised": repr(error)})
 
 
-def releases() -> dict[str, VllmRules]:
+def releases(engine: str) -> dict[str, Any]:
     """The rules of releases that decide differently, each by its newest release."""
     newest: dict[tuple[bool, ...], str] = {}
-    for name in MINORS.values():
-        newest.setdefault(_seen(RULES[name]), name)
-    return {name: RULES[name] for name in newest.values()}
+    for name, rules in RELEASED[engine].items():
+        newest.setdefault(tuple(getattr(rules, rule) for rule in SEEN[engine]), name)
+    return {name: RELEASED[engine][name] for name in newest.values()}
 
 
-#: So many rules may differ at once from those of the newest release.
-MOST_CHANGED = 4
+def combined(engine: str, rules: Any) -> Iterator[tuple[Mapping[str, bool], Any]]:
+    """Combinations of the rules that can be seen, by what each changes in ``rules``.
 
-
-def combined(rules: VllmRules) -> Iterator[tuple[Mapping[str, bool], VllmRules]]:
-    """The combinations of the rules that can be seen, by what they change in ``rules``."""
-    for count in range(1, MOST_CHANGED + 1):
-        for names in combinations(SEEN, count):
+    The fewest changes first, up to ``MOST_CHANGED``.
+    """
+    for count in range(1, min(len(SEEN[engine]), MOST_CHANGED) + 1):
+        for names in combinations(SEEN[engine], count):
             changes = {name: not getattr(rules, name) for name in names}
             yield changes, with_changes(rules, changes)
 
@@ -80,7 +92,3 @@ def with_changes(rules: Rules, changes: Mapping[str, Any]) -> Rules:
     """Other rules, in which ``changes`` are made."""
     changed: Rules = replace(cast(Any, rules), **changes)
     return changed
-
-
-def _seen(rules: VllmRules) -> tuple[bool, ...]:
-    return tuple(getattr(rules, rule) for rule in SEEN)

@@ -3,7 +3,7 @@
 What is called each step is what the wheel's event loops call: receive, choose the next batch, let
 it run (a fake model), process the results, with overlap those of the batch before. What stands in
 for the rest of SGLang is in ``sglang_hollow.py``; the prefix cache is its Python core. Wheels of
-0.5.20, 0.5.22 and 0.5.23 can be driven. Nothing of SGLang is kept but what it decided.
+0.5.15, 0.5.20, 0.5.22 and 0.5.23 can be driven. Nothing of SGLang is kept but what it decided.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import os
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from simkv.core.recording import Line
 from simkv.proof.conform.trace import FORMAT, DecisionTrace
-from simkv.proof.record.hollow import Hollow, Off, taken
+from simkv.proof.record.case import DrawnCase
+from simkv.proof.record.hollow import Hollow, Off, called, taken
 from simkv.proof.record.sglang_hollow import PARALLEL, SCHEDULE, Disaggregation
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.recording import RECORDING
@@ -49,21 +49,13 @@ class Times:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *_, **__: None
+        return Hollow()
 
     def set_wait_queue_entry_time(self) -> None:
         self.wait_queue_entry_time = self.scheduler.step
 
 
-@dataclass(frozen=True)
-class SglangCase:
-    """What is recorded: knobs and requests."""
-
-    config: SglangConfig
-    requests: list[Line] = field(default_factory=list)
-
-
-def record(case: SglangCase, version: str, name: str) -> DecisionTrace:
+def record(case: DrawnCase, version: str, name: str) -> DecisionTrace:
     """What the scheduler that is driven decides in a case."""
     header = {
         "format": FORMAT,
@@ -74,6 +66,7 @@ def record(case: SglangCase, version: str, name: str) -> DecisionTrace:
         "config": RECORDING.knobs(case.config),
         "requests": case.requests,
     }
+    header |= {"aborts": case.aborts} if case.aborts else {}
     if version != case.config.variant:
         header["source"] = f"PyPI sglang=={version}"
     lines: list[Line] = []
@@ -91,11 +84,13 @@ def record(case: SglangCase, version: str, name: str) -> DecisionTrace:
 class SglangDriver:
     """One case: SGLang's scheduler and a fake model, as many steps as it takes."""
 
-    def __init__(self, case: SglangCase) -> None:
-        self.config, self.requests = case.config, case.requests
+    def __init__(self, case: DrawnCase) -> None:
+        self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
         self.overlap = not case.config.disable_overlap_schedule
         self.numbers: dict[Any, int] = {}
         self.left = {r["id"]: r["output_tokens"] for r in case.requests}
+        self.received: set[int] = set()
+        self.left_early: set[int] = set()
         self.ignored: list[int] = []
         self.retracted: list[int] = []
         self.scheduler = self._scheduler()
@@ -110,17 +105,21 @@ class SglangDriver:
         step = still = 0
         while alive or under_way:
             scheduler.step = float(step)
+            gone = self._leave(step, 0, alive)
             for request in arriving.pop(step, ()):
                 self._receive(request)
+            gone += self._leave(step, 1, alive)
+            alive -= set(gone)
             self.retracted.clear()
             self.ignored.clear()
             batch, last = self._next(), scheduler.last_batch
             line = {"step": step, **self._launched(batch)}
+            line |= {"aborted": gone} if gone else {}
             if batch:
                 under_way.append(batch.copy() if self.overlap else batch)
             finished: list[int] = []
             if under_way and (last if self.overlap else batch):
-                finished = self._process(under_way.popleft())
+                finished = [i for i in self._process(under_way.popleft()) if i in alive]
             elif (not batch and not self.overlap) or not (batch or last):
                 self._rest()
             scheduler.last_batch = batch
@@ -133,14 +132,23 @@ class SglangDriver:
                 return
             step += 1
 
+    def _leave(self, step: int, phase: int, alive: set[int]) -> list[int]:
+        """The loop hears of clients that leave now; returns those who were there."""
+        ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
+        there = [i for i in dict.fromkeys(ids) if i in alive & self.received]
+        self.left_early.update(there)
+        for i in there:
+            self.scheduler.abort_request(Off(rid=f"{i:04}"))
+        return there
+
     def _next(self) -> Any:
         """What ``event_loop_normal`` and ``event_loop_overlap`` do before the launch."""
         scheduler = self.scheduler
-        plan = scheduler.get_next_batch_to_run(
-            running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
-        )
-        scheduler.running_batch = plan.running_batch
-        batch = plan.batch_to_run
+        held = {"running_batch": scheduler.running_batch, "last_batch": scheduler.last_batch}
+        batch = scheduler.get_next_batch_to_run(**called(scheduler.get_next_batch_to_run, held))
+        if hasattr(batch, "batch_to_run"):  # a plan: before 0.5.20 it put the rest in its place
+            scheduler.running_batch, batch = batch.running_batch, batch.batch_to_run
+        scheduler.cur_batch = batch  # where an older one looks for whom to abort
         if batch and batch.extend_num_tokens:  # as ``run_batch`` does
             scheduler.processed_tokens_counter += batch.extend_num_tokens
         if batch and self.overlap:
@@ -220,8 +228,9 @@ class SglangDriver:
         return line
 
     def _abort(self, _: Any, request: Any) -> None:
-        """The client is told that its request was given up."""
-        self.ignored.append(int(request.rid))
+        """The client is told that its request was given up, if it has not left."""
+        if int(request.rid) not in self.left_early:
+            self.ignored.append(int(request.rid))
 
     def _number(self, *what: object) -> int:
         """The same token for the same thing; none ends a request."""
@@ -256,6 +265,7 @@ class SglangDriver:
             lora_id=None if lora is None else LoraName(lora),
         )
         request.time_stats, request.tokenizer = Times(self.scheduler), None
+        self.received.add(line["id"])
         self.scheduler.init_req_max_new_tokens(request)
         self.scheduler._add_request_to_queue(request)
 
@@ -319,20 +329,23 @@ class SglangDriver:
         rows = importlib.import_module(pools + "memory_pool").ReqToTokenPool
         self.rows = rows(config.rows, size + 64, "cpu", False)
         params = importlib.import_module(pools + "cache_init_params").CacheInitParams
-        kinds = importlib.import_module(pools + "unified_cache.components").ComponentType
-        chunks: Any = getattr(importlib.import_module(pools + "chunk_cache"), "ChunkCache", None)
-        unified = importlib.import_module(pools + "unified_radix_cache").UnifiedRadixCache
-        older = config.disable_radix_cache and "sglang" in getattr(chunks, "__module__", "")
-        self.tree = (chunks if older else unified)(
-            params(
-                disable=config.disable_radix_cache,
-                req_to_token_pool=self.rows,
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=page,
-                tree_components=(kinds.FULL,),
-                **taken(params, tree_core_backend="python"),
-            )
-        )
+        given = {
+            "disable": config.disable_radix_cache,
+            "req_to_token_pool": self.rows,
+            "token_to_kv_pool_allocator": self.allocator,
+            "page_size": page,
+            **taken(params, tree_core_backend="python", eviction_policy="lru"),
+        }
+        chunks = _real(pools + "chunk_cache", "ChunkCache")
+        if not _real("sglang.srt.mem_cache.unified_cache.components", "ComponentType"):
+            radix = importlib.import_module(pools + "radix_cache").RadixCache
+            kind = chunks if config.disable_radix_cache and config.chunk > 0 else radix
+        else:
+            parts = importlib.import_module(pools + "unified_cache.components").ComponentType
+            given["tree_components"] = (parts.FULL,)
+            unified = importlib.import_module(pools + "unified_radix_cache").UnifiedRadixCache
+            kind = chunks if chunks and config.disable_radix_cache else unified
+        self.tree = kind(params(**given))
 
     def _drainer(self) -> Any:
         """The wheel's own drainer of adapters, whose clock tells the step."""
@@ -347,6 +360,8 @@ class SglangDriver:
         """What the scheduler is set up with, and the parts of it that decide nothing here."""
         config = self.config
         return {
+            "server_args": SCHEDULE,
+            "ps": PARALLEL,
             "tree_cache": self.tree,
             "req_to_token_pool": self.rows,
             "token_to_kv_pool_allocator": self.allocator,
@@ -379,7 +394,9 @@ class SglangDriver:
                 maybe_convert_decode_to_extend=lambda batch: batch,
             ),
             "ngram_embedding_manager": Off(prepare_for_forward=lambda batch, **_: batch),
-            "grammar_manager": Off(has_waiting_grammars=lambda: False),
+            "grammar_manager": Off(
+                has_waiting_grammars=lambda: False, abort_requests=lambda _: None
+            ),
             "load_inquirer": Off(_get_num_pending_tokens=lambda **_: 0),
             "tp_worker": Off(
                 model_runner=Off(
@@ -410,7 +427,9 @@ def _set(config: SglangConfig) -> None:
     )
     for knob in knobs.split():
         setattr(SCHEDULE, knob, getattr(config, knob))
-    PARALLEL.pp_max_micro_batch_size = config.rows
+    SCHEDULE.page_size = config.page_size
+    for place in (PARALLEL, SCHEDULE):
+        place.pp_max_micro_batch_size = config.rows
     for name, value in {
         "INIT_NEW_TOKEN_RATIO": config.init_new_token_ratio,
         "MIN_NEW_TOKEN_RATIO_FACTOR": config.min_new_token_ratio_factor,
@@ -419,6 +438,12 @@ def _set(config: SglangConfig) -> None:
         "CLIP_MAX_NEW_TOKENS_ESTIMATION": config.clip_max_new_tokens_estimation,
     }.items():
         os.environ[f"SGLANG_{name}"] = str(value)
+
+
+def _real(module: str, name: str) -> Any:
+    """What the wheel has under this name, or None."""
+    found = getattr(importlib.import_module(module), name, None)
+    return found if isinstance(found, type) and not issubclass(found, Hollow) else None
 
 
 def _prefix(request: Any) -> int:

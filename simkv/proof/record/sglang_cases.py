@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from simkv.core.recording import Line
-from simkv.proof.record.sglang import SglangCase
+from simkv.proof.record.case import CaseForm, DrawnCase, field_of
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.versions import RULES
 
@@ -17,10 +17,40 @@ def base_of(version: str) -> str:
     return version if version in RULES else next(iter(RULES))
 
 
-def sglang_case(version: str, name: str) -> SglangCase:
-    """The case of this name, ``rand-`` or ``lora-`` and a number: a tight pool, short requests."""
-    draw = random.Random(f"{version} {name}")
-    base = base_of(version)
+KINDS = ("rand", "gone", "tight", "lora")
+
+#: Orders of the queue in all of these.
+PLAIN = ("fcfs", "lpm", "hrrn")
+
+#: Cases of a release that show rules which few do.
+RARE = {
+    "0.5.23": ["tight-1294", "tight-598", "tight-1544"],
+    "0.5.22": ["tight-2498", "tight-1246", "tight-1946"],
+    "0.5.20": ["tight-1931", "tight-1888", "tight-1555"],
+    "0.5.15": ["tight-801", "tight-870", "tight-109"],
+}
+
+
+def names_of(_: str, count: int) -> list[str]:
+    """``count`` names: plain cases, with clients that leave, with little room, with adapters."""
+    return [f"{KINDS[i % len(KINDS)]}-{i // len(KINDS):03}" for i in range(count)]
+
+
+def sglang_case(version: str, name: str) -> DrawnCase:
+    """The case of this name: a kind of ``KINDS`` and a number."""
+    draw, base = random.Random(f"{version} {name}"), base_of(version)
+    kind, _ = name.split("-")
+    config = _tight(draw, base) if kind == "tight" else _config(draw, base)
+    room = config.max_total_num_tokens - max(2 * config.page_size + 2, 7)
+    requests = (_few if kind == "tight" else _requests)(draw, room)
+    if kind == "lora":
+        return _loras(DrawnCase(config, requests), draw)
+    leave = kind == "gone" or (kind == "tight" and draw.random() < 0.4)
+    return DrawnCase(config, requests, _aborts(draw, requests) if leave else ())
+
+
+def _config(draw: random.Random, base: str) -> SglangConfig:
+    """A pool that is soon full."""
     page = draw.choice([1, 1, 1, 4, 16])
     pool = page * draw.randint(-(-40 // page), -(-400 // page))
     chunk = draw.choice([-1, page * draw.randint(1, -(-48 // page))])
@@ -43,18 +73,18 @@ def sglang_case(version: str, name: str) -> SglangCase:
         "in_batch_prefix_caching_check_threshold": draw.choice([2, 32]),
         "in_batch_prefix_caching_deprioritize_threshold": draw.choice([2, 32]),
     }
+    if knobs["schedule_policy"] not in RULES[base].policies:
+        knobs["schedule_policy"] = draw.choice([p for p in PLAIN if p in RULES[base].policies])
     knobs = {knob: value for knob, value in knobs.items() if knob not in RULES[base].lacks}
-    config = SglangConfig(
+    return SglangConfig(
         page_size=page,
         max_total_num_tokens=pool,
         chunked_prefill_size=chunk,
         **knobs,
     )
-    case = SglangCase(config, _requests(draw, pool - max(2 * page + 2, 7)))
-    return _loras(case, draw) if name.startswith("lora") else case
 
 
-def _loras(case: SglangCase, draw: random.Random) -> SglangCase:
+def _loras(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """Where most ask for one of a few adapters, of which not all can run at a time."""
     most = draw.randint(1, 3)
     drains = draw.random() < 0.5
@@ -71,7 +101,28 @@ def _loras(case: SglangCase, draw: random.Random) -> SglangCase:
         max_loras_per_batch=most,
         lora_drain_wait_threshold=draw.choice([0.5, 3.5, 10.5]) if drains else 0.0,
     )
-    return SglangCase(config, requests)
+    return DrawnCase(config, requests)
+
+
+def _tight(draw: random.Random, base: str) -> SglangConfig:
+    """A pool of a few dozen tokens that is promised twice."""
+    page = draw.choice([1, 1, 1, 2, 4])
+    chunk = page * draw.randint(1, 8)
+    knobs: dict[str, Any] = {
+        "variant": base,
+        "max_total_num_tokens": page * draw.randint(-(-20 // page), -(-60 // page)),
+        "max_running_requests": draw.randint(2, 8),
+        "chunked_prefill_size": draw.choice([-1, chunk, chunk]),
+        "schedule_policy": draw.choice([p for p in PLAIN if p in RULES[base].policies]),
+        "disable_radix_cache": draw.random() < 0.4,
+        "disable_overlap_schedule": draw.random() < 0.5,
+        "enable_mixed_chunk": draw.random() < 0.7,
+        "schedule_conservativeness": draw.choice([0.0, 0.1, 0.3]),
+        "retract_decode_steps": draw.choice([0, 3]),
+        "clip_max_new_tokens_estimation": draw.choice([1, 8]),
+        "in_batch_prefix_caching_deprioritize_threshold": draw.choice([2, 32]),
+    }
+    return SglangConfig(page_size=page, in_batch_prefix_caching_check_threshold=2, **knobs)
 
 
 def _requests(draw: random.Random, longest: int) -> list[Line]:
@@ -96,3 +147,58 @@ def _requests(draw: random.Random, longest: int) -> list[Line]:
             }
         )
     return requests
+
+
+def _few(draw: random.Random, longest: int) -> list[Line]:
+    """Short requests close behind each other."""
+    requests, step = _requests(draw, longest)[:9], 0
+    for request in requests:
+        step += draw.choice([0, 0, 0, 1, 1, 2, 6])
+        outputs = draw.randint(1, draw.choice([2, 6, 20]))
+        more = 0 if request["ignore_eos"] else draw.choice([0, 0, 5, 40])
+        request |= {"arrival_step": step, "output_tokens": outputs}
+        request |= {"max_tokens_requested": outputs + more}
+    return requests
+
+
+def _aborts(draw: random.Random, requests: list[Line]) -> list[tuple[int, int, int]]:
+    """Some clients leave; the loop hears of it between its turns, before or after who comes."""
+    leaving = [r for r in requests if draw.random() < 0.5]
+    return sorted(
+        (
+            max(r["arrival_step"] + draw.randint(-1, 2 * r["output_tokens"]), 0),
+            draw.randint(0, 1),
+            r["id"],
+        )
+        for r in leaving
+    )
+
+
+def _cut(request: Line, tokens: int) -> Line:
+    """The beginning of a prompt as segments."""
+    segments = []
+    for stream, start, count in request["segments"]:
+        if tokens > 0:
+            segments.append([stream, start, min(count, tokens)])
+        tokens -= count
+    return {"segments": segments}
+
+
+FORM = CaseForm(
+    kept={"name", "variant", "page_size", "max_total_num_tokens"},
+    plain={"disable_radix_cache": True, "disable_overlap_schedule": True},
+    cut=_cut,
+    limit="max_tokens_requested",
+    idle=("arrival_step",),
+    columns={
+        "request": field_of("id"),
+        "before step": field_of("arrival_step"),
+        "prompt": field_of("prompt_tokens"),
+        "output": field_of("output_tokens"),
+        "limit": field_of("max_tokens_requested"),
+        "to the end": lambda request: "yes" if request["ignore_eos"] else "",
+        "prompt is made of": lambda request: " ".join(
+            f"{stream}[{start}:{start + count}]" for stream, start, count in request["segments"]
+        ),
+    },
+)

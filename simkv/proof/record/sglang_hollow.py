@@ -15,7 +15,7 @@ import importlib.util
 import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ NOT_REAL = (
     "managers.multimodal_processor",
     "managers.cache_controller",
     "managers.tokenizer_manager",
+    "mem_cache.triton_ops.allocator",
     "sampling.sampling_batch_info",
 )
 ELSEWHERE = [
@@ -132,7 +133,9 @@ class NoDiffusion:
 
 
 #: What the settings say; ``SCHEDULE`` and ``PARALLEL`` get the rest from who drives the scheduler.
-SCHEDULE: Any = Off()
+SCHEDULE: Any = Off(
+    dict.fromkeys(("enable_mamba_extra_buffer", "enable_mamba_extra_buffer_lazy"), lambda: False)
+)
 ONE_RANK = dict.fromkeys(
     [
         "tp_size",
@@ -148,6 +151,7 @@ ONE_RANK = dict.fromkeys(
 )
 PARALLEL: Any = Off(ONE_RANK, tp_rank=0, attn_tp_rank=0)
 REST = Off(
+    attn=Off(backend="torch_native"),
     features=Off(),
     mamba=Off(),
     disaggregation_mode="null",
@@ -180,6 +184,32 @@ def _pages(
     before = seq_lens - 1 if decode or prefix_lens is None else prefix_lens
     up = (seq_lens + page_size - 1) // page_size
     return int((up - (before + page_size - 1) // page_size).sum())
+
+
+class Kernel:
+    """A function in the place of one for a device, whose grid does not matter."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __getitem__(self, _: object) -> Callable[..., None]:
+        return self.function
+
+
+def _places(
+    prefix_lens: Any, seq_lens: Any, last: Any, free: Any, out: Any, _: int, size: int
+) -> None:
+    """Where the tokens of rows go: on in their last page, then into ``free`` ones (0 if none)."""
+    pages, at = iter(free.tolist()), 0
+    for start, end, place in zip(prefix_lens, seq_lens, last, strict=True):
+        for position in range(int(start), int(end)):
+            place = next(pages, 0) * size if position % size == 0 else place + 1
+            out[at], at = place, at + 1
+
+
+def _give_up(request: Any, *_: Any) -> None:
+    """A request whose client left in the middle of its prompt has ended."""
+    request.finished_reason = Off()
 
 
 def _no(*_: Any, **__: Any) -> bool:
@@ -225,12 +255,13 @@ GIVEN: dict[str, dict[str, Any]] = {
         "get_parallel": lambda: PARALLEL,
         "attention_backends": lambda: ("torch_native", "torch_native"),
     },
+    "server_args": {"get_global_server_args": lambda: SCHEDULE},  # where older releases look
     "model_executor.forward_batch_info": {
         "ForwardMode": Mode,
         "CaptureHiddenMode": Capture,
         "get_server_return_hidden_states_mode": lambda: Capture.NULL,
     },
-    "disaggregation.utils": {"DisaggregationMode": Disaggregation},
+    "disaggregation.utils": {"DisaggregationMode": Disaggregation, "prepare_abort": _give_up},
     "disaggregation.decode_schedule_batch_mixin": {
         "ScheduleBatchDisaggregationDecodeMixin": type("NoDisaggregation", (), {})
     },
@@ -242,6 +273,10 @@ GIVEN: dict[str, dict[str, Any]] = {
         "num_beam_member_rows": lambda _: 0,
     },
     "sampling.sampling_batch_info": {"SamplingBatchInfo": Sampling},
+    "mem_cache.triton_ops.allocator": {
+        "alloc_extend_kernel": Kernel(_places),
+        "alloc_decode_kernel": Kernel(lambda ends, *rest: _places(ends - 1, ends, *rest)),
+    },
     "utils": UTILITIES,
     "utils.common": UTILITIES,
     "utils.torch_memory_saver_adapter": {

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from simkv.proof.conform.trace import FORMAT, DecisionTrace
-from simkv.proof.record.cases import DrawnCase
+from simkv.proof.record.case import DrawnCase
 from simkv.proof.record.hollow import CORE, Hollow, Off, taken
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import VARIANTS, rules_of, variant_of

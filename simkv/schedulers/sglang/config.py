@@ -24,7 +24,7 @@ class SglangConfig:
     """
 
     name: Literal["sglang"] = "sglang"
-    variant: Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20"] = "0.5.23"
+    variant: Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20", "0.5.15"] = "0.5.23"
     """Whose rules decide: a release of SGLang, or one with a named change. [`simkv policies`
     says where each is from]"""
     max_total_num_tokens: Annotated[int, Gt(0)] = 16384
@@ -127,6 +127,12 @@ class SglangConfig:
             raise ValueError(
                 f"lpm_aging_tokens_per_pass: variant {self.variant!r} has no such flag; "
                 "use '0.5.23-lpm-aging'"
+            )
+        policies = RULES[self.variant].policies
+        if self.schedule_policy not in policies:
+            raise ValueError(
+                f"schedule_policy: SGLang {self.variant} does not have {self.schedule_policy!r}; "
+                f"expected one of {', '.join(policies)}"
             )
         defaults = {field.name: field.default for field in fields(self)}
         for knob in RULES[self.variant].lacks:

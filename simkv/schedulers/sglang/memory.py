@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from simkv.core.prefix import Content
 from simkv.core.radix import Node, RadixTree
+from simkv.schedulers.sglang.versions import LATEST, SglangRules
 
 
 class EngineDies(Exception):
@@ -64,8 +65,11 @@ class Memory:
     ``free`` tokens are owned by nobody; ``tree`` is None with the prefix cache off.
     """
 
-    def __init__(self, tokens: int, page_size: int, prefix_cache: bool) -> None:
+    def __init__(
+        self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = LATEST
+    ) -> None:
         self.page_size = page_size
+        self.rules = rules
         self.free = tokens
         self.tree = RadixTree(page_size) if prefix_cache else None
 
@@ -84,9 +88,13 @@ class Memory:
         return self.free + self.evictable
 
     def reclaim(self, target: int) -> bool:
-        """Evict cached prefixes until ``target`` tokens are free; whether they are."""
+        """Evict cached prefixes until ``target`` tokens are free; whether they are.
+
+        Older releases evict ``target`` tokens whatever is free.
+        """
         if self.free < target and self.tree:
-            self.free += self.tree.evict(target - self.free)
+            short = target - self.free if self.rules.evicts_shortfall else target
+            self.free += self.tree.evict(short)
         return self.free >= target
 
     def match(self, req: Req, tokens: int) -> tuple[int, Node | None]:
@@ -146,11 +154,12 @@ class Memory:
             starting[-r.kv % page] += 1
         return [page * starting[step % page] for step in range(steps)]
 
-    def publish(self, req: Req, tokens: int) -> None:
+    def publish(self, req: Req, tokens: int, *, ended: bool = False) -> None:
         """Hand the first ``tokens`` tokens of ``req`` to the tree, in whole pages.
 
         Where the tree has them already, the request's own copies become free. A key that is
-        longer than the prompt is split at the end of the prompt, so that outputs can go first.
+        longer than the prompt is split at the end of the prompt, so that outputs can go first; in
+        older releases if ``req`` has ``ended``, or never.
         """
         if self.tree is None:
             return
@@ -158,7 +167,8 @@ class Memory:
         self.free += max(0, present - req.owned)
         whole = tokens // self.page_size * self.page_size
         prompt = req.prompt_tokens // self.page_size * self.page_size
-        if 0 < prompt < whole:
+        splits = self.rules.splits_outputs if ended else self.rules.splits_retracted
+        if splits and 0 < prompt < whole:
             self.tree.insert(req.content, prompt)
         self.unlock(req.node)
         self.lock(node)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from simkv.core.prefix import Content
 from simkv.core.radix import Node, RadixTree
 from simkv.schedulers.sglang.memory import Memory, Req
+from simkv.schedulers.sglang.versions import LATEST, SglangRules
 
 
 class PagedMemory(Memory):
@@ -15,8 +16,10 @@ class PagedMemory(Memory):
     Counts and decisions are those of ``Memory``.
     """
 
-    def __init__(self, tokens: int, page_size: int, prefix_cache: bool) -> None:
-        super().__init__(tokens, page_size, prefix_cache)
+    def __init__(
+        self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = LATEST
+    ) -> None:
+        super().__init__(tokens, page_size, prefix_cache, rules)
         self.tables: dict[int, list[int]] = {}
         self.free_pages = list(range(tokens // page_size, 0, -1))
         self.pages: PagedTree | None = None
@@ -35,12 +38,12 @@ class PagedMemory(Memory):
         for r in rows:
             self._fill(r)
 
-    def publish(self, req: Req, tokens: int) -> None:
+    def publish(self, req: Req, tokens: int, *, ended: bool = False) -> None:
         if self.pages is None:
             return
         table = self.tables[req.id]
         self.pages.offered = table
-        super().publish(req, tokens)
+        super().publish(req, tokens, ended=ended)
         assert req.node is not None
         cached = self.pages.path(req.node)
         own = table[: len(cached)]

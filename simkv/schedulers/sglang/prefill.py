@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from simkv.core.scheduler import Why
 from simkv.schedulers.sglang.adder import Admission, PrefillAdder
 from simkv.schedulers.sglang.decode import leave_out_ending
-from simkv.schedulers.sglang.memory import Req
+from simkv.schedulers.sglang.memory import EngineDies, Req
 from simkv.schedulers.sglang.order import QueueOrder
 from simkv.schedulers.sglang.state import LoopState, ScheduleBatch
 
@@ -118,7 +118,10 @@ class PrefillPass:
         return min(most - len(self.state.running.rows), most - len(self.state.admitted) + holding)
 
     def _mix(self, batch: ScheduleBatch) -> None:
-        """Let the running requests decode in the step of this prefill, if they all fit."""
+        """Let the running requests decode in the step of this prefill, if they all fit.
+
+        Older releases do not ask first, and die where they do not. Raises EngineDies.
+        """
         state, running, full = self.state, self.state.running, self.state.running.full
         if not leave_out_ending(state):
             running.full = full  # those that had finished do not open the queue here
@@ -126,6 +129,9 @@ class PrefillPass:
             return
         if not state.rules.mixes_if_it_fits or state.memory.fits(running.rows):
             state.memory.grow(running.rows)
+            if state.memory.free < 0:
+                why = f"out of memory: {len(running.rows)} decodes beside a prefill"
+                raise EngineDies(why, batch.rows)
             batch.kind = "mixed"
             batch.rows = batch.rows + running.rows
             batch.extend_tokens += len(running.rows)

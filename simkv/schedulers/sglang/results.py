@@ -58,7 +58,8 @@ def _emit(state: LoopState, r: Req, ended: Collection[int], done: Completion) ->
         done.delivered.append(r.id)
     if not (r.aborted or r.id in ended or r.out >= r.max_new):
         return True
-    state.memory.publish(r, r.kv)  # with overlap also of the last token, if it ended early
+    # With overlap also of the last token, if it ended early.
+    state.memory.publish(r, r.kv, ended=True)
     state.end(r)
     if not r.aborted:
         done.finished.append(r.id)

@@ -41,10 +41,11 @@ class SglangScheduler:
     ) -> None:
         self.config = config
         self.pipeline_depth = 1 if config.disable_overlap_schedule else 2
+        rules = rules or RULES[config.variant]
         memory = memory or Memory(
-            config.max_total_num_tokens, config.page_size, not config.disable_radix_cache
+            config.max_total_num_tokens, config.page_size, not config.disable_radix_cache, rules
         )
-        self.state = LoopState(config, rules or RULES[config.variant], memory)
+        self.state = LoopState(config, rules, memory)
         self.intake = Intake(self.state)
         self.interval = DecodeInterval(config)
         self.prefill = PrefillPass(self.state)

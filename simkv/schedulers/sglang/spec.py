@@ -13,7 +13,8 @@ from simkv.schedulers.sglang.versions import RULES, VARIANTS
 
 def _with_tables(config: SglangConfig) -> Tabled:
     cache = not config.disable_radix_cache
-    memory = PagedMemory(config.max_total_num_tokens, config.page_size, cache)
+    rules = RULES[config.variant]
+    memory = PagedMemory(config.max_total_num_tokens, config.page_size, cache, rules)
     return Tabled(SglangScheduler(config, memory), memory.tables)
 
 

@@ -29,7 +29,12 @@ class SglangRules:
     ``promises_fixed`` lengths (``ignore_eos``) in full, not by the ratio; without a prefix cache
     such a candidate has a ``page_to_spare``. ``refreshes`` what the head of the queue finds cached,
     now and then, where passes go in fcfs order.
-    ``lpm_aging`` has ``lpm_aging_tokens_per_pass``. ``lacks`` are knobs that cannot be set yet.
+    ``evicts_shortfall``: cached prefixes go until what is asked for is free; else as many tokens as
+    are asked for, whatever is free. ``splits_outputs`` from the prompt in the cache when a
+    request has ended, so that they can go first; ``splits_retracted`` also when one that was
+    retracted has computed both again.
+    ``lpm_aging`` has ``lpm_aging_tokens_per_pass``. ``policies`` are the orders of the queue that
+    can be asked for; ``lacks`` are knobs that cannot be set yet.
     """
 
     drops_finished: bool = True
@@ -42,24 +47,28 @@ class SglangRules:
     promises_fixed: bool = True
     page_to_spare: bool = True
     refreshes: bool = True
+    evicts_shortfall: bool = True
+    splits_outputs: bool = True
+    splits_retracted: bool = True
     lpm_aging: bool = False
+    policies: tuple[str, ...] = ("fcfs", "lpm", "hrrn")
     lacks: tuple[str, ...] = ()
 
 
-_LATEST = SglangRules()
+LATEST = SglangRules()
 
 RULES: Mapping[str, SglangRules] = {
-    "0.5.23": _LATEST,
-    "0.5.23-lpm-aging": replace(_LATEST, lpm_aging=True),
+    "0.5.23": LATEST,
+    "0.5.23-lpm-aging": replace(LATEST, lpm_aging=True),
     "0.5.22": replace(
-        _LATEST,
+        LATEST,
         drops_finished=False,
         spent_budget_stops=False,
         counts_held_rows=False,
         lacks=("prefill_decode_interval_min_bs",),
     ),
     "0.5.20": replace(
-        _LATEST,
+        LATEST,
         drops_finished=False,
         spent_budget_stops=False,
         counts_held_rows=False,
@@ -70,17 +79,57 @@ RULES: Mapping[str, SglangRules] = {
         promises_fixed=False,
         page_to_spare=False,
         refreshes=False,
+        splits_retracted=False,
         lacks=("prefill_decode_interval_min_bs",),
+    ),
+    "0.5.15": replace(
+        LATEST,
+        drops_finished=False,
+        spent_budget_stops=False,
+        counts_held_rows=False,
+        foresees_ends=False,
+        empty_opens=False,
+        full_if_served=False,
+        mixes_if_it_fits=False,
+        promises_fixed=False,
+        page_to_spare=False,
+        refreshes=False,
+        evicts_shortfall=False,
+        splits_outputs=False,
+        splits_retracted=False,
+        policies=("fcfs", "lpm"),
+        lacks=("prefill_decode_interval_min_bs", "prefill_decode_interval"),
     ),
 }
 
 _NEW_IN_23 = ("drops_finished", "spent_budget_stops", "counts_held_rows")
 
-#: Rules that the recordings of a release show; those not named were read in its source alone.
+#: The releases, the newest first.
+RELEASES = tuple(name for name in RULES if "lpm" not in name)
+
+#: Rules that a recording can show; nothing shows ``empty_opens`` of an engine with one rank.
+SHOWN = (
+    "drops_finished",
+    "spent_budget_stops",
+    "counts_held_rows",
+    "foresees_ends",
+    "full_if_served",
+    "mixes_if_it_fits",
+    "promises_fixed",
+    "page_to_spare",
+    "refreshes",
+    "evicts_shortfall",
+    "splits_outputs",
+    "splits_retracted",
+)
+
+#: Rules that the recordings of a release show, as flipping each of them shows.
 SEEN: Mapping[str, tuple[str, ...]] = {
-    "0.5.23": _NEW_IN_23,
-    "0.5.22": _NEW_IN_23,
-    "0.5.20": (*_NEW_IN_23, "foresees_ends", "promises_fixed", "page_to_spare"),
+    "0.5.23": SHOWN,
+    "0.5.22": SHOWN,
+    # A standstill, which alone shows who closes the queue, needs a page to spare.
+    "0.5.20": tuple(rule for rule in SHOWN if rule != "full_if_served"),
+    "0.5.15": tuple(rule for rule in SHOWN if rule != "full_if_served"),
 }
 
 VARIANTS: Mapping[str, Variant] = {
@@ -101,5 +150,10 @@ VARIANTS: Mapping[str, Variant] = {
         source="PyPI sglang==0.5.20, managers/scheduler.py and schedule_policy.py",
         summary="before 0.5.22: the overlap loop computes a token past the last, mixed decodes are "
         "not tested for room, fixed lengths are promised by the ratio",
+    ),
+    "0.5.15": Variant(
+        source="PyPI sglang==0.5.15, managers/scheduler.py and schedule_policy.py",
+        summary="before 0.5.20: eviction takes as much as is asked for whatever is free, cached "
+        "outputs are not split from their prompt, no hrrn",
     ),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from simkv.proof.conform.trace import DecisionTrace, read_trace
 from simkv.proof.record import follow as following
 from simkv.proof.record import rules as known
 from simkv.proof.record import shrink
-from simkv.proof.record.cases import DrawnCase, case_of, names_of
+from simkv.proof.record.case import DrawnCase
+from simkv.proof.record.cases import FORM, case_of, names_of
 from simkv.proof.record.follow import Followed, follow
 from simkv.proof.record.keep import choose, packed, told_apart
 from simkv.proof.record.report import headline, report
-from simkv.proof.record.rules import can_show, combined, difference, releases
+from simkv.proof.record.rules import MOST_CHANGED, can_show, combined, difference, releases
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import FcfsQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
@@ -82,7 +84,7 @@ class Planted(VllmScheduler):
 @pytest.fixture
 def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rules and of smaller cases only few are tried, to save time."""
-    monkeypatch.setattr(known, "SEEN", ("keyless_first", "goes_on", "skip_blocked"))
+    monkeypatch.setitem(known.SEEN, "vllm", ("keyless_first", "goes_on", "skip_blocked"))
     monkeypatch.setattr(shrink, "TRIES", 40)
 
 
@@ -91,14 +93,14 @@ def test_a_planted_change_is_caught(
     what: str, monkeypatch: pytest.MonkeyPatch, few_rules: None
 ) -> None:
     monkeypatch.setattr(Planted, "what", what)
-    found = follow(drawn(24), recorded(Planted))
+    found = follow("vllm", FORM, drawn(24), recorded(Planted))
     assert not found.known
     assert found.unlike is not None
     small, first = found.unlike.trace, drawn(24)[found.unlike.name]
     assert len(small.header["requests"]) <= len(first.requests)
-    for rules in releases().values():
+    for rules in releases("vllm").values():
         assert difference(small, rules) is not None
-    page = report("0.34.0", found)
+    page = report("vLLM 0.34.0", "0.33.0", FORM, found)
     assert page.startswith("# vLLM 0.34.0 decides as no combination of the known rules does\n")
     assert "| field | recorded | simulated |" in page
     at = next(s for s in small.steps if str(s["step"]) == found.unlike.difference.step)
@@ -107,20 +109,24 @@ def test_a_planted_change_is_caught(
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.28.0", "0.11.0"])
 def test_an_unchanged_release_gives_no_alarm(version: str) -> None:
-    found = follow(drawn(8, version), recorded(VllmScheduler))
-    same = {name for name, rules in releases().items() if _seen(rules) == _seen(RULES[version])}
+    found = follow("vllm", FORM, drawn(8, version), recorded(VllmScheduler))
+    same = {
+        name for name, rules in releases("vllm").items() if _seen(rules) == _seen(RULES[version])
+    }
     assert same <= {*found.like}
     assert found.known
-    assert headline(version, found).startswith(f"vLLM {version} decides by the rules of 0.")
+    assert headline(f"vLLM {version}", "0.33.0", found).startswith(
+        f"vLLM {version} decides by the rules of 0."
+    )
     assert found.unlike is found.broken is None
 
 
 def test_rules_that_no_release_has_together_are_found(few_rules: None) -> None:
     rules = replace(RULES["0.33.0"], keyless_first=False)
-    found = follow(drawn(24), recorded(lambda config: VllmScheduler(config, rules)))
+    found = follow("vllm", FORM, drawn(24), recorded(lambda config: VllmScheduler(config, rules)))
     assert [*found.changed] == [{"keyless_first": False}]
     assert not found.known
-    assert headline("0.34.0", found).endswith(
+    assert headline("vLLM 0.34.0", "0.33.0", found).endswith(
         "no release's rules: by those of 0.33.0 with `keyless_first: false`"
     )
 
@@ -129,9 +135,11 @@ def test_a_release_that_cannot_be_driven_is_told() -> None:
     def broken(case: DrawnCase, name: str) -> DecisionTrace:
         raise AttributeError("no such thing")
 
-    found = follow(drawn(2), broken)
+    found = follow("vllm", FORM, drawn(2), broken)
     assert found == Followed(0, 0, broken="rand-200: AttributeError('no such thing')")
-    assert headline("0.34.0", found).startswith("vLLM 0.34.0 cannot be driven: rand-200: ")
+    assert headline("vLLM 0.34.0", "0.33.0", found).startswith(
+        "vLLM 0.34.0 cannot be driven: rand-200: "
+    )
 
 
 def test_a_version_that_is_not_known_has_the_newest_release_s_knobs() -> None:
@@ -142,10 +150,11 @@ def test_a_version_that_is_not_known_has_the_newest_release_s_knobs() -> None:
 
 
 def test_every_combination_of_rules_is_tried_once() -> None:
-    tried = [tuple(sorted(changes)) for changes, _ in combined(RULES["0.33.0"])]
-    assert len(tried) == len({*tried}) == 2 ** len(known.SEEN) - 1
+    tried = [tuple(sorted(changes)) for changes, _ in combined("vllm", RULES["0.33.0"])]
+    rules = len(known.SEEN["vllm"])
+    assert len(tried) == len({*tried}) == sum(comb(rules, i) for i in range(1, MOST_CHANGED + 1))
     assert len(tried[0]) == 1
-    assert len(tried[-1]) == len(known.SEEN)
+    assert len(tried[-1]) == MOST_CHANGED
 
 
 def test_a_recording_is_written_as_conform_reads_it(tmp_path: Path) -> None:
@@ -160,7 +169,7 @@ def test_what_is_kept_shows_every_rule(root: Path) -> None:
     version = "0.24.0"
     files = (root / "tests/conformance/traces/vllm" / version).iterdir()
     traces = {file.name: read_trace(file) for file in sorted(files)}
-    rules, seen = rules_of(version), [r for r in known.SEEN if can_show(version, r)]
+    rules, seen = rules_of(version), [r for r in known.SEEN["vllm"] if can_show(version, r)]
     kept = choose(rules, seen, traces)
     assert len(kept) <= len(traces)
     assert all(told_apart(rules, seen, {name: traces[name] for name in kept}).values())
@@ -169,4 +178,4 @@ def test_what_is_kept_shows_every_rule(root: Path) -> None:
 
 
 def _seen(rules: Any) -> list[bool]:
-    return [getattr(rules, rule) for rule in known.SEEN]
+    return [getattr(rules, rule) for rule in known.SEEN["vllm"]]

@@ -1,8 +1,8 @@
 """Wheels: found, unpacked and, where some are at hand, driven from ``make follow`` to its report.
 
-The wheels of vLLM are hundreds of megabytes each and not part of the repository: the folder
-``wheels`` beside the checkout, or the one that SIMKV_WHEELS names, holds them unpacked as
-``vllm-VERSION``. Without it the tests that drive them are skipped.
+The wheels are hundreds of megabytes each and not part of the repository: the folder ``wheels``
+beside the checkout, or the one that SIMKV_WHEELS names, holds them unpacked as ``vllm-VERSION`` and
+``sglang-VERSION``. Without it the tests that drive them are skipped.
 """
 
 from __future__ import annotations
@@ -19,47 +19,88 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.core.errors import InputError
+from simkv.proof.record.sglang_cases import RARE
 from simkv.proof.record.wheel import sources
 from tests.conftest import ROOT
 
 WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))
-VERSION = "0.33.0"
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 #: A file of its sources, what stands there, and what is planted in its place.
-CORE = "vllm/v1/core"
+CORE, MANAGERS = "vllm/v1/core", "sglang/srt/managers"
 PLANTED = {
-    "order": (f"{CORE}/sched/request_queue.py", "self.appendleft(", "self.append("),
-    "budget": (
+    ("vllm", "order"): (f"{CORE}/sched/request_queue.py", "self.appendleft(", "self.append("),
+    ("vllm", "budget"): (
         f"{CORE}/sched/scheduler.py",
         "token_budget = self.max_num_scheduled_tokens",
         "token_budget = self.max_num_scheduled_tokens - 1",
     ),
-    "watermark": (f"{CORE}/kv_cache_manager.py", "int(watermark *", "1 + int(watermark *"),
-    "victim": (
+    ("vllm", "watermark"): (
+        f"{CORE}/kv_cache_manager.py",
+        "int(watermark *",
+        "1 + int(watermark *",
+    ),
+    ("vllm", "victim"): (
         f"{CORE}/sched/scheduler.py",
         "(r.priority, r.arrival_time)",
         "(r.arrival_time, r.priority)",
     ),
-    "threshold": (
+    ("vllm", "threshold"): (
         f"{CORE}/sched/scheduler.py",
         "num_new_tokens = long_prefill_token_threshold",
         "num_new_tokens = long_prefill_token_threshold + 1",
     ),
+    ("sglang", "order"): (
+        f"{MANAGERS}/scheduler.py",
+        "self.waiting_queue.append(req)",
+        "self.waiting_queue.insert(0, req)",
+    ),
+    ("sglang", "budget"): (
+        f"{MANAGERS}/schedule_policy.py",
+        "self.rem_chunk_tokens -= num_mixed_decode_tokens",
+        "self.rem_chunk_tokens -= num_mixed_decode_tokens + 1",
+    ),
+    ("sglang", "new-token ratio"): (
+        f"{MANAGERS}/scheduler_components/new_token_ratio_tracker.py",
+        "self.current - self.decay",
+        "self.current - 2 * self.decay",
+    ),
+    ("sglang", "victim"): (
+        f"{MANAGERS}/schedule_batch.py",
+        "return (len(req.output_ids), -len(req.origin_input_ids))",
+        "return (len(req.output_ids), len(req.origin_input_ids))",
+    ),
+    ("sglang", "threshold"): (
+        f"{MANAGERS}/scheduler.py",
+        "if len(adder.can_run_list) >= self.get_num_allocatable_reqs(",
+        "if len(adder.can_run_list) + 1 >= self.get_num_allocatable_reqs(",
+    ),
 }
+#: Packages of the sources that are copied to plant something.
+COPIED = {"vllm": ("vllm/v1",), "sglang": ("sglang/srt/managers", "sglang/srt/mem_cache")}
+COPIED["sglang"] += ("sglang/srt/sampling", "sglang/srt/environ.py")
+
+
+def wheel_of(engine: str, version: str) -> Path:
+    folder = WHEELS / f"{engine}-{version}"
+    if not folder.is_dir():
+        pytest.skip(f"no wheel is at hand: no folder {folder.name} in {WHEELS.name}/")
+    if engine == "sglang":
+        pytest.importorskip("torch")
+    return folder
 
 
 @pytest.fixture
 def wheel() -> Path:
-    folder = WHEELS / f"vllm-{VERSION}"
-    if not folder.is_dir():
-        pytest.skip(f"no wheel of vLLM is at hand: no folder {folder.name} in {WHEELS.name}/")
-    return folder
+    return wheel_of("vllm", VERSIONS["vllm"])
 
 
-def make_follow(report: Path, source: Path) -> subprocess.CompletedProcess[str]:
+def make_follow(engine: str, report: Path, source: Path) -> subprocess.CompletedProcess[str]:
     """``make follow`` with this interpreter's simkv in place of the one that it would install."""
     simkv = f"{sys.executable} -m simkv"
-    given = [f"VERSION={VERSION}", f"SOURCE={source}", f"REPORT={report}", "COUNT=40"]
+    given = [f"ENGINE={engine}", f"VERSION={VERSIONS[engine]}", f"SOURCE={source}"]
+    given += [f"REPORT={report}", "COUNT=40"]
     command = ["make", "-o", ".venv/.installed", "follow", f"SIMKV={simkv}", *given]
     return subprocess.run(
         command,
@@ -71,30 +112,39 @@ def make_follow(report: Path, source: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_make_follow_reports_an_unchanged_release(wheel: Path, tmp_path: Path) -> None:
-    done = make_follow(tmp_path / "page.md", wheel)
+@pytest.mark.parametrize("engine", VERSIONS)
+def test_make_follow_reports_an_unchanged_release(engine: str, tmp_path: Path) -> None:
+    version = VERSIONS[engine]
+    done = make_follow(engine, tmp_path / "page.md", wheel_of(engine, version))
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert page.startswith(f"# vLLM {VERSION} decides by the rules of {VERSION}\n")
+    assert page.startswith(f"# {TITLES[engine]} {version} decides by the rules of {version}\n")
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_make_follow_reports_a_planted_change(what: str, wheel: Path, tmp_path: Path) -> None:
-    copy, (file, old, new) = tmp_path / "changed", PLANTED[what]
-    shutil.copytree(wheel / "vllm/v1", copy / "vllm/v1")
+@pytest.mark.parametrize(("engine", "what"), PLANTED)
+def test_make_follow_reports_a_planted_change(engine: str, what: str, tmp_path: Path) -> None:
+    version = VERSIONS[engine]
+    folder = wheel_of(engine, version)
+    copy, (file, old, new) = tmp_path / "changed", PLANTED[engine, what]
+    for part in COPIED[engine]:
+        if (folder / part).is_dir():
+            shutil.copytree(folder / part, copy / part)
+        else:
+            shutil.copy(folder / part, copy / part)
     text = (copy / file).read_text(encoding="utf-8")
     assert old in text
     (copy / file).write_text(text.replace(old, new, 1), encoding="utf-8")
-    done = make_follow(tmp_path / "page.md", copy)
+    done = make_follow(engine, tmp_path / "page.md", copy)
     assert done.returncode != 0
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert page.startswith(f"# vLLM {VERSION} decides as no combination of the known rules does\n")
+    told = f"# {TITLES[engine]} {version} decides as no combination of the known rules does\n"
+    assert page.startswith(told)
     assert "| field | recorded | simulated |" in page
 
 
 def test_record_keeps_what_conform_reads(wheel: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke
-    given = ["record", "vllm", VERSION, "--cases", "4", "--source", str(wheel)]
+    given = ["record", "vllm", VERSIONS["vllm"], "--cases", "4", "--source", str(wheel)]
     result = run(app, [*given, "--out", str(tmp_path / "new/folder")])
     assert result.exit_code == 0, result.output
     files = sorted(map(str, (tmp_path / "new/folder").glob("*.jsonl.gz")))
@@ -102,18 +152,16 @@ def test_record_keeps_what_conform_reads(wheel: Path, tmp_path: Path) -> None:
     assert run(app, ["conform", *files]).exit_code == 0
 
 
-@pytest.mark.parametrize("version", ["0.5.20", "0.5.22", "0.5.23"])
+@pytest.mark.parametrize("version", ["0.5.15", "0.5.20", "0.5.22", "0.5.23"])
 def test_the_whole_loop_of_sglang_is_recorded(version: str, tmp_path: Path) -> None:
-    folder = WHEELS / f"sglang-{version}"
-    if not folder.is_dir():
-        pytest.skip(f"no wheel of SGLang is at hand: no folder {folder.name} in {WHEELS.name}/")
-    pytest.importorskip("torch")
+    folder = wheel_of("sglang", version)
     given = ["record", "sglang", version, "--cases", "12", "--source", str(folder)]
     command = [sys.executable, "-m", "simkv", *given, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"the rules of {version} make 12 of 12" in done.stdout
-    assert len(list(tmp_path.iterdir())) == 12
+    rare = len(RARE.get(version, ()))
+    assert f"the rules of {version} make {12 + rare} of {12 + rare}" in done.stdout
+    assert len(list(tmp_path.iterdir())) == 12 + rare
 
 
 def _wheel(folder: Path, version: str) -> Path:

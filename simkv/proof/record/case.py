@@ -1,0 +1,55 @@
+"""A workload on which an engine's own scheduler is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from simkv.core.recording import Line
+
+
+class DrawnCase(NamedTuple):
+    """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id)."""
+
+    config: Any
+    requests: list[Line]
+    aborts: Sequence[tuple[int, int, int]] = ()
+
+
+@dataclass(frozen=True)
+class CaseForm:
+    """What the cases of an engine are made of, for who makes them smaller and shows them.
+
+    Knobs in ``kept`` stay as they were drawn: they are sizes, or say who decides; the others become
+    their defaults, or what ``plain`` says of them. ``cut`` gives the fields of a request whose
+    prompt has so many tokens, ``limit`` is the field that says how many it may emit. Fields that a
+    request can do with 0 of are ``idle``. ``columns`` of a table tell of a request by their names.
+    """
+
+    kept: Collection[str]
+    plain: Mapping[str, Any]
+    cut: Callable[[Line, int], Line]
+    limit: str
+    idle: Sequence[str]
+    columns: Mapping[str, Callable[[Line], str]] = field(default_factory=dict)
+
+    def shorter(self, request: Line) -> Iterator[Line]:
+        """Fields of a request with less to do, earlier, or like the others."""
+        if request.get("lora"):
+            yield {"lora": None}
+        for name in self.idle:
+            if request[name] > 0:
+                yield {name: 0}
+        prompt, outputs = request["prompt_tokens"], request["output_tokens"]
+        for tokens in sorted({1, prompt // 2, prompt - 1}):
+            if 0 < tokens < prompt:
+                yield {"prompt_tokens": tokens, **self.cut(request, tokens)}
+        for tokens in sorted({1, outputs // 2, outputs - 1}):
+            if 0 < tokens < outputs:
+                yield {"output_tokens": tokens, self.limit: tokens}
+
+
+def field_of(name: str) -> Callable[[Line], str]:
+    """A column with a field of a request as it is."""
+    return lambda request: str(request[name])
