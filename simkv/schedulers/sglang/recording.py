@@ -20,31 +20,17 @@ THEIRS = {
 }
 #: Switches that are recorded the other way round.
 OPPOSITES = {"disable_radix_cache": "radix_cache", "disable_overlap_schedule": "overlap"}
-#: Knobs that older recordings do not have.
-LATER = (
-    "variant",
-    "lpm_aging_tokens_per_pass",
-    "prefill_decode_interval",
-    "prefill_decode_interval_min_bs",
-    "scheduler_recv_interval",
-    "stream_interval",
-    "enable_dp_attention",
-    "dp_size",
-    "mem_fraction_static",
-    "enable_lora",
-    "max_loras_per_batch",
-    "lora_drain_wait_threshold",
-)
 
 
 def _config(header: Line) -> SglangConfig:
+    """Knobs that a recording does not have came later than it, and are at their defaults."""
     recorded = header["config"]
     knobs: Line = {}
     for knob in (field.name for field in fields(SglangConfig)):
         if knob in OPPOSITES:
             knobs[knob] = not recorded[OPPOSITES[knob]]
-        elif knob != "name" and not (knob in LATER and knob not in recorded):
-            knobs[knob] = recorded[THEIRS.get(knob, knob)]
+        elif knob != "name" and (theirs := THEIRS.get(knob, knob)) in recorded:
+            knobs[knob] = recorded[theirs]
     if knobs["chunked_prefill_size"] is None:
         knobs["chunked_prefill_size"] = -1
     return SglangConfig(**knobs)
