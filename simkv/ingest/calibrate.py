@@ -300,7 +300,7 @@ class _Fitter:
         self.done += 1
         self.tell(self.done, ROUNDS + 1)
         count = len(self.requests)
-        frozen = Frozen.of(run, count, prices)
+        frozen = Frozen.of(run, count, prices, self.shape)
         return times(run.record, self.front).reindex(range(count)), frozen
 
     def _draft(self, prices: StepPrices) -> Profile:

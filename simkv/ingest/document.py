@@ -12,7 +12,7 @@ from simkv.ingest.engine import ServerSetup
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.mend import Mending, Remedy
 from simkv.ingest.timeline import HEAD, rows
-from simkv.ingest.waiting import Waiting
+from simkv.ingest.waiting import Waiting, victims_of
 from simkv.measure.result import Result
 from simkv.why.ledger import SERVED, WORDS, totals
 from simkv.why.verdicts.verdict import Verdict
@@ -47,7 +47,7 @@ def victims(observed: pd.DataFrame, result: Result, waits: Waiting) -> Iterator[
     yield "| request | arrived (s) | prompt | output | waited (s) | most of it |"
     yield "| --- | --- | --- | --- | --- | --- |"
     begin = observed["t_s"].iloc[0]
-    for i in waits.victims[:NAMED]:
+    for i in victims_of(observed, waits.victims)[:NAMED]:
         tiles = [tile for tile in result.diagnosis.ledger[i] if tile.kind not in SERVED]
         sums = totals(tiles)
         kind = max(sums, key=lambda one: sums[one], default=None)

@@ -23,7 +23,7 @@ from simkv.ingest.document import (
 from simkv.ingest.engine import ServerSetup
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.mend import Mending, Remedy
-from simkv.ingest.waiting import WELL, Waiting, is_well, slowdown, verdicts_of, waiting
+from simkv.ingest.waiting import WELL, Waiting, is_well, slowdown, verdicts_of, victims_of, waiting
 from simkv.measure.result import Result
 from simkv.why.ledger import WORDS
 from simkv.why.verdicts.verdict import Verdict
@@ -131,14 +131,13 @@ def _whom(observed: pd.DataFrame, waits: Waiting, healthy: bool) -> str:
         slowest = int(observed["e2e_ms"].to_numpy(np.float64).argmax())
         took = seconds(observed["e2e_ms"].max() / 1e3)
         return f"The slowest, {name_of(observed, slowest)}, took {took}."
-    by_wait = observed["queue_ms"].nlargest(len(waits.victims))
-    if by_wait.notna().any() and by_wait.iloc[0] > 0:
-        worst = by_wait.index.tolist()
-        waited = seconds(by_wait.iloc[0] / 1e3)
-        took = seconds(observed.loc[worst[0], "e2e_ms"] / 1e3)
-        most = f"the first of them queued for {waited} of its {took}"
+    worst = victims_of(observed, waits.victims)
+    queued = float(observed["queue_ms"].loc[worst[0]]) / 1e3
+    if queued > 0:
+        whole = seconds(float(observed["e2e_ms"].loc[worst[0]]) / 1e3)
+        most = f"the first of them queued for {seconds(queued)} of its {whole}"
         return f"Victims: {names_of(observed, worst)}; {most}."
-    return f"Victims: {names_of(observed, waits.victims)}."
+    return f"Victims: {names_of(observed, worst)}."
 
 
 def _why(found: Sequence[Verdict], waits: Waiting, healthy: bool) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from simkv.costs.sources.sync import BESIDE
-from simkv.ingest.prices import StepPrices, products
+from simkv.costs.sources.sync import BESIDE, Traits
+from simkv.ingest.prices import StepPrices, without_attention
 from simkv.ingest.replay import parts_of
 from simkv.loop.world import ScenarioRun
 from simkv.why.ledger import Kind, runs
@@ -41,11 +41,15 @@ class Frozen:
     last: Ints
     came: Ints
     left: Floats
+    shape: Traits | None = None
     slowed: Floats | float = 1.0
 
     @staticmethod
-    def of(made: ScenarioRun, count: int, prices: StepPrices) -> Frozen:
-        """From a run of ``count`` requests, by their ids, that was made at these ``prices``."""
+    def of(
+        made: ScenarioRun, count: int, prices: StepPrices, shape: Traits | None = None
+    ) -> Frozen:
+        """From a run of ``count`` requests, by their ids, that was made at these ``prices`` with a
+        model of this ``shape``."""
         record = made.record
         log = record.steps
         steps = len(log)
@@ -87,6 +91,7 @@ class Frozen:
             rows[2],
             rows[3],
             left,
+            shape,
         )
         if made.fleet is None or not made.fleet.rules.lockstep:
             return found
@@ -95,11 +100,9 @@ class Frozen:
 
     def steps(self, prices: StepPrices) -> Floats:
         """Seconds of each step at these prices."""
-        decodes = prices.decode_step + prices.decode_seq * self.decode_seqs
-        mixed = products(self.prefill_tokens + self.decode_seqs, prices)
-        mixed = mixed + prices.pair * self.pairs
+        cost = without_attention(self.prefill_tokens, self.decode_seqs, prices, self.shape)
         beside = np.where(self.prefills, BESIDE, 1.0) * prices.context * self.context
-        return (np.where(self.prefills, mixed, decodes) + beside) * self.slowed
+        return np.asarray((cost + prices.pair * self.pairs + beside) * self.slowed)
 
     def spans(self, prices: StepPrices) -> tuple[Floats, Floats, Floats]:
         """Seconds of each request's prefill, decode and time until its first token, waiting

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 
+from simkv.core.errors import InputError
 from simkv.workload.source import Source
 
 #: Where no line tells the year; a leap year, so that every day of the calendar is in it.
@@ -28,6 +30,8 @@ _TIME = re.compile(
     r"(?<!\d)(?:(?P<year>20\d\d)[-/])?(?P<month>[01]\d)[-/](?P<day>[0-3]\d)[ T]"
     r"(?P<clock>[0-2]\d:[0-5]\d:[0-6]\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
+#: A container's name as compose writes it, and the server's process.
+_WRITER = re.compile(r"(?:([\w.-]+) +\| )?(?:\((?:APIServer|ApiServer_\d+) (pid=\d+)\))?")
 _CLOCK = re.compile(r"\[(\d\d:\d\d:\d\d)[ \]]")
 #: What JSON formatters call the message and its time.
 _MESSAGE = ("message", "msg", "log")
@@ -98,6 +102,28 @@ def _message(raw: str) -> str | None:
 def is_json_log(text: str) -> bool:
     """Whether a file that begins so has JSON objects with messages for lines."""
     return _message(text.lstrip().partition("\n")[0]) is not None
+
+
+class Writers:
+    """Which server wrote the lines of each engine in a log: its container and its process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: dict[int, list[str]] = {}
+
+    def check(self, line: LogLine, engine: int) -> None:
+        """Raise InputError if a server goes on after another one has written of this engine: they
+        ran at once, and one that was only started anew does not."""
+        found = _WRITER.match(line.text)
+        name = " ".join(filter(None, found.groups())) if found else ""
+        seen = self._seen.setdefault(engine, [])
+        if name in seen[:-1]:
+            raise InputError(
+                f"{self.path}:{line.number}: is of {name or 'another server'}, and lines before it "
+                f"of {seen[-1]}; expected the log of one server: give each a file of its own"
+            )
+        if seen[-1:] != [name]:
+            seen.append(name)
 
 
 def _after(before: float | None, time: float) -> float:

@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.costs.profile import Term
-from simkv.costs.sources.sync import BESIDE, KNOTS, Prices, Traits, price_terms
+from simkv.costs.sources.sync import (
+    BESIDE,
+    KNOTS,
+    Prices,
+    Traits,
+    price_terms,
+    weights_and_tokens,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,10 +51,7 @@ PRICES = tuple(one.name for one in fields(StepPrices))
 def terms_of(prices: StepPrices, shape: Traits | None) -> list[Term]:
     """What a step costs at these prices. Of a mixture of experts, few tokens read few of them."""
     if shape and shape.in_experts:
-        plain = Prices(
-            prices.prefill_step, prices.decode_step, prices.token, prices.pair, prices.context
-        )
-        return price_terms(plain, shape)
+        return price_terms(_plain(prices), shape)
     return [
         Term(name="weights, then tokens", feature="tokens", when="prefill", table=_table(prices)),
         Term(name="step", feature="steps", when="pure decode", seconds=prices.decode_step),
@@ -61,6 +65,23 @@ def terms_of(prices: StepPrices, shape: Traits | None) -> list[Term]:
             seconds=(BESIDE - 1) * prices.context,
         ),
     ]
+
+
+def _plain(prices: StepPrices) -> Prices:
+    return Prices(
+        prices.prefill_step, prices.decode_step, prices.token, prices.pair, prices.context
+    )
+
+
+def without_attention(
+    prefill_tokens: Floats, decodes: Floats, prices: StepPrices, shape: Traits | None
+) -> Floats:
+    """Seconds of steps by their tokens, those of attention left out."""
+    tokens = prefill_tokens + decodes
+    if shape and shape.in_experts:
+        return weights_and_tokens(tokens, _plain(prices), shape)
+    pure = prices.decode_step + prices.decode_seq * decodes
+    return np.where(prefill_tokens > 0, products(tokens, prices), pure)
 
 
 def _table(prices: StepPrices) -> list[tuple[float, float]]:

@@ -43,6 +43,11 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
     beginning = "" if head.kind in ("folder", "tar", "parquet") else _beginning(source)
     if prometheus.known(beginning):
         return prometheus.read(source)
+    if all(words.search(beginning) for words in _BOTH):
+        raise InputError(
+            f"{path}: has stats lines of vLLM and of SGLang; expected the log of one server: give "
+            "each a file of its own"
+        )
     plain = head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning)
     if plain or is_json_log(beginning):
         for reader in LOGS:
@@ -59,6 +64,8 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
     return _of_requests(path, form.name, table, source)
 
 
+#: What only the one engine writes of itself, and only the other.
+_BOTH = (re.compile(r"Avg prompt throughput: "), re.compile(r"(Prefill|Decode) batch[,.] #"))
 #: The first line of a log that begins with its time in brackets, which is no JSON.
 _STAMPED = re.compile(r"\s*\[(\d{4}-\d\d-\d\d[ T]|\d\d:\d\d:\d\d[ \]])")
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 from simkv.ingest.evidence import Evidence, Stated, where
 from simkv.ingest.kept import LINES, REQUESTS, STEPS_KEPT, Kept, SeenArrivals
-from simkv.ingest.lines import LogLine, lines_of
+from simkv.ingest.lines import LogLine, Writers, lines_of
 from simkv.workload.source import Source
 
 WORDS = re.compile(
@@ -61,6 +61,9 @@ class _Log:
     cut: dict[int, int] = field(default_factory=dict)
     hits: float = 0.0
     asked: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.writers = Writers(self.path)
 
 
 def read(source: Source) -> Evidence:
@@ -112,6 +115,7 @@ def _batch(log: _Log, line: LogLine) -> bool:
     found = {name: _number(pattern, line.text) for name, pattern in _COUNTS.items()}
     rank = _RANK.search(line.text[:80])
     engine = int(rank[1]) if rank else 0
+    log.writers.check(line, engine)
     new = found["new"] if prefill else 0.0
     begun, prompts = _begun(log, engine, found) if prefill else (np.nan, np.nan)
     log.series.append(

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from simkv.ingest.evidence import STEPS, Evidence, Stated, where
 from simkv.ingest.kept import LINES, REQUESTS, STEPS_KEPT, Kept, SeenArrivals
-from simkv.ingest.lines import LogLine, lines_of
+from simkv.ingest.lines import LogLine, Writers, lines_of
 from simkv.schedulers.registry import ENGINES
 from simkv.workload.source import Source
 
@@ -82,6 +84,9 @@ class _Log:
     died: str | None = None
     timeless: int = 0
 
+    def __post_init__(self) -> None:
+        self.writers = Writers(self.path)
+
 
 def read(source: Source) -> Evidence:
     """All that a log tells of the last life of its server. Raises InputError if it cannot be read.
@@ -109,6 +114,11 @@ def read(source: Source) -> Evidence:
         *log.arrivals.note(),
     ]
     notes += [f"{source.path.name}: {line}" for line in more]
+    if missing := _gaps(log.series.frame()):
+        notes.append(
+            f"{source.path.name}: {missing} gaps between its stats lines while requests ran; what "
+            "fell in them is not known"
+        )
     return Evidence(
         source.path.name,
         engine="vllm",
@@ -120,6 +130,17 @@ def read(source: Source) -> Evidence:
         notes=tuple(notes),
         lacks=_lacks(log),
     )
+
+
+def _gaps(series: pd.DataFrame | None) -> int:
+    """Times at which lines are missing of an engine that was not idle."""
+    found = 0
+    if series is None:
+        return found
+    for _, lines in series.groupby("engine"):
+        gaps, ran = lines["t_s"].diff(), lines["running"].shift() > 0
+        found += int(((gaps > 3 * gaps.median()) & ran).sum())
+    return found
 
 
 def _lacks(log: _Log) -> tuple[str, ...]:
@@ -137,6 +158,7 @@ def _stats(log: _Log, line: LogLine) -> bool:
         log.timeless += 1
         return True
     rest = match["rest"]
+    log.writers.check(line, _rank(line.text))
     several = _AGGREGATED.search(line.text)
     row = {
         "t_s": line.at,

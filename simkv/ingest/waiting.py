@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from simkv.measure.result import Result
 from simkv.why.ledger import WAITS, Kind, totals
@@ -43,6 +44,13 @@ def waiting(result: Result) -> Waiting:
     share = sum(lost.values()) / max(sum(lived.values()), 1e-9)
     decile = float(np.mean([lost[i] / lived[i] for i in worst])) if worst else 0.0
     return Waiting(kinds, share, decile, [i for i in worst if lost[i] > 0.0], lost)
+
+
+def victims_of(observed: pd.DataFrame, simulated: list[int]) -> list[int]:
+    """The worst decile by how long they were seen to queue, the worst first; where nobody tells how
+    long that was, those that waited longest when ``simulated``."""
+    queued = observed["queue_ms"].nlargest(max(len(observed) // 10, 1))
+    return queued[queued > 0].index.tolist() or simulated
 
 
 def is_well(result: Result) -> bool:
