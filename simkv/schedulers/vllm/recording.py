@@ -15,7 +15,14 @@ from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 
-NO_LORAS = {"enable_lora": False, "max_loras": 1, "max_cpu_loras": None}
+#: Knobs that came later than most recordings, as those have them.
+LATER = {
+    "enable_lora": False,
+    "max_loras": 1,
+    "max_cpu_loras": None,
+    "max_num_queued_reqs": None,
+    "max_num_queued_tokens": None,
+}
 
 
 def _config(header: Line) -> VllmConfig:
@@ -27,7 +34,7 @@ def _config(header: Line) -> VllmConfig:
     if variant.startswith("v1-"):  # says how 0.33.0 was set up
         variant = "0.33.0"
     # Not known to the engine itself, or to the recorder when the recording was made.
-    recorded = {"num_cpu_blocks": 0, **NO_LORAS, **recorded}
+    recorded = {"num_cpu_blocks": 0, **LATER, **recorded}
     given = {knob: recorded[knob] for knob in knobs}
     return VllmConfig(startup_check=False, variant=variant, **given)
 
