@@ -49,7 +49,7 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
             "each a file of its own"
         )
     plain = head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning)
-    if plain or is_json_log(beginning):
+    if plain or is_json_log(beginning) or sglang_log.EVENT in beginning:
         for reader in LOGS:
             if reader.known(beginning):
                 return reader.read(source)

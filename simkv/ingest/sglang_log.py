@@ -28,6 +28,8 @@ WORDS = re.compile(
     r"Prefill batch|Decode batch|server_args=|max_total_num_tokens=|\"event\": ?\"request\.|"
     r"out of memory|Scheduler hit an exception|Abort request|#tokens: "
 )
+#: What its request logger writes, also into files of their own (``--log-requests-target``).
+EVENT = '"event": "request.'
 _COUNTS = {
     "running": re.compile(r"#running-req: (\d+)"),
     "waiting": re.compile(r"#queue-req: (\d+)"),
@@ -261,5 +263,5 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (_batch, _request, _star
 
 def known(text: str) -> bool:
     """Whether lines of this text are SGLang's."""
-    words = ("Prefill batch", "Decode batch", "server_args=", "sglang")
+    words = ("Prefill batch", "Decode batch", "server_args=", "sglang", EVENT)
     return any(word in text for word in words) and bool(WORDS.search(text))

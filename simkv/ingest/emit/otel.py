@@ -49,7 +49,9 @@ def _span(record: Record, life: Life) -> dict[str, Any]:
         "gen_ai.latency.time_in_model_decode": last - first,
         "gen_ai.latency.time_in_model_inference": last - begun,
         "gen_ai.request.id": name,
+        "gen_ai.request.top_p": 1.0,
         "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": 1.0,
         "gen_ai.request.n": 1,
     }
     return {

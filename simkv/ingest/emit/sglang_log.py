@@ -61,7 +61,7 @@ def _batches(record: Record) -> Iterator[tuple[float, str]]:
             cached[chunk.row] = cached.get(chunk.row, 0) + chunk.context
     for row in range(len(log)):
         held = 1 - log.free_blocks[row] / record.num_blocks
-        used = f"#token: {round(held * record.num_blocks)}, token usage: {held:.2f}, "
+        used = f"token usage: {held:.2f}, "
         at = log.end[row]
         if log.prefill_seqs[row]:
             rate = log.prefill_tokens[row] / (at - before) if at > before else 0.0
@@ -80,7 +80,8 @@ def _batches(record: Record) -> Iterator[tuple[float, str]]:
             if decodes % EVERY == 0:
                 yield (
                     at,
-                    f"Decode batch, #running-req: {log.decode_seqs[row]}, {used}cuda graph: True, "
+                    f"Decode batch, #running-req: {log.decode_seqs[row]}, #token: "
+                    f"{round(held * record.num_blocks)}, {used}cuda graph: True, "
                     f"gen throughput (token/s): {tokens / max(at - since, 1e-9):.2f}, #queue-req: "
                     f"{log.waiting[row]}",
                 )
