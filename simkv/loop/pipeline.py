@@ -251,6 +251,9 @@ class Pipeline(Replica):
         for i, life in self.record.lives.items():
             life.tokens, life.first_token, life.last_token = self._received.get(i, (0, None, None))
 
+    def remarks(self) -> list[str]:
+        return remarks(self.record)
+
     # Why it comes to a stop.
 
     def _at_rest(self) -> bool:

@@ -18,6 +18,7 @@ from simkv.loop.spans import (
     EMITS,
     Chunk,
     RowSpan,
+    emitting,
     note,
     read_chunks,
     read_spans,
@@ -310,9 +311,7 @@ def _count_tokens(life: Life, context: int, tokens: int) -> None:
 
 def emitting_rows(life: Life) -> Iterator[tuple[int, int]]:
     """Ranges (first, last) of rows of the step log at whose ends the request emitted a token."""
-    for segment in life.segments:
-        if segment.emits:
-            yield (segment.first if segment.kind == "decode" else segment.last), segment.last
+    return emitting(life.spans)
 
 
 def _drop(life: Life) -> None:

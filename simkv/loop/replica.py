@@ -139,6 +139,10 @@ class Replica(ABC):
     def settle(self) -> None:
         """The run ends now: close the record."""
 
+    def remarks(self) -> list[str]:
+        """What a reader of its run must know beside the record."""
+        return []
+
     # For those who make it go.
 
     def moment(self, time: float, after: int = 0) -> Moment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -28,9 +28,9 @@ class Chunk(NamedTuple):
     context: int
 
 
-#: What a span is, by the first of its three numbers; the others are its first row and its last.
-KINDS = (("decode", False), ("decode", True), ("prefill", False), ("prefill", True))
+#: What a span is, in the first of its three numbers; the others are its first row and its last.
 DECODE, PREFILL, EMITS = 0, 2, 1
+KINDS = ("decode", "decode", "prefill", "prefill")
 #: Numbers of a span and of a chunk.
 WIDTH = 3
 
@@ -49,24 +49,33 @@ def note(spans: array[int], row: int, *, decode: bool, emits: bool) -> bool:
 
 def read_spans(spans: array[int]) -> list[RowSpan]:
     """The spans that the numbers stand for."""
-    found = []
-    for at in range(0, len(spans), WIDTH):
-        kind, emits = KINDS[spans[at]]
-        found.append(RowSpan(kind, spans[at + 1], spans[at + 2], emits))
-    return found
+    one = iter(spans)
+    return [
+        RowSpan(KINDS[what], first, last, what & EMITS == EMITS)
+        for what, first, last in zip(one, one, one, strict=True)
+    ]
+
+
+def emitting(spans: array[int]) -> Iterator[tuple[int, int]]:
+    """Ranges (first, last) of rows of the step log at whose ends the request emitted a token."""
+    one = iter(spans)
+    for what, first, last in zip(one, one, one, strict=True):
+        if what & EMITS:
+            yield (last if what & PREFILL else first), last
 
 
 def written(spans: Iterable[RowSpan]) -> array[int]:
     """The numbers that stand for spans."""
     found = array("i")
     for kind, first, last, emits in spans:
-        found.extend((KINDS.index((kind, emits)), first, last))
+        found.extend(((DECODE if kind == "decode" else PREFILL) + emits, first, last))
     return found
 
 
 def read_chunks(chunks: array[int]) -> list[Chunk]:
     """The chunks that the numbers stand for."""
-    return [Chunk(*chunks[at : at + WIDTH]) for at in range(0, len(chunks), WIDTH)]
+    one = iter(chunks)
+    return [Chunk(*numbers) for numbers in zip(one, one, one, strict=True)]
 
 
 def later(numbers: array[int], rows: int, places: Iterable[int]) -> array[int]:

@@ -25,14 +25,12 @@ from simkv.loop.fleet.routers import SessionOf
 from simkv.loop.fleet.routers import build as build_router
 from simkv.loop.fleet.split import SplitFleet
 from simkv.loop.fleet.stint import Stint
-from simkv.loop.pipeline import Pipeline
 from simkv.loop.record import Record
 from simkv.loop.replica import Replica
 from simkv.loop.serve import serve
 from simkv.scenario.costs import all_costs
 from simkv.scenario.fleet import ReplicaGroup
 from simkv.scenario.scenario import Scenario, StepScale
-from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.workload.clients import Clients
 from simkv.workload.workload import clients
@@ -150,8 +148,12 @@ def replica_of(
     chosen = scheduler or _build(spec)
     executor = executor_of(scenario, spec, changed)
     ready, pacing = scenario.engine_ready, scenario.pipeline
-    if pacing and isinstance(chosen, FastDeploy):
-        return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
+    if pacing:
+        from simkv.loop.pipeline import Pipeline
+        from simkv.schedulers.fastdeploy.scheduler import FastDeploy
+
+        if isinstance(chosen, FastDeploy):
+            return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
     engine = Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
     engine.door = door_of(spec.engine)
     if knob := spec_of(spec.engine).stream:

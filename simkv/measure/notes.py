@@ -12,7 +12,6 @@ from simkv.costs.profile import Feature
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.costs.widening import unknown_share
 from simkv.loop.fleet.stint import Stint
-from simkv.loop.pipeline import Pipeline, remarks
 from simkv.loop.world import ReplicaSpec
 from simkv.schedulers.registry import spec_of
 
@@ -26,8 +25,7 @@ def notes_on_replicas(
         engine = stint.engine
         config = specs[stint.replica].engine
         found = _never_fit(requests, engine.scheduler, config)
-        if isinstance(engine, Pipeline):
-            found += remarks(engine.record)
+        found += engine.remarks()
         if assumed := spec_of(config).naming.assumed(config.variant):
             found.insert(0, assumed)
         for note in found:

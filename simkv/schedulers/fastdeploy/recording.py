@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simkv.core.recording import Line, Recording, TickLines
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch
 from simkv.schedulers.fastdeploy.config import FastDeployConfig
-from simkv.schedulers.fastdeploy.fixed import DecodeOnlyPreempt, FixedReserve
-from simkv.schedulers.fastdeploy.memory import ResourceManager
-from simkv.schedulers.fastdeploy.ratio import Ratio
-from simkv.schedulers.fastdeploy.scheduler import FastDeploy
-from simkv.schedulers.fastdeploy.worker import EOS, Task
+
+if TYPE_CHECKING:
+    from simkv.schedulers.fastdeploy.memory import ResourceManager
+    from simkv.schedulers.fastdeploy.scheduler import FastDeploy
+    from simkv.schedulers.fastdeploy.worker import Task
 
 #: How an output token is written: its number from this base, or the end of sequence.
 TOKEN_BASE = 1000
@@ -58,6 +58,9 @@ def _decide(engine: FastDeploy) -> tuple[Batch, Line]:
 
 
 def _reservation(manager: ResourceManager) -> Line:
+    from simkv.schedulers.fastdeploy.fixed import DecodeOnlyPreempt, FixedReserve
+    from simkv.schedulers.fastdeploy.ratio import Ratio
+
     if isinstance(manager, Ratio) or (isinstance(manager, DecodeOnlyPreempt) and manager.by_ratio):
         return {"ratio": manager.ratio}
     assert isinstance(manager, FixedReserve)
@@ -87,6 +90,8 @@ def _serialised(task: Task) -> list[Any]:
 
 
 def _token(token: int) -> int:
+    from simkv.schedulers.fastdeploy.worker import EOS
+
     if token == EOS:
         return TOKEN_EOS
     return TOKEN_BASE + token if token > 0 else token

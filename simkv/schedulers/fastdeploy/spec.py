@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from simkv.core.engine import EngineSpec, Tabled
 from simkv.core.setting import EngineSetting
 from simkv.schedulers.fastdeploy.config import VARIANTS, FastDeployConfig
 from simkv.schedulers.fastdeploy.recording import RECORDING
-from simkv.schedulers.fastdeploy.scheduler import FastDeploy
+
+if TYPE_CHECKING:
+    from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 
 _FIXED = (
     "max_num_batched_tokens",
@@ -41,8 +45,14 @@ def _lacks(variant: str) -> tuple[str, ...]:
     return ("init_new_token_ratio", *_DECODE_ONLY, *_RATIO)
 
 
+def _build(config: FastDeployConfig) -> FastDeploy:
+    from simkv.schedulers.fastdeploy.scheduler import FastDeploy  # where this engine runs
+
+    return FastDeploy(config)
+
+
 def _with_tables(config: FastDeployConfig) -> Tabled:
-    scheduler = FastDeploy(config)
+    scheduler = _build(config)
     return Tabled(scheduler, scheduler.manager.pool.tables)
 
 
@@ -63,7 +73,7 @@ FASTDEPLOY = EngineSpec(
     name="fastdeploy",
     config=FastDeployConfig,
     variants=VARIANTS,
-    build=FastDeploy,
+    build=_build,
     with_tables=_with_tables,
     recording=RECORDING,
     setting=_setting,

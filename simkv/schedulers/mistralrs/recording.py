@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
 from simkv.schedulers.mistralrs.config import MistralrsConfig
-from simkv.schedulers.mistralrs.queues import Queues
+
+if TYPE_CHECKING:
+    from simkv.schedulers.mistralrs.queues import Queues
 
 
 def _config(header: Line) -> MistralrsConfig:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from simkv.core.engine import EngineSpec, Tabled
 from simkv.core.setting import EngineSetting
 from simkv.schedulers.mistralrs.config import MistralrsConfig
-from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.recording import RECORDING
-from simkv.schedulers.mistralrs.ruled import RuledBucketed
-from simkv.schedulers.mistralrs.scheduler import Bucketed, July
 from simkv.schedulers.mistralrs.seams import SEAMS, WITHOUT
-from simkv.schedulers.mistralrs.seed import Seed
 from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES, VARIANTS, MistralrsRules
+
+if TYPE_CHECKING:
+    from simkv.schedulers.mistralrs.queues import Queues
 
 #: Read by the variants whose rules have a ``prefill_limit``.
 PREFILL_LIMITS = ("prefill_batch_max_seqs", "prefill_batch_max_tokens")
@@ -23,10 +24,16 @@ def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> Queue
     ``seed`` has none that could differ.
     """
     if config.variant == "seed":
+        from simkv.schedulers.mistralrs.seed import Seed
+
         return Seed(config)
-    if config.variant == "pr2034july":
-        return July(config, rules)
-    return (RuledBucketed if config.rule else Bucketed)(config, rules)
+    if config.rule:
+        from simkv.schedulers.mistralrs.ruled import RuledBucketed
+
+        return RuledBucketed(config, rules)
+    from simkv.schedulers.mistralrs.scheduler import Bucketed, July  # where this engine runs
+
+    return (July if config.variant == "pr2034july" else Bucketed)(config, rules)
 
 
 def _with_tables(config: MistralrsConfig) -> Tabled:

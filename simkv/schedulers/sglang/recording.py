@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
 
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.scheduler import SglangScheduler
+
+if TYPE_CHECKING:
+    from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 #: Knobs that recordings call by other names, with those names.
 THEIRS = {

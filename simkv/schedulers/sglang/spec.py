@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.core.scheduler import Scheduler
 from simkv.schedulers.sglang.config import SglangConfig
-from simkv.schedulers.sglang.pages import PagedMemory
 from simkv.schedulers.sglang.recording import RECORDING
-from simkv.schedulers.sglang.scheduler import SglangScheduler
 from simkv.schedulers.sglang.setting import setting_of
 from simkv.schedulers.sglang.versions import RULES, VARIANTS
 
 
+def _build(config: SglangConfig, *given: Any) -> Scheduler:
+    from simkv.schedulers.sglang.scheduler import SglangScheduler  # where this engine runs
+
+    return SglangScheduler(config, *given)
+
+
 def _with_tables(config: SglangConfig) -> Tabled:
+    from simkv.schedulers.sglang.pages import PagedMemory
+
     cache = not config.disable_radix_cache
     rules = RULES[config.variant]
     memory = PagedMemory(config.max_total_num_tokens, config.page_size, cache, rules)
-    return Tabled(SglangScheduler(config, memory), memory.tables)
+    return Tabled(_build(config, memory), memory.tables)
 
 
 SGLANG = EngineSpec(
     name="sglang",
     config=SglangConfig,
     variants=VARIANTS,
-    build=SglangScheduler,
+    build=_build,
     with_tables=_with_tables,
     recording=RECORDING,
     setting=setting_of,

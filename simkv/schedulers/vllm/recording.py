@@ -7,13 +7,16 @@ oldest.
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
 
 from simkv.core.blocks import NO_BLOCKS
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
-from simkv.schedulers.vllm.scheduler import VllmScheduler
+
+if TYPE_CHECKING:
+    from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 #: Knobs that came later than most recordings, as those have them.
 LATER = {

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from simkv.core.engine import EngineSpec, Naming, Tabled, Transfer
 from simkv.core.errors import InputError
+from simkv.core.scheduler import KvConnector
 from simkv.schedulers.vllm.admission import admission
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.recording import RECORDING
-from simkv.schedulers.vllm.ruled import RuledVllm
-from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.seams import SEAMS
 from simkv.schedulers.vllm.setting import setting_of
-from simkv.schedulers.vllm.swap import VllmSwapScheduler
-from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 from simkv.schedulers.vllm.versions import (
     RULES,
     VARIANTS,
@@ -23,6 +22,9 @@ from simkv.schedulers.vllm.versions import (
     variant_of,
 )
 
+if TYPE_CHECKING:
+    from simkv.schedulers.vllm.scheduler import VllmScheduler
+
 
 def build(
     config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
@@ -31,9 +33,23 @@ def build(
 
     With ``tables`` it hands out real blocks in any case.
     """
-    swaps = rules_of(config.variant).swaps
-    of = VllmSwapScheduler if swaps else RuledVllm if config.rule else VllmScheduler
-    return of(config, rules, tables=tables)
+    if rules_of(config.variant).swaps:
+        from simkv.schedulers.vllm.swap import VllmSwapScheduler
+
+        return VllmSwapScheduler(config, rules, tables=tables)
+    if config.rule:
+        from simkv.schedulers.vllm.ruled import RuledVllm
+
+        return RuledVllm(config, rules, tables=tables)
+    from simkv.schedulers.vllm.scheduler import VllmScheduler  # where this engine runs
+
+    return VllmScheduler(config, rules, tables=tables)
+
+
+def _with_transfer(config: VllmConfig) -> KvConnector:
+    from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+
+    return VllmTransferScheduler(config)
 
 
 def _with_tables(config: VllmConfig) -> Tabled:
@@ -70,7 +86,7 @@ VLLM = EngineSpec(
         for variant, rules in RULES.items()
     },
     admission=admission,
-    transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), VllmTransferScheduler),
+    transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), _with_transfer),
     naming=Naming(variant_of, like, assumed),
     seams=SEAMS,
 )
