@@ -21,12 +21,14 @@ mean) and draws, window by window:
   first served; at moments with equal chance (a Poisson process, given how many) or a share of them
   at one. Where nobody waits at its beginning and its end they came when they were prefilled.
 
-SGLang's lines tell how many prompts there were; ``cv`` then follows from the cache.
+SGLang's lines tell how many prompts there were; ``cv`` then follows from the cache. Where a log
+tells of requests that came (``Received request``), these are the arrivals, and how many were
+prefilled is how many of them do not wait.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -71,22 +73,48 @@ class _Means:
     vary: float
 
 
-def drawn_from_lines(series: pd.DataFrame, known: KnownEngine, seed: int) -> pd.DataFrame:
+def drawn_from_lines(
+    series: pd.DataFrame, known: KnownEngine, seed: int, arrivals: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """A member of the ensemble, drawn engine by engine: requests as ``read_measured`` has them, and
-    their ``engine``. Raises InputError if the lines leave open how many requests there were."""
+    their ``engine``.
+
+    ``arrivals`` are those that a log tells, of one engine. Raises InputError if the lines leave
+    open how many requests there were.
+    """
     luck = np.random.default_rng(seed)
     found = []
+    if arrivals is not None and series["engine"].nunique() == 1:
+        arrivals = arrivals[arrivals["gave_up_s"].isna()].sort_values("t_s", ignore_index=True)
+    else:
+        arrivals = None
     for engine, lines in by_engine(series).items():
         # One line may be of several engines together.
         cut = windows(lines, known.tokens * max(-engine, 1))
         if cut.prompt.sum() > 0 and cut.output.sum() > 0:
-            found.append(_drawn(cut, known, seed, luck).assign(engine=engine))
+            if arrivals is not None:
+                cut = replace(cut, firsts=_begun(cut, arrivals["t_s"].to_numpy(np.float64)))
+            drawn = _drawn(cut, known, seed, luck, arrivals)
+            found.append(drawn.assign(engine=engine))
     if not found:
         raise InputError("no line tells of tokens that were computed")
     return pd.concat(found).sort_values("t_s", kind="stable", ignore_index=True)
 
 
-def _drawn(cut: Windows, known: KnownEngine, seed: int, luck: np.random.Generator) -> pd.DataFrame:
+def _begun(cut: Windows, came: Floats) -> Floats:
+    """How many of the requests that came were prefilled in each window: all that do not wait."""
+    there = np.searchsorted(came, cut.end + 0.5, "right") - np.nan_to_num(cut.waiting)
+    there = np.where(cut.prompt > 0, np.maximum(there, 0.0), 0.0)
+    return np.diff(np.maximum.accumulate(there), prepend=0.0)
+
+
+def _drawn(
+    cut: Windows,
+    known: KnownEngine,
+    seed: int,
+    luck: np.random.Generator,
+    told: pd.DataFrame | None,
+) -> pd.DataFrame:
     left_out = known.shared if known.computed_only else 0.0
     whole = cut.prompt / (1 - left_out)
     means = _means(cut, whole, known, VARY[seed % len(VARY)])
@@ -101,12 +129,21 @@ def _drawn(cut: Windows, known: KnownEngine, seed: int, luck: np.random.Generato
     order = np.argsort(first, kind="stable")
     first, prompts = first[order], prompts[order]
     prompts = np.minimum(prompts, known.longest - 1)
-    outputs, end = _outputs(cut, pace, first, known.longest - prompts, means, luck)
-    outputs = np.rint(outputs)
+    if told is not None:  # first come, first served
+        told = told.head(len(first))
+        first, prompts = first[: len(told)], _told(told, "prompt_tokens", prompts[: len(told)])
     prefill = prompts * TOKEN * float(np.quantile(pace, 0.1))
-    came = _arrivals(cut, counts, first - prefill, at_once, luck)
+    longest = known.longest - prompts
+    if told is None:
+        came = _arrivals(cut, counts, first - prefill, at_once, luck)
+    else:
+        came = told["t_s"].to_numpy(np.float64)
+        first = np.maximum(first, came + prefill)
+        longest = np.minimum(longest, _told(told, "max_tokens", longest))
+    outputs, end = _outputs(cut, pace, first, longest, means, luck)
+    outputs = np.rint(outputs)
     ttft, whole_s = first - came, np.maximum(end - came, first - came)
-    return pd.DataFrame(
+    found = pd.DataFrame(
         {
             "t_s": came,
             "prompt_tokens": prompts.astype(np.int64),
@@ -121,6 +158,15 @@ def _drawn(cut: Windows, known: KnownEngine, seed: int, luck: np.random.Generato
             "e2e_ms": 1e3 * whole_s,
         }
     )
+    if told is not None:
+        found = found.assign(max_tokens=told["max_tokens"], request=told["request"])
+    return found
+
+
+def _told(arrivals: pd.DataFrame, name: str, otherwise: Floats) -> Floats:
+    """Tokens as they were told, where they were."""
+    tokens = arrivals[name].to_numpy(np.float64)
+    return np.where(tokens > 0, tokens, otherwise)
 
 
 def _means(cut: Windows, whole: Floats, known: KnownEngine, vary: float) -> _Means:

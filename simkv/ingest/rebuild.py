@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,9 @@ from simkv.ingest.engine import ServerSetup, kv_tokens
 from simkv.ingest.ensemble import can_draw, drawn
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.from_lines import KnownEngine, drawn_from_lines
+from simkv.ingest.from_steps import usable
 from simkv.ingest.vllm_log import computed_only
-from simkv.ingest.windows import can_cut
+from simkv.ingest.windows import can_cut, of_steps
 from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.workload.rows import NAME, Pieces, Rows
 from simkv.workload.source import Source
@@ -58,7 +59,10 @@ def rebuild(
             requests = drawn(evidence.histograms, evidence.series, seed)
         else:
             known = _known(setup, share if share > FEW_HITS else 0.0)
-            requests = drawn_from_lines(evidence.series, known, seed)
+            series = evidence.series
+            if (lines := _iterations(evidence, setup)) is not None:
+                series, known = lines, replace(known, computed_only=True)
+            requests = drawn_from_lines(series, known, seed, evidence.arrivals)
     if requests is None:
         requests = _only_arrivals(evidence.arrivals)
     if requests is None or not len(requests):
@@ -118,6 +122,17 @@ def _known(setup: ServerSetup, shared: float) -> KnownEngine:
         shared=shared,
         computed_only=spec.name == "vllm" and computed_only(config.variant),
     )
+
+
+def _iterations(evidence: Evidence, setup: ServerSetup) -> pd.DataFrame | None:
+    """Lines made of vLLM's iterations, where it logged them."""
+    steps, series = evidence.steps, evidence.series
+    if steps is None or series is None or evidence.engine != "vllm" or not usable(steps):
+        return None
+    if (series["engine"] < 0).any():  # lines of several ranks together
+        return None
+    config = ENGINES["vllm"].config(**setup.engine)
+    return of_steps(steps, series, config.max_num_batched_tokens)
 
 
 def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:

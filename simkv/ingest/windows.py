@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float64]
 EVERY, FINEST = 10.0, 2.0
 #: Windows into which a record of SGLang's lines is cut at most, and how long such a line holds (s).
 MOST, HOLDS = 2000, 15.0
+#: What iterations do not tell and the lines between them do.
+_BETWEEN = ("waiting", "usage")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,52 @@ def windows(series: pd.DataFrame, tokens: float) -> Windows:
     if "prompts" in lines and lines["prompts"].notna().any():
         return _of_batches(lines, tokens)
     return _of_rates(lines.drop_duplicates("t_s", keep="last"), tokens)
+
+
+def of_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) -> pd.DataFrame:
+    """A server's lines made of its iterations, of which each tells what it computed; who waits, and
+    where an iteration does not tell it the use of the cache, is as of the stats lines around it.
+
+    A step that is as full as its ``budget`` of tokens has cut its last prompt, which goes on.
+    """
+    found = []
+    for engine, lines in by_engine(series).items():
+        mine = steps[steps["engine"] == max(engine, 0)]
+        known = {name: np.interp(mine["t_s"], lines["t_s"], lines[name]) for name in _BETWEEN}
+        full = mine["prefill_tokens"] + mine["decode_tokens"] >= budget
+        went_on = full.shift(fill_value=False)
+        begun = np.maximum((mine["prefill_seqs"] - went_on).to_numpy(np.float64), 0.0)
+        new = begun - _again(begun, mine["t_s"].to_numpy(np.float64), lines)
+        whole = mine["prefill_tokens"] * np.where(begun > 0, new / np.maximum(begun, 1), 1.0)
+        found.append(
+            pd.DataFrame(
+                {
+                    "t_s": mine["t_s"],
+                    "engine": engine,
+                    "running": mine["prefill_seqs"] + mine["decode_seqs"],
+                    "waiting": np.rint(known["waiting"]),
+                    "usage": mine["usage"].fillna(pd.Series(known["usage"], mine.index)),
+                    "prefills": new,
+                    "prompts": whole,
+                    "outputs": mine["decode_tokens"] + begun,
+                }
+            )
+        )
+    return pd.concat(found, ignore_index=True)
+
+
+def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
+    """Of the prefills those of preempted requests: they are the next, as many as the lines tell."""
+    found = np.zeros(len(begun))
+    taken = lines[lines["preemptions"] > 0]
+    for end, left in zip(taken["t_s"].tolist(), taken["preemptions"].tolist(), strict=True):
+        for place in np.flatnonzero((at > end - EVERY) & (begun > found)).tolist():
+            again = min(left, begun[place] - found[place])
+            found[place] += again
+            left -= again
+            if left <= 0:
+                break
+    return found
 
 
 def by_engine(series: pd.DataFrame) -> Mapping[int, pd.DataFrame]:
@@ -119,13 +167,19 @@ def _of_batches(lines: pd.DataFrame, tokens: float) -> Windows:
     return Windows(
         end,
         np.full(len(end), every),
-        summed("prompts"),
-        _decoded(lines, edges),
+        _begun_in(summed("prompts"), summed("prefills")),
+        summed("outputs") if "outputs" in lines else _decoded(lines, edges),
         there("running"),
         there("waiting"),
         _held(there("usage"), there("running"), tokens),
         summed("prefills"),
     )
+
+
+def _begun_in(prompts: Floats, begun: Floats) -> Floats:
+    """Tokens of prompts by the windows in which these were begun: later chunks count there, too."""
+    place = np.maximum.accumulate(np.where(begun > 0, np.arange(len(begun)), 0))
+    return np.asarray(np.bincount(place, prompts, len(begun)), np.float64)
 
 
 def _decoded(lines: pd.DataFrame, edges: Floats) -> Floats:

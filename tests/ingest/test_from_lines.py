@@ -17,7 +17,7 @@ from simkv.ingest.evidence import Evidence
 from simkv.ingest.from_lines import VARY, KnownEngine, drawn_from_lines
 from simkv.ingest.read import read
 from simkv.ingest.replay import times
-from simkv.ingest.windows import windows
+from simkv.ingest.windows import of_steps, windows
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
@@ -38,17 +38,18 @@ ENGINES = {
 TOKENS = {"vllm": 6400.0, "sglang": 20000.0}
 
 
-def served(engine: str, folder: Path) -> tuple[Result, Path]:
-    """A run, and its server's log without a line on any single request."""
+def served(engine: str, folder: Path, also: str = "", **knobs: object) -> tuple[Result, Path]:
+    """A run, and its server's log without a line on any single request, or with those of the kind
+    that is written ``also``."""
     document = {
         "name": "lines",
         "workload": {"arrivals": LOAD},
-        "engine": ENGINES[engine],
+        "engine": ENGINES[engine] | knobs,
         "profile": "assumed-costs.json",
     }
     scenario = next(iter(resolve(Document(HERE / "lines.yaml", document)).values()))
     result = run_scenario(scenario, HERE, intervals=False)
-    path = emit(folder, {"run": result}, (f"{engine}-log",))[0]
+    path = emit(folder, {"run": result}, (f"{engine}-log{also}",))[0]
     lines = path.read_text().splitlines()
     path.write_text("".join(f"{line}\n" for line in lines if '"event"' not in line))
     return result, path
@@ -122,6 +123,40 @@ def test_a_log_alone_is_rebuilt_and_calibrated(
     assert low <= true <= high
     assert members["e2e"].mean() == pytest.approx(true, rel=0.2)
     assert members["apart"].is_monotonic_increasing
+
+
+@pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])  # the second tells the cache, too
+def test_iterations_tell_how_many_there_were(tmp_path: Path, version: str) -> None:
+    result, path = served("vllm", tmp_path, "-iterations", variant=version)
+    found = read(path)
+    assert found.series is not None
+    assert found.steps is not None
+    lines = of_steps(found.steps, found.series, result.scenario.engine.max_num_batched_tokens)
+    member = drawn_from_lines(lines, KnownEngine(6400.0, 16, 5000), 0)
+    lives = list(result.record.lives.values())
+    assert len(member) == pytest.approx(len(lives), rel=0.02)
+    outputs = sum(life.tokens for life in lives)
+    assert member["output_tokens"].sum() == pytest.approx(outputs, rel=0.03)
+    true = times(result.record)
+    assert member["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.08)
+
+
+@pytest.mark.parametrize("version", ["0.11.0", "0.19.0"])  # the first tells prompts, too
+def test_requests_that_a_log_saw_come_are_taken_as_they_came(tmp_path: Path, version: str) -> None:
+    result, path = served("vllm", tmp_path, "-requests", variant=version, num_gpu_blocks=320)
+    found = read(path)
+    assert found.series is not None
+    member = drawn_from_lines(found.series, KnownEngine(5120.0, 16, 5000), 0, found.arrivals)
+    lives = sorted(result.record.lives.values(), key=lambda life: life.request.arrival)
+    assert len(member) == len(lives)
+    apart = np.diff(member["t_s"]) - np.diff([life.request.arrival for life in lives])
+    assert np.abs(apart).max() <= 1.0  # a log's seconds are whole
+    if version == "0.11.0":
+        told = [life.request.prompt_tokens for life in lives]
+        assert member["prompt_tokens"].tolist() == told
+    assert (member["output_tokens"] <= member["max_tokens"]).all()
+    true = times(result.record)
+    assert member["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.15)
 
 
 def test_what_the_lines_leave_open_is_asked_for_by_name(tmp_path: Path) -> None:
