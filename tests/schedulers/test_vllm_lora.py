@@ -9,6 +9,7 @@ import pytest
 from simkv.core.request import Prompt, Segment
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.lora import Loras
+from simkv.schedulers.vllm.requests import FcfsQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import rules_of
 
@@ -93,3 +94,17 @@ def test_only_releases_up_to_0_32_leave_out_who_sits_a_step_out() -> None:
 def test_fewer_host_slots_than_gpu_slots_are_refused() -> None:
     with pytest.raises(ValueError, match="max_cpu_loras: 1 must be at least max_loras 2"):
         VllmConfig(enable_lora=True, max_loras=2, max_cpu_loras=1)
+
+
+def test_who_was_passed_over_is_looked_at_first_from_0_18_to_0_30() -> None:
+    queue = FcfsQueue(apart=True)
+    first, second, third = (RequestState(prompt, 9, None) for prompt in prompts(None, "a", None))
+    for r in (first, second, third):
+        queue.add(r)
+    queue.set_aside(second)
+    queue.come_back()
+    queue.put_back(first)
+    assert [r.id for r in queue] == [1, 0, 2]
+    assert queue.head() is second
+    queue.remove(second)
+    assert (len(queue), queue.head()) == (2, first)

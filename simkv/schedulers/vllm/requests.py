@@ -69,7 +69,7 @@ class FcfsQueue:
         return chain(self._first.values(), self._requests.values())
 
     def head(self) -> RequestState:
-        return next(iter(self._requests.values()))
+        return next(iter((self._first or self._requests).values()))
 
     def add(self, r: RequestState) -> None:
         self._requests[r.id] = r

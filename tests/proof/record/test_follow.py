@@ -93,10 +93,10 @@ def test_a_planted_change_is_caught(
     what: str, monkeypatch: pytest.MonkeyPatch, few_rules: None
 ) -> None:
     monkeypatch.setattr(Planted, "what", what)
-    found = follow("vllm", FORM, drawn(24), recorded(Planted))
+    found = follow("vllm", FORM, drawn(30), recorded(Planted))
     assert not found.known
     assert found.unlike is not None
-    small, first = found.unlike.trace, drawn(24)[found.unlike.name]
+    small, first = found.unlike.trace, drawn(30)[found.unlike.name]
     assert len(small.header["requests"]) <= len(first.requests)
     for rules in releases("vllm").values():
         assert difference(small, rules) is not None
