@@ -73,7 +73,11 @@ def diagnose(
         return
     with progress("runs") as advance:
         found = stages.explain_stage(
-            target, asked, workers=workers or cores(), tick=lambda: advance(), try_flags=flags
+            target,
+            asked,
+            workers=workers or cores(),
+            tell=lambda done, expected: advance(done, expected),
+            try_flags=flags,
         )
     show(*found.five)
     show(f"\nWritten to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}")

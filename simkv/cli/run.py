@@ -45,7 +45,11 @@ def run(
     perfetto: Perfetto = None,
     emit: Annotated[
         str | None,
-        typer.Option(metavar="KINDS", help="Also write what the real server would: vllm-log,otel."),
+        typer.Option(
+            metavar="KINDS",
+            help="Also write what the real server would: vllm-log (vllm-log-requests, "
+            "vllm-log-iterations), sglang-log, otel, prometheus, bench; several with commas.",
+        ),
     ] = None,
     _trusted: Trust = False,
     exit_zero: Annotated[

@@ -7,8 +7,9 @@ config says which flag that is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -152,12 +153,13 @@ class _Maker:
     def _variant(self) -> str:
         """The version's name among the variants; the nearest where it is not modelled."""
         version = self.asked.version or _text(self._told("version"))
-        newest = [name for name in self.spec.variants if re.fullmatch(r"[\d.]+", name)]
+        releases = [name for name in self.spec.variants if re.fullmatch(r"[\d.]+", name)]
         if version is None:
+            likely = self._likely(releases)
             self.assumed.append(
-                f"the version of {self.spec.name} is not told: {newest[-1]} is assumed (--version)"
+                f"the version of {self.spec.name} is not told: {likely} is assumed (--version)"
             )
-            return newest[-1]
+            return likely
         self.sources["variant"] = "as given" if self.asked.version else self._where("version")
         plain = re.match(r"\d+(\.\d+)*", version.lstrip("v"))
         for name in (version, plain[0] if plain else version):
@@ -167,11 +169,26 @@ class _Maker:
                     return name
             except ValueError:
                 continue
-        nearest_one = min(newest, key=lambda name: _distance(name, plain[0] if plain else "0"))
+        nearest_one = min(releases, key=lambda name: _distance(name, plain[0] if plain else "0"))
         self.assumed.append(
             f"{self.spec.name} {version} is not modelled: {nearest_one} is taken, the nearest"
         )
         return nearest_one
+
+    def _likely(self, releases: Sequence[str]) -> str:
+        """The newest release that has the knobs that are told; SGLang tells all that it has, so
+        that those which it does not tell speak for a release without them."""
+        known = set(self.evidence.settings)
+        lacks = {name: set(self.spec.lacks.get(name, ())) for name in releases}
+        flags = {n for n, about in told(self.spec.config).items() if about.source.startswith("--")}
+        whole = bool(known) and self.spec.name == "sglang"
+        doubtful = flags.intersection(chain(*lacks.values())) if whole else set()
+
+        def against(name: str) -> int:
+            return len(lacks[name] & known) + len(doubtful - lacks[name] - known)
+
+        newest_first = sorted(releases, key=_numbers, reverse=True)
+        return min(newest_first, key=against)
 
     def _where(self, name: str) -> str:
         return self.evidence.settings[name].where
@@ -298,6 +315,10 @@ def _told_of(series: pd.DataFrame | None) -> int:
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(part) for part in name.split(".")]
 
 
 def _distance(name: str, version: str) -> list[int]:

@@ -12,6 +12,7 @@ that are there already: a file that its user has changed stays, one that is dele
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import pandas as pd
@@ -124,7 +125,7 @@ def explain_stage(
     asked: Asked,
     *,
     workers: int = 1,
-    tick: Callable[[], None] = lambda: None,
+    tell: Callable[[int, int | None], None] = lambda _done, _expected: None,
     try_flags: bool = True,
 ) -> Answer:
     """Simulate, compare, and say whom it hit, why, and what mends it; stage 4."""
@@ -155,7 +156,10 @@ def explain_stage(
         mending = None
         if try_flags and not is_well(result):
             limits = bounds(result, waiting(result).lost)
-            with Evaluator(folder, workers, tick=tick) as evaluator:
+            done = count(1)
+            with Evaluator(
+                folder, workers, tick=lambda: tell(next(done), evaluator.expected)
+            ) as evaluator:
                 mending = mend(scenario, evaluator, limits, _worlds(folder, scenario, profile))
         found = answer(result, observed, likeness, mending, setup, evidence, notes, beside)
         _write_report(folder, result, found, likeness, beside)

@@ -8,11 +8,14 @@ import pytest
 
 from simkv.ingest import stages
 from simkv.ingest.emit.files import emit
-from simkv.ingest.engine import Asked
+from simkv.ingest.emit.sglang_log import sglang_log
+from simkv.ingest.engine import Asked, set_up
 from simkv.ingest.read import read
 from simkv.measure.simulate import run_scenario
-from simkv.scenario.load import load
+from simkv.scenario.document import Document
+from simkv.scenario.load import load, resolve
 from simkv.scenario.packaged import find
+from simkv.schedulers.sglang.config import SglangConfig
 
 #: Lines of real servers, and the issue or pull request that quotes them.
 QUOTED = {
@@ -65,3 +68,21 @@ def test_an_engine_that_died_of_its_chunks(tmp_path: Path) -> None:
     found = stages.explain_stage(tmp_path / "out", Asked(), try_flags=False)
     assert found.explained, found.text
     assert found.cause == "engine died"
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.5.22", "0.5.15"])
+def test_the_version_is_the_newest_that_has_what_is_told(tmp_path: Path, version: str) -> None:
+    config = SglangConfig(variant=version)  # type: ignore[arg-type]
+    document = {
+        "name": "few",
+        "workload": {"burst": {"num_prompts": 2, "prompt_tokens": 10, "output_tokens": 5}},
+        "engine": {"name": "sglang", "variant": version},
+        "profile": "unit-step",
+    }
+    scenario = next(iter(resolve(Document(tmp_path / "few.yaml", document)).values()))
+    record = run_scenario(scenario, tmp_path, intervals=False).record
+    path = tmp_path / "sglang.log"
+    path.write_text("".join(f"{line}\n" for line in sglang_log(record, config)))
+    setup = set_up(read(path), Asked())
+    assert setup.engine["variant"] == version
+    assert any("version of sglang is not told" in line for line in setup.assumed)

@@ -104,7 +104,7 @@ def iterations(version: str) -> list[str]:
     file = "vllm/v1/engine/core.py"
     log = taken(f"vllm-{version}", file, "log_iteration_details", **space)
     about = MagicMock(_iteration_index=7)
-    with log(about, SimpleNamespace(total_num_scheduled_tokens=603)):  # type: ignore[attr-defined]
+    with log(about, SimpleNamespace(total_num_scheduled_tokens=603)):  # type: ignore[attr-defined, func-returns-value]
         pass
     return lines
 

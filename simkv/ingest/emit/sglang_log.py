@@ -16,6 +16,7 @@ from simkv.core.told import told
 from simkv.ingest.emit.clock import BEGIN, stamp
 from simkv.loop.record import Life, Record
 from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.versions import RULES
 
 #: ``decode_log_interval``, and seconds before the engine is ready.
 EVERY, START = 40, 60.0
@@ -33,7 +34,10 @@ def sglang_log(record: Record, config: SglangConfig) -> Iterator[str]:
 def _start(config: SglangConfig) -> Iterator[tuple[float, str]]:
     about = told(SglangConfig)
     args: dict[str, Any] = {"model_path": "simulated"}
+    lacking = RULES[config.variant].lacks
     for one in fields(config):
+        if one.name in lacking:
+            continue
         source = about[one.name].source.split(",")[0] if one.name in about else ""
         value = getattr(config, one.name)
         if source.startswith("--") and value is not None:
