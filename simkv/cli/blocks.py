@@ -105,7 +105,7 @@ def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
     from simkv.core.errors import nearest
-    from simkv.costs.hardware.blocks import kv_room
+    from simkv.costs.hardware.blocks import kv_groups, kv_room
     from simkv.costs.hardware.setting import setting_of
     from simkv.scenario.hardware import HardwareSection, hardware_of
     from simkv.schedulers.registry import ENGINES
@@ -133,6 +133,8 @@ def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
         raise InputError(room.refusal)
     size = spec.block_size(config) if spec.memory_in_tokens else 1
     print(f"{spec.memory}: {room.num_gpu_blocks * size}")
+    if spec.groups and len(groups := kv_groups(room.hardware)) > 1:
+        print(f"{spec.groups}: {groups}")
     print(
         f"{room.hardware.gpu.name}: {room.usable / 1e9:.2f} GB usable, {room.weights / 1e9:.2f} GB "
         f"weights, {room.activations / 1e9:.2f} GB largest step, {room.outside / 1e9:.2f} GB "

@@ -107,17 +107,14 @@ class BlockPool:
         its front instead, the first visited in front of all (vLLM 0.33). Does nothing if
         ``owner`` holds no table.
         """
-        table = self.tables.pop(owner, None)
-        if not table:
-            return
-        visited, references = ints(table)[::-1], ints(self._references)
-        references[visited] -= 1
-        free = visited[references[visited] == 0]
-        if keyless_first:
-            keyed = np.frombuffer(self._key_of, dtype=np.int64)[free] > 0
-            self._free.prepend(free[~keyed])
-            free = free[keyed]
-        self._free.append(free)
+        if table := self.tables.pop(owner, None):
+            self._let_go(ints(table)[::-1], keyless_first=keyless_first)
+
+    def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
+        """Drop the first ``count`` blocks of a table as ``release`` drops all, the last first."""
+        head = np.array(self.tables[owner][:count], dtype=np.intc)
+        del self.tables[owner][:count]
+        self._let_go(head[::-1], keyless_first=keyless_first)
 
     def abandon(self, owner: int) -> None:
         """Forget the table of ``owner`` but free nothing: its blocks leak, as in a buggy engine."""
@@ -156,10 +153,13 @@ class BlockPool:
         """
         if not keys or keys[0] >= len(self._block_of) or not self._block_of[keys[0]]:
             return array("i")
-        found = ints(self._block_of).take(np.asarray(keys), mode="clip")
-        found[np.asarray(keys) >= len(self._block_of)] = 0
+        found = self._found(keys)
         misses = np.flatnonzero(found == 0)
-        return _column(np.abs(found[: misses[0]] if len(misses) else found))
+        return _column(found[: misses[0]] if len(misses) else found)
+
+    def find(self, keys: Sequence[int]) -> array[int]:
+        """The block of each of ``keys``, as ``lookup`` has it; 0 for those that are not cached."""
+        return _column(self._found(keys)) if keys else array("i")
 
     def fingerprint(self) -> Hashable:
         """What decides later allocations: the free count, and with cached blocks all of it."""
@@ -184,6 +184,22 @@ class BlockPool:
         assert len(free) == len(set(free)) == self.free, "the free queue is miscounted"
         assert held + len(free) == self.num_blocks, "free + held differs from the total"
         assert all(counts[block] == 0 for block in free), "a held block is in the free queue"
+
+    def _let_go(self, visited: Ints, *, keyless_first: bool) -> None:
+        references = ints(self._references)
+        references[visited] -= 1
+        free = visited[references[visited] == 0]
+        if keyless_first:
+            keyed = np.frombuffer(self._key_of, dtype=np.int64)[free] > 0
+            self._free.prepend(free[~keyed])
+            free = free[keyed]
+        self._free.append(free)
+
+    def _found(self, keys: Sequence[int]) -> Ints:
+        found = ints(self._block_of).take(np.asarray(keys), mode="clip")
+        found[np.asarray(keys) >= len(self._block_of)] = 0
+        blocks: Ints = np.abs(found)
+        return blocks
 
     def _make_room(self, key: int) -> None:
         """Let the column of keys reach to ``key``."""

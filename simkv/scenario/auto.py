@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
 from simkv.core.scheduler import MOST_BLOCKS
-from simkv.costs.hardware.blocks import kv_room
+from simkv.costs.hardware.blocks import kv_groups, kv_room
 from simkv.costs.hardware.setting import setting_of
 from simkv.scenario.engine import AnyEngine
 from simkv.scenario.hardware import HardwareSection, hardware_of
@@ -49,8 +49,8 @@ def with_sizes(data: Any, folder: Path) -> Any:
     engine = data.get("engine")
     spec = _asks(engine)
     if spec and isinstance(engine, dict):
-        size = _size(spec, engine, data, folder, ("engine", spec.memory))
-        found["engine"] = {**engine, spec.memory: size}
+        sized = _sized(spec, engine, data, folder, ("engine", spec.memory))
+        found["engine"] = {**engine, **sized}
     return found
 
 
@@ -68,8 +68,8 @@ def _groups(data: dict[str, Any], groups: list[Any], folder: Path) -> Iterator[A
             continue
         asks = isinstance(group.get("engine"), dict) and spec.memory in group["engine"]
         at = ("fleet", "replicas", index, "engine") if asks else ("engine",)
-        size = _size(spec, whole["engine"], whole, folder, (*at, spec.memory))
-        yield {**group, "engine": {**(group.get("engine") or {}), spec.memory: size}}
+        sized = _sized(spec, whole["engine"], whole, folder, (*at, spec.memory))
+        yield {**group, "engine": {**(group.get("engine") or {}), **sized}}
 
 
 def _asks(engine: Any) -> EngineSpec | None:
@@ -83,14 +83,17 @@ def _checked() -> TypeAdapter[EngineConfig]:
     return TypeAdapter(AnyEngine)
 
 
-def _size(
+def _sized(
     spec: EngineSpec,
     engine: dict[str, Any],
     data: dict[str, Any],
     folder: Path,
     field: tuple[str | int, ...],
-) -> int:
-    """The size, or one that fits anything if hardware or engine are wrong in themselves."""
+) -> dict[str, Any]:
+    """The knob with the size, or one that fits anything if hardware or engine are wrong.
+
+    With it come the groups of layers that the blocks were counted for, unless they are given.
+    """
     if data.get("hardware") is None:
         raise Unknown(field, "auto needs hardware: with gpu and model; else give a number")
     fits_all: int = MOST_BLOCKS
@@ -102,9 +105,14 @@ def _size(
         setting = setting_of(_checked().validate_python({**engine, spec.memory: fits_all}))
         hardware = hardware_of(section)
     except (ValidationError, InputError):
-        return fits_all
+        return {spec.memory: fits_all}
     room = kv_room(hardware, setting)
     if room.num_gpu_blocks < 2:
         raise Unknown(field, f"auto: {room.refusal}")
-    blocks = room.num_gpu_blocks
-    return blocks * setting.block_size if spec.memory_in_tokens else min(blocks, MOST_BLOCKS)
+    blocks = min(room.num_gpu_blocks, MOST_BLOCKS)
+    groups = kv_groups(hardware)
+    variant = spec.naming.variant_of(engine.get("variant", spec.config().variant))
+    knob = spec.groups
+    if knob and knob not in {*engine, *spec.lacks.get(variant, ())} and len(groups) > 1:
+        return {spec.memory: blocks, knob: groups}
+    return {spec.memory: blocks * (setting.block_size if spec.memory_in_tokens else 1)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
@@ -81,6 +82,10 @@ class DecodeGroup(Generic[R]):
         self.scheduled += steps
         self.context += steps * len(self.members)
 
+    def in_flight(self, r: R) -> int:
+        """Tokens of ``r`` that are being computed now."""
+        return r.in_flight + self.scheduled - max(self.delivered, r.joined)
+
     def computed(self, r: R) -> int:
         """Tokens of ``r`` that have KV now."""
         return r.computed + self.scheduled - r.joined
@@ -93,15 +98,16 @@ class DecodeGroup(Generic[R]):
         """Members whose blocks are full in the step that comes ``ahead`` steps from now."""
         return self._borders[(self.scheduled + ahead) % self.block_size]
 
-    def quiet(self, ahead: int = 0) -> int:
-        """For how many steps from now on nobody's blocks are full, nor ``ahead`` steps later.
+    def quiet(self, aheads: Sequence[int] = (0,)) -> int:
+        """For how many steps from now on nobody's blocks are full, nor so many steps later.
 
         At most ``block_size``, after which all begins anew.
         """
         borders, size = self._borders, self.block_size
-        for step in range(self.scheduled, self.scheduled + size + ahead):
-            if borders[step % size]:
-                return max(step - self.scheduled - ahead, 0)
+        for step in range(size):
+            for ahead in aheads:
+                if borders[(self.scheduled + step + ahead) % size]:
+                    return step
         return size
 
     def growth(self, steps: int) -> list[int]:

@@ -84,7 +84,7 @@ def refused(engine: str, variant: str, knob: str) -> bool:
     """Whether a variant refuses a value for a knob that is not the default."""
     plain = ENGINES[engine].config(variant=variant)
     value = getattr(plain, knob)
-    by_kind = {bool: not value, str: "priority", float: 0.5, type(None): 3}
+    by_kind = {bool: not value, str: "priority", float: 0.5, type(None): 3, tuple: (0, 8)}
     other = by_kind.get(type(value), value + 8 if type(value) is int else None)
     try:
         replace(plain, **{knob: other})

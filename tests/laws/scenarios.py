@@ -89,9 +89,12 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     max_model_len = block_size * usable - draw(_whole(0, 3))
     max_num_seqs = draw(_whole(1, 6))
     chunked = draw(st.booleans()) or "enable_chunked_prefill" in rules_of(variant).fixed
+    groups = draw(rarely(st.sampled_from([[0, 3], [5], [0, 9, 9], [0, 3, 8]]))) or [0]
+    groups = [0] if "kv_cache_groups" in rules_of(variant).fixed else groups
     knobs = {
         "block_size": block_size,
-        "num_gpu_blocks": usable + 1,
+        "num_gpu_blocks": (usable + any(groups)) * len(groups) + 1,
+        "kv_cache_groups": groups,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_active_seqs": draw(rarely(_whole(1, max_num_seqs))),
@@ -118,8 +121,8 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     knobs["rule"] = draw(rarely(rules("vllm"))) if seams else None
     if variant == "0.33.0-swap":
         knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
-        return knobs
-    return {k: v for k, v in knobs.items() if k not in rules_of(variant).fixed}
+    fixed = rules_of(variant).fixed.keys() - {"enable_prefix_caching", "num_cpu_blocks"}
+    return {k: v for k, v in knobs.items() if k not in fixed}
 
 
 def _sglang(draw: Draw, variant: str) -> Knobs:
@@ -190,13 +193,15 @@ KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
 #: Rules of vLLM that say what start-up refuses, or what a knob is that was left out.
 AT_START = ("fixed", "async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching")
 AT_START += ("spares_null_block", "checks_threshold")
+#: Rules about windows, which are drawn in one case of four only.
+OF_WINDOWS = ("frees_processed", "keeps_boundaries")
 
 
 def _variants(engine: EngineSpec) -> list[str]:
     """Variants that decide differently: of releases of vLLM with the same rules the newest."""
     if engine.name != "vllm":
         return list(engine.variants)
-    decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in AT_START]
+    decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in AT_START + OF_WINDOWS]
     newest: dict[tuple[Any, ...], str] = {}
     for variant, rules in RULES.items():
         newest.setdefault(tuple(getattr(rules, rule) for rule in decided), variant)

@@ -152,7 +152,15 @@ def words(node: Any) -> Iterator[str]:
 #: Something for every field: numbers, words, and the least that sections say.
 OTHERS: tuple[Any, ...] = (
     *(1, 2, 5, 64, 0.5, 2.5, True, False, None, {}, ["x"], "unit-step", "l4-mistralrs-pr2034"),
-    *({"steps": 2.0}, {1: 3.0}, {"le": 1.0}, [0.0, 2.0], {0: {"preemptions": 0.0}}, "admit = 1"),
+    *(
+        {"steps": 2.0},
+        {1: 3.0},
+        {"le": 1.0},
+        [0.0, 2.0],
+        [64],
+        {0: {"preemptions": 0.0}},
+        "admit = 1",
+    ),
     *dict.fromkeys(word for word in words(json_schema()) if isinstance(word, str)),
 )
 

@@ -21,9 +21,8 @@ reserves memory for the largest chunk, the graphs and collectives (``server_args
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from math import gcd
 
 from simkv.costs.hardware.architecture import Dense, Gqa, Moe
 from simkv.costs.hardware.hardware import Hardware
@@ -143,21 +142,42 @@ def _static_share(hardware: Hardware, setting: EngineSetting) -> float:
 
 
 def block_bytes(hardware: Hardware, setting: EngineSetting) -> int:
-    """Bytes of one block as vLLM counts them.
-
-    Layers with a window and layers without take blocks of their own from one pool, in groups of
-    equally many layers; a block is of one group (vllm/v1/core/kv_cache_utils.py).
-    """
+    """Bytes of one block as vLLM counts them: of all layers, or of a group (``kv_groups``)."""
     kept = [part for part in hardware.architecture.layers if kv_bytes(part.attention, hardware)]
-    windows = {part.attention.window for part in kept if isinstance(part.attention, Gqa)}
-    if len(windows) < 2:
+    if len(kv_groups(hardware)) < 2:
         per_token = sum(part.count * kv_bytes(part.attention, hardware) for part in kept)
         return int(per_token * setting.block_size)
-    counts = [
-        sum(p.count for p in kept if isinstance(p.attention, Gqa) and p.attention.window == window)
-        for window in windows
-    ]
-    return int(gcd(*counts) * kv_bytes(kept[0].attention, hardware) * setting.block_size)
+    layers = _group_size(_by_window(hardware).values())
+    return int(layers * kv_bytes(kept[0].attention, hardware) * setting.block_size)
+
+
+def kv_groups(hardware: Hardware) -> list[int]:
+    """The window in tokens (0: all) of each group of layers that takes blocks of its own.
+
+    Layers with a window and layers without take blocks from one pool, in groups of equally many
+    layers; a block is of one group (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
+    """
+    counts = _by_window(hardware)
+    if len(counts) < 2:
+        return [0]
+    size = _group_size(counts.values())
+    return [window for window in sorted(counts) for _ in range(-(-counts[window] // size))]
+
+
+def _by_window(hardware: Hardware) -> dict[int, int]:
+    """Layers with attention of that kind by their windows."""
+    counts: dict[int, int] = {}
+    for part in hardware.architecture.layers:
+        if isinstance(part.attention, Gqa) and kv_bytes(part.attention, hardware):
+            window = part.attention.window
+            counts[window] = counts.get(window, 0) + part.count
+    return counts
+
+
+def _group_size(counts: Collection[int]) -> int:
+    """Layers in a group: the fewest of a kind, or the most where these are not many more."""
+    least, most = min(counts), max(counts)
+    return most if most < 1.5 * least else least
 
 
 def _activations(hardware: Hardware, setting: EngineSetting, per_word: float) -> int:

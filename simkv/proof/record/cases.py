@@ -143,11 +143,18 @@ def base_of(version: str) -> str:
 
 def names_of(version: str, count: int) -> list[str]:
     """``count`` names of random cases of a release: plain ones, with clients that leave, with
-    adapters."""
+    adapters.
+
+    Beside them are a quarter as many with groups of layers, where the release has them.
+    """
     rules = rules_of(base_of(version))
     dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
     kinds = ("rand", "gone", "lora", *(("tied",) if dies_of_ties else ()))
-    return [f"{kinds[i % len(kinds)]}-{FIRST + i // len(kinds):03}" for i in range(count)]
+    names = [f"{kinds[i % len(kinds)]}-{FIRST + i // len(kinds):03}" for i in range(count)]
+    if "kv_cache_groups" in rules.fixed:
+        return names
+    groups = ("win", "wingone")
+    return names + [f"{groups[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 4)]
 
 
 def by_hand(version: str) -> list[str]:
@@ -175,6 +182,20 @@ def _newer_knobs(case: DrawnCase, draw: random.Random) -> DrawnCase:
     fixed = rules_of(config.variant).fixed
     known = {knob: value for knob, value in knobs.items() if knob not in fixed}
     return case._replace(config=replace(config, **known))
+
+
+def _windows(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """With groups of layers, at least one of which has a window, in a pool as large for each."""
+    config = case.config
+    windows = [draw.randint(2, 6 * config.block_size) for _ in range(2)]
+    several = draw.randint(1, 3)
+    groups = draw.choice(
+        [(0, windows[0]), (0, *windows[:1] * several), (windows[0],), (0, *windows)]
+    )
+    blocks = 1 + (config.num_gpu_blocks - 1) * draw.randint(len(groups), 2 * len(groups)) // 2
+    return case._replace(
+        config=replace(config, kv_cache_groups=groups, num_gpu_blocks=blocks, startup_check=False)
+    )
 
 
 def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
@@ -207,6 +228,7 @@ def case_of(version: str, name: str) -> DrawnCase:
     """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, ``lora-`` with
     adapters, or one by hand.
 
+    ``win-`` and ``wingone-`` are the same with groups of layers, where the release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)
@@ -220,7 +242,9 @@ def case_of(version: str, name: str) -> DrawnCase:
             request["timestamp"] += request["id"] / 1000
     if kind == "lora":
         return _aborts(_loras(case, draw), draw) if draw.random() < 0.3 else _loras(case, draw)
-    return _aborts(case, draw) if kind == "gone" else case
+    if kind.startswith("win"):
+        case = _windows(case, draw)
+    return _aborts(case, draw) if kind in ("gone", "wingone") else case
 
 
 def _cut(request: Line, tokens: int) -> Line:

@@ -29,6 +29,8 @@ SEEN: dict[str, tuple[str, ...]] = {
         "counts_all_loras",
         "turns_skipped",
         "skipped_apart",
+        "frees_processed",
+        "keeps_boundaries",
     ),
     "sglang": sglang_versions.SHOWN,
 }
@@ -47,6 +49,7 @@ SHOWN_BY = {
     "two_budgets": "max_num_scheduled_tokens",
     "sees_the_end": "async_scheduling",
     "counts_all_loras": "async_scheduling",
+    **dict.fromkeys(("frees_processed", "keeps_boundaries"), "kv_cache_groups"),
     **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
 }
 

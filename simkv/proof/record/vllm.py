@@ -7,10 +7,10 @@ kept but what it decided.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,7 +113,7 @@ class Driver:
     def _schedule(self) -> tuple[dict[str, Any], tuple[Any, list[str]]]:
         scheduler = self.scheduler
         before = [int(r.request_id) for r in scheduler.running]
-        held = {r.request_id: len(self._blocks(r.request_id)) for r in scheduler.running}
+        held = {r.request_id: {*self._blocks(r.request_id)} for r in scheduler.running}
         lengths = {i: r.num_tokens for i, r in scheduler.requests.items()}
         self.freed.clear()
         output = scheduler.schedule()
@@ -133,7 +133,7 @@ class Driver:
         if all(decodes):
             kind = "decode" if decodes else "idle"
         after = [int(r.request_id) for r in scheduler.running]
-        new = {i: self._blocks(i)[held.get(i, 0) :] for i in rows}
+        new = {i: [b for b in self._blocks(i) if b not in held.get(i, ())] for i in rows}
         line = {
             "scheduled": [[int(i), n] for i, n in rows.items()],
             "kind": kind,
@@ -144,7 +144,7 @@ class Driver:
             "free_blocks_after_schedule": self.pool.get_num_free_blocks(),
         }
         if self.config.enable_prefix_caching:
-            line["new_blocks"] = [[int(i), [b.block_id for b in bs]] for i, bs in new.items() if bs]
+            line["new_blocks"] = [[int(i), blocks] for i, blocks in new.items() if blocks]
             cached = sum(b.block_hash is not None for b in self.pool.blocks)
             line["cached_blocks_after_schedule"] = cached
         return line, (output, emits)
@@ -178,10 +178,11 @@ class Driver:
         request = self.scheduler.requests.get(i)
         return request.num_output_tokens if request else 0
 
-    def _blocks(self, i: str) -> list[Any]:
-        coordinator = self.scheduler.kv_cache_manager.coordinator
-        blocks: list[Any] = coordinator.single_type_managers[0].req_to_blocks.get(i, [])
-        return blocks
+    def _blocks(self, i: str) -> list[int]:
+        """The numbers of a request's blocks, group by group, without those that it let go of."""
+        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        tables = [manager.req_to_blocks.get(i, []) for manager in managers]
+        return [block.block_id for table in tables for block in table if not block.is_null]
 
     def _number(self, *what: object) -> int:
         """The same number for the same thing."""
@@ -235,7 +236,9 @@ class Driver:
 
     def _scheduler(self) -> Any:
         config = self.config
-        knobs = {k: v for k, v in asdict(config).items() if k not in ("name", "variant")}
+        knobs = {
+            k: v for k, v in dataclasses.asdict(config).items() if k not in ("name", "variant")
+        }
         # Whatever is not a knob of simkv is off.
         off = dict.fromkeys(
             ("max_num_encoder_input_tokens", "num_speculative_tokens", "encoder_cache_size"), 0
@@ -244,11 +247,15 @@ class Driver:
             knobs | off | {"chunked_prefill_enabled": config.enable_chunked_prefill}
         )
         interface = importlib.import_module("vllm.v1.kv_cache_interface")
-        spec = interface.FullAttentionSpec.__new__(interface.FullAttentionSpec)
-        for name, value in (("block_size", config.block_size), ("dtype", None)):
-            object.__setattr__(spec, name, value)
-        group = interface.KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=spec)
-        cache = interface.KVCacheConfig(config.num_gpu_blocks, [], [group])
+        groups = [
+            interface.KVCacheGroupSpec(
+                layer_names=[f"layer {g}"], kv_cache_spec=_layers(interface, config, window)
+            )
+            for g, window in enumerate(config.kv_cache_groups)
+        ]
+        kind = interface.KVCacheConfig
+        default = taken(kind, prefix_cache_retention_interval=0)  # as vllm/config/cache.py has it
+        cache = kind(config.num_gpu_blocks, [], groups, **default)
         managers = importlib.import_module(CORE + "single_type_kv_cache_manager")
         if hasattr(managers, "register_all_kvcache_specs"):
             managers.register_all_kvcache_specs(Hollow())
@@ -275,6 +282,7 @@ class Driver:
                 aux_output_config=Off(),
                 ec_manager_config=Off(get_encoder_cache_manager_obj=lambda: None),
                 num_speculative_tokens=0,
+                max_in_flight_tokens=config.depth * config.max_num_batched_tokens,
                 num_lookahead_tokens=0,
                 num_prefill_lookahead_tokens=0,
                 num_hash_lookahead_tokens=0,
@@ -291,6 +299,18 @@ class Driver:
         )
 
 
+def _layers(interface: Any, config: VllmConfig, window: int) -> Any:
+    """What a group of layers keeps: the specification that vLLM has for it."""
+    kind = interface.SlidingWindowSpec if window else interface.FullAttentionSpec
+    spec = kind.__new__(kind)
+    for known in dataclasses.fields(kind):
+        unset = known.default is dataclasses.MISSING
+        object.__setattr__(spec, known.name, None if unset else known.default)
+    for name, value in (("block_size", config.block_size), ("sliding_window", window or None)):
+        object.__setattr__(spec, name, value)
+    return spec
+
+
 def _placeholders(request: Any) -> int:
     """Tokens under way; releases without asynchronous scheduling do not count them."""
     return getattr(request, "num_output_placeholders", 0)
@@ -301,7 +321,7 @@ def record(
 ) -> DecisionTrace:
     """What the scheduler that is driven decides in a case, or a class ``instead`` of vLLM's."""
     rules = rules_of(case.config.variant)
-    knobs = asdict(case.config)
+    knobs = dataclasses.asdict(case.config)
     for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
         if knobs[knob] is None:
             knobs[knob] = getattr(rules, knob)
@@ -316,7 +336,7 @@ def record(
     }
     header |= {"aborts": case.aborts} if case.aborts else {}
     lines: list[dict[str, Any]] = []
-    driver = Driver(replace(case.config, **knobs), case.requests, case.aborts, instead)
+    driver = Driver(dataclasses.replace(case.config, **knobs), case.requests, case.aborts, instead)
     try:
         for line in driver.lines():
             lines.append(line)  # one by one: those before an error count

@@ -39,6 +39,8 @@ class VllmKnobs(VllmConfig):
             raise ValueError("rule: the rule is this file's; expected none")
         if self.policy != "fcfs":
             raise ValueError(f"policy: {self.policy}; a rule takes the place of it, expected fcfs")
+        if self.kv_cache_groups != (0,):
+            raise ValueError("kv_cache_groups: a rule is for one group of layers; leave it out")
         rules = rules_of(self.variant)
         if rules.skip_blocked or rules.swaps:
             raise ValueError(f"variant: {self.variant}: rules are for releases of vLLM")

@@ -17,10 +17,10 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.interval import PrefillInterval
 from simkv.schedulers.vllm.lockstep import Lockstep
 from simkv.schedulers.vllm.lora import Loras
-from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue, RequestState, queue
 from simkv.schedulers.vllm.shelves import NamedTokens, Shelves
 from simkv.schedulers.vllm.versions import VllmRules, rules_of
+from simkv.schedulers.vllm.windows import memory_of
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -36,9 +36,8 @@ class VllmBook:
     ) -> None:
         self.config = config
         self.rules = rules = rules or rules_of(config.variant)
-        given = config.async_scheduling
-        self.pipeline_depth = 2 if (rules.async_scheduling if given is None else given) else 1
-        self.memory = VllmMemory(config, rules, tables=tables)
+        self.pipeline_depth = config.depth
+        self.memory = memory_of(config, rules, tables=tables)
         self.decoding = Lockstep(self.memory)
         self.interval = PrefillInterval(config.prefill_schedule_interval)
         self.names = NamedTokens(config.block_size, shared=self.memory.cache is not None)
@@ -149,8 +148,8 @@ class VllmBook:
 
     @property
     def cache(self) -> BlockPool | None:
-        """The pool, if blocks of equal prompts are shared."""
-        return self.memory.cache
+        """The pool, if blocks of equal prompts are shared and a request has one table of them."""
+        return None if self.memory.recycles else self.memory.cache
 
     @property
     def num_blocks(self) -> int:
@@ -175,7 +174,7 @@ class VllmBook:
         return list(self.running)
 
     def blocks_held(self) -> Mapping[int, int]:
-        return {i: self.memory.held(self._computed(r)) for i, r in self.running.items()}
+        return {i: self.memory.held_by(r, self._computed(r)) for i, r in self.running.items()}
 
     def fingerprint(self) -> Hashable:
         """State between two steps, not counting what only arrivals and aborts can change.

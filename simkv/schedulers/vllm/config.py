@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from simkv.core.rule import parse_rule
-from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS
+from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, blocks_for
 from simkv.schedulers.vllm.seams import SEAMS
 from simkv.schedulers.vllm.versions import ReleaseNames, VllmRules, rules_of
 
@@ -16,6 +17,17 @@ from simkv.schedulers.vllm.versions import ReleaseNames, VllmRules, rules_of
 OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
 
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
+
+
+class AsTuple:
+    """Lets a tuple be written as a list, which is what files have: for pydantic, which asks."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        def taken(value: object) -> object:
+            return tuple(value) if isinstance(value, list) else value
+
+        check = {"type": "no-info", "function": taken}
+        return {"type": "function-before", "function": check, "schema": handler(source)}
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,10 @@ class VllmConfig:
     num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
     """Blocks in host memory that take the KV of preempted requests, in the variant that swaps.
     [vLLM V0 made them from --swap-space]"""
+    kv_cache_groups: Annotated[tuple[Annotated[int, Ge(0)], ...], AsTuple()] = (0,)
+    """A number for each group of layers with blocks of its own: the tokens of their sliding window,
+    0 for layers that attend to everything; `simkv blocks` says those of a model. [vLLM groups
+    layers by the model's config.json]"""
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] | None = None
     """Share of the GPU's memory that vLLM takes, from which with `hardware` the blocks follow; left
     out 0.92, up to 0.19 0.9. No decision depends on it. [--gpu-memory-utilization]"""
@@ -118,7 +134,9 @@ class VllmConfig:
             self._check_rule(rules)
         spare = 1 if rules.spares_null_block else 0
         usable = (self.num_gpu_blocks - spare) * self.block_size
-        if self.startup_check and usable < self.max_model_len:
+        if self.kv_cache_groups != (0,):
+            self._check_groups(self.num_gpu_blocks - spare)
+        elif self.startup_check and usable < self.max_model_len:
             raise ValueError(
                 f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} tokens"
                 f"{', less the null block,' if spare else ''} hold {usable} tokens; "
@@ -159,3 +177,30 @@ class VllmConfig:
                 f"rule: policy is {self.policy}; a rule takes the place of it, use fcfs"
             )
         parse_rule(self.rule, SEAMS)
+
+    @property
+    def depth(self) -> int:
+        """Batches under way at a time."""
+        given = self.async_scheduling
+        return 2 if (rules_of(self.variant).async_scheduling if given is None else given) else 1
+
+    def most_blocks(self, window: int) -> int:
+        """Blocks that a sequence of ``max_model_len`` has at most in a group with this window."""
+        tokens = self.max_model_len
+        if window:
+            steps = self.depth if rules_of(self.variant).frees_processed else 1
+            tokens = min(window - 1 + steps * self.max_num_batched_tokens, tokens)
+        return blocks_for(tokens, self.block_size) + (window > 0)
+
+    def _check_groups(self, usable: int) -> None:
+        needed = sum(self.most_blocks(window) for window in self.kv_cache_groups)
+        if not self.kv_cache_groups or 1 in self.kv_cache_groups:
+            raise ValueError(
+                f"kv_cache_groups: {list(self.kv_cache_groups)} must be one number or more, each 0 "
+                "or a window of at least 2 tokens"
+            )
+        if self.startup_check and usable < needed:
+            raise ValueError(
+                f"num_gpu_blocks: {usable} blocks that can be used; a sequence of max_model_len "
+                f"{self.max_model_len} takes {needed} in {len(self.kv_cache_groups)} groups"
+            )

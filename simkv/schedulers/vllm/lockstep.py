@@ -25,6 +25,7 @@ class Lockstep(DecodeGroup[RequestState]):
         super().__init__(memory.block_size)
         self._memory = memory
         self.joined: list[int] = []
+        self._newest: list[int] = []  # who had joined in the batch before
         self.left: list[int] = []
         # Per batch under way: requests that were in the group and have left it since.
         self._under_way: deque[list[RequestState]] = deque()
@@ -52,6 +53,7 @@ class Lockstep(DecodeGroup[RequestState]):
     def depart(self) -> tuple[list[int], list[int]]:
         """A batch goes out with all members. Returns who has joined and who has left."""
         changes = self.joined, self.left
+        self._newest = self.joined
         self.joined, self.left = [], []
         self._under_way.append([])
         if self.members:
@@ -63,18 +65,26 @@ class Lockstep(DecodeGroup[RequestState]):
         return self._under_way.popleft()
 
     def to_visit(self) -> list[RequestState]:
-        """Members whose blocks are full; with a cache also whose will be."""
-        rows, soon = self.at_border(), self.at_border(1)
-        if not self._memory.cache or not soon or rows is soon:
-            return list(rows.values())
-        return [*rows.values(), *soon.values()]
+        """Members of which more may become in this step than a token in blocks that they have."""
+        found = self.at_border()
+        for ahead in self._memory.aheads[1:]:
+            if soon := self.at_border(ahead):
+                found = found | soon
+        rows = list(found.values())
+        if self._memory.recycles:  # of the newest, tokens of a prompt may have been under way
+            new = (i for i in (*self.joined, *self._newest) if i in self.members and i not in found)
+            rows += [self.members[i] for i in dict.fromkeys(new)]
+        return rows
 
     def grow(self, r: RequestState, blocks: int) -> None:
         """The next token of a member, in new ``blocks`` if there are any."""
+        computed = self.computed(r)
+        if self._memory.recycles:
+            self._memory.let_go(r, computed, self.in_flight(r))
         if blocks:
-            self._memory.take(r, blocks)
+            self._memory.take(r, blocks, computed + 1)
         if self._memory.cache:
-            self._memory.register(r, min(self.computed(r) + 1, self.length(r)))
+            self._memory.register(r, min(computed + 1, self.length(r)))
 
     def grow_all(self) -> None:
         """The next token of every member; the blocks for it are there."""
@@ -85,33 +95,37 @@ class Lockstep(DecodeGroup[RequestState]):
         if len(members) > 1:  # which block goes to whom shows in the cache, so their order counts
             members.sort(key=attrgetter("order"))
         for r in members:
-            self.grow(r, int(r.id in rows))
+            self.grow(r, self._memory.to_grow(self.computed(r), 1) if r.id in rows else 0)
 
     def leap(self, most: int) -> int:
         """For how many steps at most all can go on: until blocks run out or one is at its end."""
+        if self._memory.recycles and self._newest:
+            return 1
         stop = self.next_stop()
         if stop is not None:
             most = min(most, stop - self.scheduled + 1)
-        free = self._memory.pool.free
-        if free >= (most // self.block_size + 1) * len(self):
+        free, each = self._memory.pool.free, self._memory.to_grow(0, 1)
+        if free >= (most // self.block_size + 1) * len(self) * each:
             return most  # enough for every member at every border
         taken = accumulate(self.growth(most - 1))
-        return 1 + sum(1 for _ in takewhile(lambda blocks: blocks <= free, taken))
+        return 1 + sum(1 for _ in takewhile(lambda blocks: blocks * each <= free, taken))
 
     def skip(self, steps: int) -> list[int]:
         """So many steps, one after the other. Returns the free blocks after each."""
         memory, before = self._memory, self._memory.pool.free
-        free = list(accumulate(self.growth(steps), sub, initial=before))[1:]
+        free: list[int] = []
         if memory.tables is None:
+            free = list(accumulate(self.growth(steps), sub, initial=before))[1:]
             memory.pool.take(-1, before - free[-1])
             self.delivered += steps
             self.step(steps)
             return free
         while steps:
-            quiet = min(self.quiet(1 if memory.cache else 0), steps)
+            quiet = min(self.quiet(memory.aheads), steps)
             self.delivered += quiet or 1
             if not quiet:
                 self.grow_all()
             self.step(quiet or 1)
             steps -= quiet or 1
+            free += [memory.pool.free] * (quiet or 1)
         return free

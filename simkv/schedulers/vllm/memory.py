@@ -23,13 +23,13 @@ from simkv.schedulers.vllm.versions import VllmRules
 
 
 class Hits(NamedTuple):
-    """Cached ``blocks`` that a request can start from, and the ``tokens`` in them."""
+    """Cached blocks that a request can start from, by group of layers, and where they end."""
 
     tokens: int
-    blocks: array[int]
+    groups: list[array[int]]
 
 
-NO_HITS = Hits(0, NO_BLOCKS)
+NO_HITS = Hits(0, [NO_BLOCKS])
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -38,7 +38,9 @@ class VllmMemory:
 
     ``whole``: a request is admitted only if its whole sequence fits; else its first chunk must.
     An admission leaves ``watermark`` blocks free. ``cache`` is the pool if blocks are shared,
-    ``tables`` if they have numbers at all; else they are only counted.
+    ``tables`` if they have numbers at all; else they are only counted. ``recycles``: running
+    requests give blocks back. ``aheads``: so many steps before its blocks are full, something else
+    than a token may become of a request that decodes.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
@@ -52,6 +54,8 @@ class VllmMemory:
         self.whole = rules.scheduler_reserve_full_isl if whole is None else whole
         self.watermark = int(config.watermark * config.num_gpu_blocks)
         self._keyless_first = rules.keyless_first
+        self.recycles = False
+        self.aheads: tuple[int, ...] = (0, 1) if cached else (0,)
         self._keys = BlockKeys(config.block_size)
 
     def content(self, prompt: Prompt) -> Content | None:
@@ -61,6 +65,14 @@ class VllmMemory:
     def held(self, tokens: int) -> int:
         """Blocks of a running request with so many computed tokens: just those that they need."""
         return blocks_for(tokens, self.block_size)
+
+    def held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
+        """Blocks of ``r`` that runs, with so many computed tokens."""
+        return self.held(computed)
+
+    def missing(self, hits: Hits, end: int) -> int:
+        """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
+        return blocks_for(end, self.block_size) - len(hits.groups[0])
 
     def to_grow(self, computed: int, n: int) -> int:
         """Blocks more for ``n`` tokens behind ``computed`` ones."""
@@ -78,23 +90,25 @@ class VllmMemory:
         blocks = (r.length - 1) // self.block_size
         self._keys.extend(r.keys, r.content, blocks * self.block_size)
         found = self.cache.lookup(r.keys[:blocks])
-        return Hits(len(found) * self.block_size, found)
+        return Hits(len(found) * self.block_size, [found])
 
     def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
         end = r.length if self.whole else end
-        revived = self.cache.unheld(hits.blocks) if self.cache else 0
-        needed = blocks_for(end, self.block_size) - len(hits.blocks)
-        return needed + revived <= self.room(running=running)
+        revived = self.cache.unheld(hits.groups[0]) if self.cache else 0
+        return self.missing(hits, end) + revived <= self.room(running=running)
 
     def share(self, r: RequestState, hits: Hits) -> None:
         """Let ``r``, which has no blocks, start from ``hits``."""
         if self.cache:
-            self.cache.share(r.id, hits.blocks)
-        r.registered = len(hits.blocks)
+            self.cache.share(r.id, hits.groups[0])
+        r.registered = len(hits.groups[0])
 
-    def take(self, r: RequestState, count: int) -> None:
-        """So many blocks more for ``r``; whoever asks knows that they are free."""
+    def let_go(self, r: RequestState, computed: int, in_flight: int) -> None:
+        """Give back what ``r``, which runs, needs no more; nothing where all layers see all."""
+
+    def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
+        """``count`` blocks more for ``r``, for its tokens up to ``end``; they are free."""
         if count:
             self.pool.take(r.id, count)
 
@@ -114,6 +128,10 @@ class VllmMemory:
             self.pool.release(r.id, keyless_first=self._keyless_first)
         else:
             self.pool.give_back(self.held(r.computed) + unused)
+
+    def blocks_of(self, request_id: int) -> list[int]:
+        """The numbers of the blocks that a request holds now, where they have any."""
+        return self.tables.tables.get(request_id, NO_BLOCKS).tolist() if self.tables else []
 
     def fingerprint(self) -> Hashable:
         """What decides later allocations."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from simkv.core.blocks import NO_BLOCKS
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Batch
@@ -25,6 +24,7 @@ LATER = {
     "max_cpu_loras": None,
     "max_num_queued_reqs": None,
     "max_num_queued_tokens": None,
+    "kv_cache_groups": [0],
 }
 
 
@@ -34,11 +34,12 @@ def _config(header: Line) -> VllmConfig:
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
     variant = recorded.get("variant", header["variant"])
-    if variant.startswith("v1-"):  # says how 0.33.0 was set up
-        variant = "0.33.0"
+    if variant.startswith("v1-"):  # says how 0.33.0 was set up, and its one group in words
+        variant, recorded = "0.33.0", {**recorded, "kv_cache_groups": [0]}
     # Not known to the engine itself, or to the recorder when the recording was made.
     recorded = {"num_cpu_blocks": 0, **LATER, **recorded}
     given = {knob: recorded[knob] for knob in knobs}
+    given["kv_cache_groups"] = tuple(given["kv_cache_groups"])
     return VllmConfig(startup_check=False, variant=variant, **given)
 
 
@@ -70,12 +71,13 @@ def _shown(prompt: Prompt) -> Line:
 
 
 def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
-    running, held = set(scheduler.running_ids()), scheduler.blocks_held()
+    running, blocks_of = set(scheduler.running_ids()), scheduler.memory.blocks_of
+    held = {i: set(blocks_of(i)) for i in running}
     batch = scheduler.schedule()
-    tables = scheduler.cache.tables if scheduler.cache else {}
     rows = batch.rows()
     new_blocks = [
-        (row.id, tables.get(row.id, NO_BLOCKS)[held.get(row.id, 0) :].tolist()) for row in rows
+        (row.id, [block for block in blocks_of(row.id) if block not in held.get(row.id, ())])
+        for row in rows
     ]
     line = {
         "hits": [[row.id, row.context] for row in rows if row.id not in running],
@@ -83,8 +85,8 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
         "running_after_schedule": scheduler.running_ids(),
         "free_blocks_after_schedule": scheduler.free_blocks,
     }
-    if scheduler.cache:
-        line["cached_blocks_after_schedule"] = scheduler.cache.cached
+    if cache := scheduler.memory.cache:
+        line["cached_blocks_after_schedule"] = cache.cached
     return batch, line
 
 

@@ -31,6 +31,9 @@ class RequestState(Decoding):
     Prefix cache: ``keys`` name the leading full blocks as far as they were needed, the first
     ``registered`` blocks of the table carry theirs.
 
+    With groups of layers (windows.py): of each table so many blocks are ``gone`` at its head; at
+    the ``junction`` (tokens) the longest hit of a single group ended.
+
     ``order`` is its place in ``running``; ``joined`` belongs to the decode group. ``deferred``: it
     was passed over for what only others' steps can change, and has not run since.
     """
@@ -43,6 +46,8 @@ class RequestState(Decoding):
         self.stale = self.registered = 0
         self.keys = array("q")
         self.deferred = False
+        self.gone: list[int] = []
+        self.junction = 0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

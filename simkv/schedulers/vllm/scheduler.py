@@ -93,6 +93,9 @@ class VllmScheduler(VllmBook):
                     step.batch.aside[r.id] = "budget" if step.budget == 0 else "rule"
                 continue
             computed = self.decoding.computed(r) if decodes else r.computed
+            if self.memory.recycles:
+                under_way = self.decoding.in_flight(r) if decodes else r.in_flight
+                self.memory.let_go(r, computed, under_way)
             needed = self.memory.to_grow(computed, n)
             lost = 0
             while needed > self.memory.pool.free:
@@ -223,6 +226,8 @@ class VllmScheduler(VllmBook):
         stale = any(r.stale for r in aside)
         if not step.hold:
             self.interval.admitted(left_behind=self._left_behind())
+        if self.memory.recycles and self.waiting and len(self.running) < self._max_running:
+            self._waiting_settled = False  # blocks may come back though nobody ends
         # Who has stepped aside for want of blocks may be kept out by the interval next time.
         if stale or (aside and self._holds) or self._may_be_hit_soon():
             self._waiting_settled = False
@@ -270,8 +275,7 @@ class VllmScheduler(VllmBook):
         self.memory.share(r, hits)
         r.computed = start
         step.prefill |= prefill
-        blocks = self.memory.held(start + n) - len(hits.blocks)
-        self._grant(r, n, blocks, step)
+        self._grant(r, n, self.memory.missing(hits, start + n), step)
         return "is taken"
 
     def _next_waiting(self, step: Step) -> RequestState | None:
@@ -308,7 +312,7 @@ class VllmScheduler(VllmBook):
         The blocks that they will fill are registered already: they can be hit in this very step,
         and stay even if a preemption drops ``r`` from it and they are never computed.
         """
-        self.memory.take(r, blocks)
+        self.memory.take(r, blocks, r.computed + n)
         self.memory.register(r, min(r.computed + n, r.length))
         step.tokens[r] = n
         step.budget -= n

@@ -59,6 +59,8 @@ def _with_tables(config: VllmConfig) -> Tabled:
             f"policy: under priority or a rule vLLM {config.variant} computes requests whose "
             "blocks are gone, which no device can follow; only fcfs"
         )
+    if config.kv_cache_groups != (0,):
+        raise InputError("kv_cache_groups: a device here has one group of layers; say [0]")
     scheduler = build(config, tables=True)
     assert scheduler.memory.tables is not None
     return Tabled(scheduler, scheduler.memory.tables.tables)
@@ -79,6 +81,7 @@ VLLM = EngineSpec(
     ),
     cache_example="vLLM's '# GPU blocks: 2588' or 'GPU KV cache size: 41,408 tokens'",
     memory="num_gpu_blocks",
+    groups="kv_cache_groups",
     longest="max_model_len",
     lora="enable_lora",
     lacks={

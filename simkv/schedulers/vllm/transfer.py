@@ -18,6 +18,7 @@ from collections.abc import Collection, Hashable, Mapping
 
 from mypy_extensions import mypyc_attr
 
+from simkv.core.errors import InputError
 from simkv.core.scheduler import Batch, Completion
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.memory import Hits
@@ -38,6 +39,8 @@ class VllmTransferScheduler(VllmScheduler):
     def __init__(
         self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
     ) -> None:
+        if config.kv_cache_groups != (0,):
+            raise InputError("kv_cache_groups: KV is sent of one group of layers only; say [0]")
         super().__init__(config, rules, tables=tables)
         self._keeps: set[int] = set()
         self._kept: dict[int, RequestState] = {}
@@ -100,7 +103,7 @@ class VllmTransferScheduler(VllmScheduler):
         self._elsewhere.discard(r.id)
         self.waiting.remove(r)
         self.memory.share(r, hits)
-        self.memory.take(r, self.memory.held(tokens) - len(hits.blocks))
+        self.memory.take(r, self.memory.missing(hits, tokens), tokens)
         r.computed = tokens
         self._loading[r.id] = r
         self._loads.append((r.id, missing))

@@ -59,6 +59,10 @@ class VllmRules:
     under fcfs; but ``turns_skipped`` puts the last of them first, and ``skipped_apart`` has them in
     a queue of their own, which is looked at before that of the others and of the preempted.
 
+    With windows (windows.py): ``frees_processed``: tokens under way count as not computed when
+    blocks are given back. ``keeps_boundaries``: the cache keeps of a window only where a hit could
+    end.
+
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
     """
@@ -82,6 +86,8 @@ class VllmRules:
     counts_all_loras: bool = True
     turns_skipped: bool = False
     skipped_apart: bool = False
+    frees_processed: bool = True
+    keeps_boundaries: bool = True
 
     def refuse(self, version: str, config: object) -> None:
         """Raise ValueError if ``config`` sets a knob that ``version`` cannot be given."""
@@ -121,6 +127,8 @@ OLDEST = VllmRules(
     sees_the_end=False,
     counts_all_loras=False,
     turns_skipped=True,
+    frees_processed=False,
+    keeps_boundaries=False,
 )
 
 #: By the number after ``0.``, oldest first.
@@ -172,13 +180,15 @@ RELEASES: Mapping[int, Release] = {
         "ee0da84ab",
         "of freed blocks those that are not cached are taken again first; watermark",
         {"keyless_first": True},
-        {"watermark": 0.0},
+        {"watermark": 0.0, "kv_cache_groups": (0,)},
     ),
     25: Release("dd10e03f9"),
     26: Release(
         "ffd46bfab",
-        "max_num_scheduled_tokens, which replaces the budget",
-        knobs={"max_num_scheduled_tokens": None},
+        "max_num_scheduled_tokens, which replaces the budget; blocks behind a window are given "
+        "back when no step under way reads them",
+        {"frees_processed": True},
+        {"max_num_scheduled_tokens": None},
     ),
     27: Release(
         "4bdc8a788",
@@ -192,9 +202,9 @@ RELEASES: Mapping[int, Release] = {
     ),
     29: Release(
         "98dff2a81",
-        "start-up asks whether the longest sequence fits beside the null block; queue limits",
-        {"spares_null_block": True},
-        {"max_num_queued_reqs": None, "max_num_queued_tokens": None},
+        "start-up asks whether the longest sequence fits beside the null block; of windows the "
+        "cache keeps only where a hit could end",
+        {"spares_null_block": True, "keeps_boundaries": True},
     ),
     30: Release("ced6857af"),
     31: Release(
@@ -225,9 +235,14 @@ WHY = {
     "it out",
     "policy": "under priority vLLM {{version}} dies of an assertion when it preempts a request "
     "that it has scheduled in the same step, which is not modelled; only fcfs",
+    "kv_cache_groups": "groups of layers are modelled from vLLM {since} on, not for {{version}}; "
+    "leave it out",
     "prefill_schedule_interval": "one engine goes by it since vLLM {since}; in {{version}} it is "
     "unknown or for data-parallel ranks only; leave it out",
 }
+_NO_GROUPS = Fixed(
+    (0,), "{version} is modelled for one group of layers that attend to everything; leave it out"
+)
 _NO_SWAP = {"num_cpu_blocks": Fixed(0, "vLLM {version} does not swap; leave it out")}
 
 
@@ -257,7 +272,9 @@ _LATEST = _rules(_NEWEST)
 #: The rules of each variant: of releases, and of changes that nobody has released.
 RULES: Mapping[str, VllmRules] = {
     "0.33.0": _LATEST,
-    "0.33.0-skip-blocked": replace(_LATEST, skip_blocked=True),
+    "0.33.0-skip-blocked": replace(
+        _LATEST, skip_blocked=True, fixed={**_LATEST.fixed, "kv_cache_groups": _NO_GROUPS}
+    ),
     "0.33.0-swap": replace(
         _LATEST,
         swaps=True,
@@ -265,7 +282,8 @@ RULES: Mapping[str, VllmRules] = {
         fixed={
             "enable_prefix_caching": Fixed(
                 value=False, why="{version} has no prefix cache; leave it out"
-            )
+            ),
+            "kv_cache_groups": _NO_GROUPS,
         },
     ),
     **{name: _rules(_minor(name)) for name in MINORS.values() if _minor(name) < _NEWEST},

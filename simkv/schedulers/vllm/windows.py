@@ -1,0 +1,196 @@
+"""Blocks of models whose layers do not all attend to everything: groups with sliding windows.
+
+vLLM puts layers of a kind into groups of equally many layers (``kv_cache_groups``). A request has
+a table for each group, all out of one pool, and a block is ``block_size`` tokens of one group. In
+a group with a window, blocks that have left it are given back while the request runs.
+
+Rules of ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in
+``vllm/v1/core``, 0.24.0 to 0.33.0, for groups of one block size:
+
+- A hit needs all blocks up to its end in groups without a window, and in the others those that the
+  window before the next token reaches into.
+- A running request lets go of what is behind its windows before it asks for more.
+- Where the whole sequence must fit at admission, a group with a window counts at most the blocks
+  that it ever has at a time.
+- Groups with windows keep all full blocks in the cache, or only what the same prompt could start
+  from, or one that parts from it where the hit of another group ended (``keeps_boundaries``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.blocks import BlockPool
+from simkv.core.scheduler import blocks_for
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.memory import NO_HITS, Hits, VllmMemory
+from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.versions import VllmRules
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class WindowMemory(VllmMemory):
+    """Tables of several groups; ``windows`` has the tokens of each one's window, 0 for none.
+
+    The table of a request in group ``g`` is the pool's of owner ``_owner(id, g)``, and its keys in
+    the cache are the request's, times the number of groups, plus ``g``. A table lacks the blocks
+    that are ``gone`` at its head.
+    """
+
+    def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
+        super().__init__(config, rules, tables=True)
+        self.recycles = True
+        self.windows, size = config.kv_cache_groups, config.block_size
+        self._reach = [blocks_for(window - 1, size) if window else 0 for window in self.windows]
+        self._most = [config.most_blocks(window) for window in self.windows]
+        self._kinds = sorted(dict.fromkeys(self.windows), key=bool)  # who sees all comes first
+        self._processed = rules.frees_processed
+        self._boundaries = rules.keeps_boundaries
+        # What leaves a window leaves it so many tokens before a block is full; one step later
+        # where tokens under way count as not computed.
+        phases = {(ahead - window) % size for window in self.windows if window for ahead in (0, 1)}
+        self.aheads = tuple(dict.fromkeys((*self.aheads, *sorted(phases))))
+
+    def held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
+        """Blocks of ``r`` that runs, in all groups."""
+        return sum(self._pool.held(owner) for owner in self._owners(r.id))
+
+    def missing(self, hits: Hits, end: int) -> int:
+        """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
+        each = blocks_for(end, self.block_size) - hits.tokens // self.block_size
+        return max(each, 0) * len(self.windows)
+
+    def to_grow(self, computed: int, n: int) -> int:
+        """Blocks more for ``n`` tokens behind ``computed`` ones."""
+        return super().to_grow(computed, n) * len(self.windows)
+
+    def hits(self, r: RequestState) -> Hits:
+        """What ``r`` can start from: each kind of groups shortens what those before it allow."""
+        if not self.cache or r.content is None or r.computed:
+            return NO_HITS._replace(groups=[array("i") for _ in self.windows])
+        blocks = (r.length - 1) // self.block_size
+        self._keys.extend(r.keys, r.content, blocks * self.block_size)
+        found = [self.cache.find(self._keys_of(r, g, 0, blocks)) for g in range(len(self.windows))]
+        longest, before = 0, -1
+        while blocks != before:
+            before = blocks
+            for window in self._kinds:
+                alike = [found[g] for g, other in enumerate(self.windows) if other == window]
+                blocks = _run(alike, blocks, self._reach[self.windows.index(window)])
+                longest = max(longest, blocks)
+        tokens = blocks * self.block_size
+        groups = [found[g][self._behind(g, tokens) : blocks] for g in range(len(self.windows))]
+        r.junction = longest * self.block_size if longest > blocks else 0
+        return Hits(tokens, groups)
+
+    def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
+        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        revived = sum(self._pool.unheld(blocks) for blocks in hits.groups)
+        needed = self.missing(hits, end)
+        if self.whole:
+            hit, blocks = hits.tokens // self.block_size, blocks_for(r.length, self.block_size)
+            needed = max(needed, sum(max(min(blocks, most) - hit, 0) for most in self._most))
+        return needed + revived <= self.room(running=running)
+
+    def share(self, r: RequestState, hits: Hits) -> None:
+        """Let ``r``, which has no blocks, start from ``hits``."""
+        r.registered = hits.tokens // self.block_size
+        r.gone = [self._behind(g, hits.tokens) for g in range(len(self.windows))]
+        for owner, blocks in zip(self._owners(r.id), hits.groups, strict=True):
+            self._pool.share(owner, blocks)
+
+    def let_go(self, r: RequestState, computed: int, in_flight: int) -> None:
+        """Give back what no window reaches into any more, group by group."""
+        tokens = computed - in_flight if self._processed else computed
+        gone = r.gone
+        for g, owner in enumerate(self._owners(r.id)):
+            if (behind := self._behind(g, tokens)) > gone[g]:
+                count = min(behind - gone[g], self._pool.held(owner))
+                self._pool.release_head(owner, count, keyless_first=self._keyless_first)
+                gone[g] += count
+
+    def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
+        """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
+        blocks = blocks_for(end, self.block_size)
+        for g, owner in enumerate(self._owners(r.id)):
+            self._pool.take(owner, blocks - r.gone[g] - self._pool.held(owner))
+
+    def register(self, r: RequestState, tokens: int) -> None:
+        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        full = tokens // self.block_size
+        if not self.cache or r.content is None or full <= r.registered:
+            return
+        self._keys.extend(r.keys, r.content, tokens)
+        for g, owner in enumerate(self._owners(r.id)):
+            gone, table = r.gone[g], self._pool.tables[owner]
+            for start, end in self._worth(r, g, full):
+                start, end = max(start, r.registered, gone), min(end, full)
+                if start < end:
+                    blocks = table[start - gone : end - gone]
+                    self._pool.register_all(blocks, self._keys_of(r, g, start, end))
+        r.registered = full
+
+    def release(self, r: RequestState, unused: int = 0) -> None:  # noqa: ARG002
+        """Take the blocks of ``r`` back, group by group."""
+        for owner in self._owners(r.id):
+            self._pool.release(owner, keyless_first=self._keyless_first)
+
+    def blocks_of(self, request_id: int) -> list[int]:
+        """The numbers of the blocks that a request holds now, group by group."""
+        tables = (self._pool.tables.get(owner, ()) for owner in self._owners(request_id))
+        return [block for table in tables for block in table]
+
+    def fingerprint(self) -> Hashable:
+        """What decides later allocations."""
+        return super().fingerprint(), tuple(self._pool.holdings().items())
+
+    @property
+    def _pool(self) -> BlockPool:
+        assert self.tables is not None
+        return self.tables
+
+    def _owners(self, request_id: int) -> range:
+        """By group the owner of the request's table."""
+        groups = len(self.windows)
+        return range(request_id * groups, (request_id + 1) * groups)
+
+    def _keys_of(self, r: RequestState, g: int, start: int, end: int) -> array[int]:
+        groups = len(self.windows)
+        return array("q", [key * groups + g for key in r.keys[start:end]])
+
+    def _behind(self, g: int, tokens: int) -> int:
+        """Blocks that the window of a group has left behind before the token after ``tokens``."""
+        window = self.windows[g]
+        return max(tokens - window + 1, 0) // self.block_size if window else 0
+
+    def _worth(self, r: RequestState, g: int, full: int) -> list[tuple[int, int]]:
+        """Ranges of blocks of a group that could serve a hit, while ``full`` are filled."""
+        if not self.windows[g] or not self._boundaries:
+            return [(0, full)]
+        ends = {(r.prompt.prompt_tokens - 1) // self.block_size}
+        ends.add(r.junction // self.block_size)
+        return [(end - self._reach[g], end) for end in ends if end]
+
+
+def _run(groups: list[array[int]], most: int, reach: int) -> int:
+    """Blocks of the longest hit of at most ``most``: the last ``reach`` of them are in all groups.
+
+    A shorter run at the very beginning is a hit, too, and with ``reach`` 0 nothing else is.
+    """
+    there = [all(blocks) for blocks in zip(*(group[:most] for group in groups), strict=True)]
+    run = 0
+    for end in range(len(there), 0, -1):
+        run = run + 1 if there[end - 1] else 0
+        if reach and run == reach:
+            return end - 1 + reach
+    return run
+
+
+def memory_of(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
+    """The memory that a model with these groups of layers has."""
+    if config.kv_cache_groups == (0,):
+        return VllmMemory(config, rules, tables=tables)
+    return WindowMemory(config, rules)

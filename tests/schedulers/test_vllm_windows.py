@@ -1,0 +1,146 @@
+"""vLLM's groups of layers: what a window holds, lets go of and leaves in the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler import Batch
+from simkv.costs.hardware.blocks import kv_groups
+from simkv.costs.hardware.catalog import find_architecture, find_gpu
+from simkv.costs.hardware.hardware import make_hardware
+from simkv.proof.record.cases import case_of
+from simkv.scenario.own.vllm import VllmKnobs
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.spec import VLLM
+from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+
+SMALL = {
+    "block_size": 4,
+    "num_gpu_blocks": 41,
+    "max_model_len": 64,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "async_scheduling": False,
+    "kv_cache_groups": (0, 8),
+}
+
+
+def engine(**knobs: Any) -> VllmScheduler:
+    return VllmScheduler(VllmConfig(**SMALL | knobs))
+
+
+def step(scheduler: VllmScheduler, ended: tuple[int, ...] = ()) -> Batch:
+    batch = scheduler.schedule()
+    scheduler.complete(batch, ended)
+    scheduler.pool.check()
+    return batch
+
+
+def test_a_window_holds_what_the_next_token_reaches_and_lets_the_rest_go() -> None:
+    scheduler = engine(enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 20, 20))
+    step(scheduler)
+    assert scheduler.blocks_held() == {0: 10}  # five blocks in either group
+    step(scheduler)
+    # The 21st token sees tokens 14 to 21: of blocks 1 to 6 of four tokens, 4, 5 and 6.
+    assert scheduler.blocks_held() == {0: 6 + 3}
+    for _ in range(12):
+        step(scheduler)
+        assert scheduler.blocks_held()[0] <= 9 + 3
+    step(scheduler, (0,))
+    assert scheduler.free_blocks == 40
+
+
+@pytest.mark.parametrize(("variant", "lag"), [("0.25.0", 0), ("0.33.0", 1)])
+def test_while_a_step_is_under_way_newer_releases_keep_what_it_reads(
+    variant: str, lag: int
+) -> None:
+    scheduler = engine(variant=variant, async_scheduling=True, enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 8, 30))
+    first, held = scheduler.schedule(), []
+    for _ in range(8):
+        second = scheduler.schedule()
+        held.append(scheduler.blocks_held()[0])
+        scheduler.complete(first, ())
+        first = second
+    # Block 1 leaves the window of 8 before the token after the 11th.
+    assert held == [6, 6, 6, 5 + lag, 7, 7, 7, 6 + lag]
+
+
+def turns(scheduler: VllmScheduler, *prompts: Prompt) -> list[int]:
+    """By prompt, one after the other, how many of its tokens were in the cache."""
+    hits = []
+    for prompt in prompts:
+        scheduler.add(prompt)
+        hits.append(step(scheduler, (prompt.id,)).context[0])
+    return hits
+
+
+def chat(i: int, own: int) -> Prompt:
+    """32 tokens of a chat that all have, and some of its own."""
+    segments = (Segment("chat", 0, 32), Segment(f"u{i}", 0, own))
+    return Prompt(i, 32 + own, 1, segments=segments)
+
+
+def test_the_same_prompt_is_found_and_a_branch_once_it_was_seen() -> None:
+    # 0.29 on keeps the window before the last token of a prompt, and where another's hit ended.
+    assert turns(engine(), chat(0, 1), chat(1, 1)) == [0, 32]
+    assert turns(engine(), chat(0, 13), chat(1, 9), chat(2, 9)) == [0, 0, 32]
+    assert turns(engine(variant="0.28.0"), chat(0, 13), chat(1, 9)) == [0, 32]
+
+
+def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
+    scheduler = engine(num_gpu_blocks=12, kv_cache_groups=(8,), max_num_batched_tokens=16)
+    scheduler.add(Prompt(0, 63, 1))
+    computed = [dict(step(scheduler).scheduled)[0] for _ in range(4)]
+    assert computed == [16, 16, 16, 15]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ({"variant": "0.23.0"}, "from vLLM 0.24 on, not for 0.23.0"),
+        ({"variant": "0.33.0-skip-blocked"}, "modelled for one group"),
+        ({"variant": "0.33.0-swap", "enable_prefix_caching": False}, "modelled for one group"),
+        ({"kv_cache_groups": (0, 1)}, "a window of at least 2 tokens"),
+        ({"kv_cache_groups": ()}, "must be one number or more"),
+        # Of the longest sequence 16 blocks in the first group, and of the window 16 and one.
+        ({"num_gpu_blocks": 33}, "32 blocks that can be used; a sequence .* 64 takes 33"),
+    ],
+)
+def test_what_cannot_be_is_refused(knobs: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        VllmConfig(**SMALL | knobs)
+
+
+def test_what_is_for_one_group_says_so() -> None:
+    config = VllmConfig(**SMALL)
+    with pytest.raises(InputError, match="kv_cache_groups"):
+        VLLM.with_tables(config)
+    with pytest.raises(InputError, match="kv_cache_groups"):
+        VllmTransferScheduler(config)
+    with pytest.raises(ValueError, match="kv_cache_groups"):
+        VllmKnobs(**SMALL)
+    assert VllmScheduler(config).cache is None  # whose tables are by request
+
+
+def test_the_groups_of_a_model_follow_from_its_layers() -> None:
+    gpt = make_hardware(find_gpu("H100"), find_architecture("gpt-oss-20b"))
+    assert kv_groups(gpt) == [0, 128]
+    whole, window = gpt.architecture.layers[0], gpt.architecture.layers[1]
+    if not getattr(window.attention, "window", 0):
+        whole, window = window, whole
+    layers = (replace(whole, count=10), replace(window, count=52))
+    gemma = replace(gpt, architecture=replace(gpt.architecture, layers=layers))
+    assert kv_groups(gemma) == [0, *[128] * 6]  # ten layers in each, as Gemma 3 27B has them
+    assert kv_groups(make_hardware(find_gpu("H100"), find_architecture("llama-3.1-8b"))) == [0]
+
+
+def test_random_cases_have_groups_where_the_release_has_them() -> None:
+    assert any(case_of("0.33.0", "win-200").config.kv_cache_groups)
