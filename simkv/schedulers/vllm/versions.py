@@ -202,9 +202,10 @@ RELEASES: Mapping[int, Release] = {
     ),
     29: Release(
         "98dff2a81",
-        "start-up asks whether the longest sequence fits beside the null block; of windows the "
-        "cache keeps only where a hit could end",
+        "start-up asks whether the longest sequence fits beside the null block; queue limits; of "
+        "windows the cache keeps only where a hit could end",
         {"spares_null_block": True, "keeps_boundaries": True},
+        {"max_num_queued_reqs": None, "max_num_queued_tokens": None},
     ),
     30: Release("ced6857af"),
     31: Release(
