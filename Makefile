@@ -7,23 +7,27 @@ CONSTRAINTS ?= constraints.txt
 comma := ,
 TESTED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 BIN := $(VENV)/bin
+COMPILED := build/compiled
+OF_COMPILED := tests/test_compiled.py tests/conformance tests/laws
 DEMO := scenarios/mistralrs-forty.yaml
 
 # Whose lines are counted, by their own tests: Python 3.11 counts by a tracer that makes tests nearly twice
 # as slow, too dear for all of them.
 COUNTED := core costs measure schedulers
 
-.PHONY: demo test coverage bench wheel loop profiles reports site walks picture calibrate-silicon follow validation format clean
+.PHONY: demo test lint coverage bench wheel compiled loop profiles reports site walks picture calibrate-silicon follow validation format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/simkv run --exit-zero --plots $(DEMO)
 	@echo "Pictures: runs/mistralrs-forty/*.png; start with lanes.png"
 
-test: $(TESTED)
+test: lint
+	$(BIN)/pytest -n auto --dist loadfile
+
+lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --dist loadfile
 
 coverage: $(TESTED)
 	$(BIN)/coverage run -m pytest $(COUNTED:%=tests/%)
@@ -31,14 +35,27 @@ coverage: $(TESTED)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
-	$(BIN)/python benchmarks/release.py
+	$(BIN)/python benchmarks/release.py $(and $(wildcard $(COMPILED)/bin/python),--compiled $(COMPILED)/bin/python)
 	$(BIN)/python benchmarks/serve.py
 
 # A wheel for this Python with the loop compiled, from an archive of the sources, so that nothing compiled
 # lies among them. Needs a C compiler; `pip install .` needs none and stays pure.
 wheel: $(TESTED)
+	rm -rf dist
 	$(BIN)/python -m hatchling build -t sdist
-	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist dist/simkv-*.tar.gz
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
+		--no-deps --no-build-isolation --wheel-dir dist dist/simkv-*.tar.gz
+
+# That wheel is to keep what the sources keep: recorded decisions, laws, leaps. All but simkv is $(VENV)'s.
+compiled: $(TESTED)
+	rm -rf $(COMPILED)
+	$(BIN)/python -m venv --without-pip $(COMPILED)
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $(COMPILED)/venv.pth
+	mv $(COMPILED)/venv.pth $$($(COMPILED)/bin/python -c 'import site; print(site.getsitepackages()[0])')
+	$(BIN)/python -m pip --python $(COMPILED)/bin/python install --quiet --disable-pip-version-check --no-deps \
+		dist/simkv-*.whl
+	SIMKV_TESTED=compiled $(COMPILED)/bin/python -P -m pytest --import-mode=append -p no:cacheprovider \
+		-n auto --dist loadfile $(OF_COMPILED)
 
 # The whole loop on this machine's CPU: a campaign, its profile, cases predicted, served and judged.
 loop: $(TESTED)

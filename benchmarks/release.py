@@ -1,12 +1,14 @@
 """What a release costs: each workload in a fresh process, the loop alone and the whole run.
 
-    python benchmarks/release.py [--keep] [w1 w2 w3-azure w3-mooncake w4 fleet startup]
+    python benchmarks/release.py [--keep] [--compiled PYTHON]
+        [w1 w2 w3-azure w3-mooncake w4 fleet startup]
 
 Times are CPU seconds, the least of a few rounds, and mean nothing across machines: compare ratios
 to the floor (SimPy timeouts) and to the yardstick (a loop of plain Python that never changes),
 which are measured in the same run. A whole run is ``simkv run --no-plots`` with its ledger,
-verdicts and files. ``--keep`` appends a line to ``history.jsonl``. W4 takes minutes and is run if
-named.
+verdicts and files. ``--compiled`` names a Python that has the compiled wheel (``make compiled``
+leaves ``build/compiled/bin/python``), whose figures stand below the others. ``--keep`` appends a
+line to ``history.jsonl``. W4 takes minutes and is run if named.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 import simpy
 from cases import CASES, HERE, Case, make_fleet, poisson
 
-from simkv.core.version import __version__
+from simkv.core.version import __version__, compiled
 from simkv.loop.serve import serve
 from simkv.workload.workload import Workload, generate
 
@@ -36,7 +38,7 @@ ONE = "import sys; sys.path.insert(0, sys.argv[1]); import release; release.one(
 
 
 def one(name: str) -> None:
-    """Print requests, CPU seconds of the loop and peak memory (MiB) of a case, as JSON."""
+    """Print requests, CPU seconds of the loop, peak memory (MiB) of a case and by which build."""
     case = next((case for case in CASES if case.name == name), None)
     if case is None:  # fleet-N
         requests = generate(Workload.model_validate(poisson(10_000, 34)), None)
@@ -47,28 +49,30 @@ def one(name: str) -> None:
     serve(server, requests, None)
     cpu = time.process_time() - before
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"requests": len(requests), "loop_s": cpu, "peak_mib": round(peak)}))
+    line = {"requests": len(requests), "loop_s": cpu, "peak_mib": round(peak)}
+    print(json.dumps({**line, "compiled": compiled()}))
 
 
-def loop(name: str, rounds: int) -> dict[str, float]:
+def loop(name: str, rounds: int, python: str = sys.executable) -> dict[str, float]:
     """The quickest of some fresh processes."""
-    command = [sys.executable, "-c", ONE, str(HERE), name]
+    command = [python, "-P", "-c", ONE, str(HERE), name]
     found = [json.loads(subprocess.check_output(command, text=True)) for _ in range(rounds)]
     return min(found, key=lambda line: float(line["loop_s"]))
 
 
-def whole(case: Case, folder: Path, rounds: int) -> float:
+def whole(case: Case, folder: Path, rounds: int, python: str = sys.executable) -> float:
     """CPU seconds of ``simkv run`` on the case."""
     engine = {name: value for name, value in vars(case.config).items() if value is not None}
     profile = str(HERE / "llama3-8b-class.json")
     scenario = {"name": "bench", "engine": engine, "profile": profile, "workload": case.workload}
     (folder / "bench.yaml").write_text(json.dumps(scenario))
     words = ["run", "--no-plots", "--exit-zero", "--out", str(folder / "out")]
-    return cpu_of("-m", "simkv", *words, str(folder / "bench.yaml"), rounds=rounds)
+    words = ["-P", "-m", "simkv", *words, str(folder / "bench.yaml")]
+    return cpu_of(*words, rounds=rounds, python=python)
 
 
-def cpu_of(*words: str, rounds: int) -> float:
-    """The least CPU seconds of this Python with these arguments."""
+def cpu_of(*words: str, rounds: int, python: str = sys.executable) -> float:
+    """The least CPU seconds of a Python with these arguments."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -77,7 +81,7 @@ def cpu_of(*words: str, rounds: int) -> float:
     found = []
     for _ in range(rounds):
         before = spent()
-        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        subprocess.run([python, *words], check=True, capture_output=True)
         found.append(spent() - before)
     return min(found)
 
@@ -114,8 +118,25 @@ def yardstick(count: int) -> None:
             table[i % 1000] = [sum(row)]
 
 
+def measured(case: Case, rounds: int, folder: Path, python: str) -> dict[str, float]:
+    """What a case takes with a Python; prints it in a line."""
+    found = loop(case.name, rounds, python)
+    run_s = whole(case, folder, rounds, python)
+    speed = found["requests"] / found["loop_s"]
+    print(
+        f"{case.name:<12}{found['requests']:>10,} requests{found['loop_s']:>8.2f} s loop"
+        f"{speed:>8,.0f} req/s{run_s:>8.2f} s whole run,{run_s / found['loop_s']:>5.1f}"
+        f" times the loop{found['peak_mib']:>7,} MiB"
+    )
+    return {**found, "whole_s": run_s, "per_s": round(speed)}
+
+
 def main() -> None:
-    names = [word for word in sys.argv[1:] if not word.startswith("-")] or USUAL
+    words = sys.argv[1:]
+    at = words.index("--compiled") if "--compiled" in words else len(words)
+    other = words[at + 1] if at < len(words) else None
+    words[at : at + 2] = []
+    names = [word for word in words if not word.startswith("-")] or USUAL
     line: dict[str, object] = {
         "version": __version__,
         "python": platform.python_version(),
@@ -128,15 +149,13 @@ def main() -> None:
             if case.name not in names or case.missing:
                 continue
             rounds = 1 if case.name == "w4" else 3
-            found = loop(case.name, rounds)
-            run_s = whole(case, Path(scratch), rounds)
-            speed = found["requests"] / found["loop_s"]
-            line[case.name] = {**found, "whole_s": run_s, "per_s": round(speed)}
-            print(
-                f"{case.name:<12}{found['requests']:>10,} requests{found['loop_s']:>8.2f} s loop"
-                f"{speed:>8,.0f} req/s{run_s:>8.2f} s whole run,{run_s / found['loop_s']:>5.1f}"
-                f" times the loop{found['peak_mib']:>7,} MiB"
-            )
+            pure = line[case.name] = measured(case, rounds, Path(scratch), sys.executable)
+            if other is not None:
+                quick = line[f"{case.name}-compiled"] = measured(case, rounds, Path(scratch), other)
+                if not quick["compiled"]:
+                    sys.exit(f"--compiled {other}: the simkv that it has is not compiled")
+                loops, runs = (pure[key] / quick[key] for key in ("loop_s", "whole_s"))
+                print(f"{'':<12}compiled: loop {loops:.2f}, whole run {runs:.2f} times as fast")
         if "fleet" in names:
             single, many = loop("fleet-1", 3)["loop_s"], loop("fleet-100", 1)["loop_s"]
             line["fleet_of_100"] = {"loop_s": many, "of_one": many / single}

@@ -137,7 +137,7 @@ class Engine(Replica):
     def schedule(self) -> Batch | None:
         """Let the scheduler decide; None if that is the end of the engine."""
         self.changed = True
-        self.record.end = self.env.now
+        now = self.record.end = self.env.now
         self._hear()
         try:
             batch = self.scheduler.schedule()
@@ -146,8 +146,8 @@ class Engine(Replica):
             self.die("livelock", why, livelock.cycle)
             return None
         self._note_departures(batch)
-        self.record.decided(batch, self.env.now)
-        self.record.set_aside(batch.aside, self.env.now)
+        self.record.decided(batch, now)
+        self.record.set_aside(batch.aside, now)
         for i in batch.ignored:
             self.resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
         for i, refusal in batch.refused.items():
@@ -163,13 +163,14 @@ class Engine(Replica):
 
     def _hear(self) -> None:
         """Tell the scheduler what time it is and what has come."""
+        now = self.env.now
         if self._tell_time is not None:
-            self._tell_time(self.env.now)
+            self._tell_time(now)
         for message in self.inbox:
             if isinstance(message, Request):
                 self.scheduler.add(message)
                 self._left[message.id] = message.output_tokens
-                self.record.lives[message.id].seen = self.env.now
+                self.record.lives[message.id].seen = now
             elif isinstance(message, int):
                 self.scheduler.abort(message)
             else:

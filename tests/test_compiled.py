@@ -1,0 +1,58 @@
+"""The run that is called compiled is compiled, and the one that is called pure is pure.
+
+``make compiled`` says by ``SIMKV_TESTED=compiled`` what it tests; else these are the sources.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
+
+import pytest
+
+from simkv.core.request import Prompt
+from simkv.core.version import compiled
+from simkv.schedulers.registry import build
+from simkv.schedulers.vllm.config import VllmConfig
+from tests.conftest import ROOT
+
+COMPILED = os.environ.get("SIMKV_TESTED") == "compiled"
+WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+HOT = WHEEL["wheel"]["hooks"]["mypyc"]["include"]
+
+
+@pytest.mark.parametrize("path", HOT)
+def test_a_hot_module_is_what_the_run_is_called(path: str) -> None:
+    name = path.removeprefix("/").removesuffix(".py").replace("/", ".")
+    file = importlib.import_module(name).__file__
+    assert file is not None
+    assert file.endswith(tuple(EXTENSION_SUFFIXES) if COMPILED else ".py")
+
+
+def test_the_loop_and_the_rules_are_hot() -> None:
+    assert {"/simkv/loop/engine.py", "/simkv/schedulers/vllm/scheduler.py"} <= set(HOT)
+
+
+def test_the_version_knows() -> None:
+    assert compiled() is COMPILED
+
+
+@pytest.mark.parametrize("knobs", [{}, {"policy": "priority"}, {"variant": "0.33.0-skip-blocked"}])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_copy_of_a_scheduler_goes_on_alike(knobs: dict[str, str], cached: bool) -> None:
+    sizes = {"num_gpu_blocks": 512, "max_model_len": 512, "enable_prefix_caching": cached}
+    config = VllmConfig(**{**sizes, **knobs})  # type: ignore[arg-type]
+    scheduler = build(config)
+    for i in range(40):
+        scheduler.add(Prompt(i, 300, 100, priority=i % 3))
+    scheduler.complete(scheduler.schedule(), ())
+    twin = copy.deepcopy(scheduler)
+    for _ in range(20):
+        batch, same = scheduler.schedule(), twin.schedule()
+        assert batch.rows() == same.rows()
+        assert batch.preempted == same.preempted
+        assert scheduler.complete(batch, ()) == twin.complete(same, ())
+    assert scheduler.fingerprint() == twin.fingerprint()
