@@ -61,6 +61,9 @@ class RuleView(NamedTuple):
 class VllmRule(VllmScheduler):
     """vLLM's decisions as they are, but for those that a subclass takes."""
 
+    # Where VllmScheduler is compiled, a copy has what this class adds, too.
+    __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
+
     config: VllmKnobs
 
     def __init__(self, config: Any) -> None:

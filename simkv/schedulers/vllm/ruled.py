@@ -76,6 +76,9 @@ class RequestView(EngineView):
 class RuledVllm(VllmScheduler):
     """Decides as its variant but where its rule does; equals go by arrival."""
 
+    # Where VllmScheduler is compiled, a copy has what this class adds, too.
+    __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
+
     def __init__(
         self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
     ) -> None:
@@ -150,6 +153,9 @@ class RuledVllm(VllmScheduler):
 
 class RuledQueue(PriorityQueue):
     """Waiting requests by their place in the order of a rule, as it was when last looked at."""
+
+    # Where PriorityQueue is compiled, a copy has what this class adds, too.
+    __mypyc_attrs__ = (*getattr(PriorityQueue, "__mypyc_attrs__", ()), "__dict__")
 
     def __init__(self, place: Callable[[RequestState], Place]) -> None:
         super().__init__()
