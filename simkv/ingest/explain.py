@@ -23,6 +23,7 @@ from simkv.ingest.document import (
 from simkv.ingest.engine import ServerSetup
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.mend import Mending, Remedy
+from simkv.ingest.rebuild import is_drawn
 from simkv.ingest.waiting import WELL, Waiting, is_well, slowdown, verdicts_of, victims_of, waiting
 from simkv.measure.result import Result
 from simkv.why.ledger import WORDS
@@ -91,7 +92,7 @@ def answer(
     remedy = mending.remedies[0] if mending and mending.remedies and not healthy else None
     five = (
         _what(observed, setup, waits, healthy),
-        _whom(observed, waits, healthy),
+        _whom(observed, waits, healthy, is_drawn(evidence)),
         _slow(result) if slow and not healthy else _why(found, waits, healthy),
         _mends(mending, healthy),
         _trust(likeness, setup),
@@ -123,15 +124,19 @@ def _what(observed: pd.DataFrame, setup: ServerSetup, waits: Waiting, healthy: b
     return f"{head}{without}: {100 * waits.share:.0f} % of all their time was waiting."
 
 
-def _whom(observed: pd.DataFrame, waits: Waiting, healthy: bool) -> str:
+def _whom(observed: pd.DataFrame, waits: Waiting, healthy: bool, drawn: bool) -> str:
     failed = observed.index[observed["output_tokens"] == 0].tolist()
     if failed:
         return f"Victims: {names_of(observed, failed)} got no answer."
     if healthy or not waits.victims:
         slowest = int(observed["e2e_ms"].to_numpy(np.float64).argmax())
         took = seconds(observed["e2e_ms"].max() / 1e3)
-        return f"The slowest, {name_of(observed, slowest)}, took {took}."
+        who = "as drawn" if drawn else name_of(observed, slowest)
+        return f"The slowest, {who}, took {took}."
     worst = victims_of(observed, waits.victims)
+    if drawn:
+        least = seconds(float(observed["queue_ms"].loc[worst].min()) / 1e3)
+        return f"Victims: nothing tells who; of ten requests as drawn one queued {least} or more."
     queued = float(observed["queue_ms"].loc[worst[0]]) / 1e3
     if queued > 0:
         whole = seconds(float(observed["e2e_ms"].loc[worst[0]]) / 1e3)

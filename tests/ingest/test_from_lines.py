@@ -123,6 +123,9 @@ def test_a_log_alone_is_rebuilt_and_calibrated(
     assert low <= true <= high
     assert members["e2e"].mean() == pytest.approx(true, rel=0.2)
     assert members["apart"].is_monotonic_increasing
+    found = stages.explain_stage(tmp_path / "out", Asked(), try_flags=False)
+    assert found.explained, found.text
+    assert "as drawn" in found.five[1]  # no request of the log is named
 
 
 @pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])  # the second tells the cache, too
