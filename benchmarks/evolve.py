@@ -62,7 +62,7 @@ def search(grow: Grow, on: Ground, seed: int, budget: int, bench: Bench) -> Foun
     seams = spec_of(on.train[0].scenario.engine).seams
     grow(contest, seams, budget, seed)
     tried = list(contest.standings.values())[1:]
-    (fix,) = contest.add([FIX])
+    (fix,) = contest.add([FIX], thorough=True)
     good = [n for n, one in enumerate(tried, start=1) if _as_good(one, fix)]
     winner = min(tried, key=lambda one: one.score).candidate
     worst = max((_worse(winner, some, bench) for some in _by_size(on.test)), key=lambda one: one[1])
@@ -83,7 +83,7 @@ def _worse(winner: Candidate, trials: Sequence[Tryout], bench: Bench) -> tuple[s
     """The figure in which the winner is worst beside the fix, and by which share."""
     contest = Contest(trials, goals_of(FIGURES, {}), {}, bench)
     contest.start()
-    ours, fix = contest.add([winner, FIX])
+    ours, fix = contest.add([winner, FIX], thorough=True)
     found = []
     for goal in contest.goals:
         name = goal.figure
@@ -97,6 +97,7 @@ def _worse(winner: Candidate, trials: Sequence[Tryout], bench: Bench) -> tuple[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--unseen", type=int, default=6)
     parser.add_argument("--jobs", type=int, default=None)
@@ -107,7 +108,7 @@ def main() -> None:
     ways: dict[str, Grow] = {"search": grow_rules, "by chance": draw_rules}
     found: dict[str, list[Found]] = {way: [] for way in ways}
     with bench_for(asked.out / "points.jsonl", asked.jobs) as bench:
-        for seed in range(asked.seeds):
+        for seed in range(asked.first, asked.first + asked.seeds):
             for way, grow in ways.items():
                 one = search(grow, on, seed, asked.budget, bench)
                 found[way].append(one)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simkv.cli.common import progress, show
+from simkv.cli.common import Trust, progress, show
 from simkv.core.errors import InputError
 
 
@@ -42,6 +42,7 @@ def diagnose(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes at most; default one per core.")
     ] = None,
+    _trusted: Trust = False,
 ) -> None:
     """Read what a server wrote, rebuild the incident, and say whom it hit, why, and what mends it.
 

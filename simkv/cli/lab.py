@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from simkv.cli.common import complain, progress
+from simkv.cli.common import Trust, complain, progress
 from simkv.cli.words import Commands
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import check_file, write_text
@@ -63,6 +63,7 @@ def serve(
     warm_up: WarmUp = None,
     threads: Threads = 1,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    _trusted: Trust = False,
 ) -> None:
     """Serve a scenario's workload by the wall clock; write what each request and step took.
 
@@ -102,6 +103,7 @@ def serve(
 @app.command()
 def replay(
     folder: ServedFolder,
+    _trusted: Trust = False,
 ) -> None:
     """Simulate a recorded run with its own step times; exit 1 at the first other decision."""
     from simkv.proof.validation.served.replay import read_runs
@@ -128,6 +130,7 @@ def validate(
         Path | None, typer.Option(help="The same served once more: the noise of real runs.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the tables as JSON to this file.")] = None,
+    _trusted: Trust = False,
 ) -> None:
     """Judge a profile by a real run: decisions (L0), steps (L1) and a free simulation (L2).
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import complain
+from simkv.cli.common import Trust, complain
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import check_file
 
@@ -69,6 +69,7 @@ def serve(
     kv_replay: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Where those ask who missed some of it.")
     ] = None,
+    _trusted: Trust = False,
 ) -> None:
     """Serve a scenario's engine over HTTP: clients take it for the real one, and it says why.
 

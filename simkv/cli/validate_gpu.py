@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.common import progress
+from simkv.cli.common import Trust, progress
 from simkv.cli.lab import (
     Clock,
     Device,
@@ -54,6 +54,7 @@ def validate_gpu(
     threads: Threads = 1,
     clock: Clock = "wall",
     seed: Annotated[int, typer.Option(help="Seed of the workloads.")] = 0,
+    _trusted: Trust = False,
 ) -> None:
     """Serve a set of scenarios for real and judge a profile by them, at three levels.
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, nextafter
 
 import simpy
 
+from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
 from simkv.loop.fleet.fleet import Fleet
@@ -114,15 +115,19 @@ class Live:
 
     def _tick(self) -> None:
         """Events are due."""
-        with self._careful():
+        with suppress(InputError), self._careful():
             self._go_on()
         self._plan()
 
     @contextmanager
     def _careful(self) -> Iterator[None]:
-        """What should never happen in there ends all answers, and is raised."""
+        """What should never happen in there ends all answers, and is raised; so does a law that a
+        scheduler of one's own breaks."""
         try:
             yield
+        except InputError as error:
+            self._end_all(str(error))
+            raise
         except Exception as error:
             self._end_all(f"simkv itself failed: {error!r}")
             raise

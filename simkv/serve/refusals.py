@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from simkv.core.errors import in_plain_words
+from simkv.core.errors import InputError, in_plain_words
 
 #: What the API calls the kinds of errors.
 KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError"}
@@ -48,6 +48,11 @@ def say_refusals(app: FastAPI) -> None:
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
         return as_response(error.status, error.message, error.param, error.kind)
+
+    @app.exception_handler(InputError)
+    async def broken(_: Request, error: InputError) -> JSONResponse:
+        """A scheduler of one's own has broken a law."""
+        return as_response(503, str(error))
 
     @app.exception_handler(HTTPException)
     async def no_such_thing(_: Request, error: HTTPException) -> JSONResponse:

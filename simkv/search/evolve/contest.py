@@ -18,7 +18,7 @@ from simkv.search.jobs import Job, RunsFailed, job_of
 #: A share of requests not served weighs so many times as a share of a figure.
 UNSERVED = 10.0
 #: What each part of a rule counts, as a share of a figure.
-PART = 0.001
+PART = 0.0005
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class Entry:
         return tuple(loss + more for loss in self.loss)
 
     @property
+    def gains(self) -> bool:
+        """Whether anything at all is better than with what is shipped."""
+        return not self.why and (self.unserved < 0 or any(loss < 0 for loss in self.loss))
+
+    @property
     def score(self) -> float:
         """The mean of the fitness."""
         return sum(self.fitness) / len(self.fitness)
@@ -88,12 +93,14 @@ class Contest:
         """What has to be run. Raises InputError if the candidate is none for this trial."""
         return job_of(candidate.of(trial), trial.folder, self.limits, endings=self.endings)
 
-    def summaries(self, candidates: Sequence[Candidate]) -> list[list[dict[str, Any]] | str]:
-        """Of each candidate the summaries of all trials, or why it has none."""
+    def summaries(
+        self, candidates: Sequence[Candidate], trials: Sequence[Tryout]
+    ) -> list[list[dict[str, Any]] | str]:
+        """Of each candidate the summaries of the trials, or why it has none."""
         jobs: list[list[Job] | str] = []
         for candidate in candidates:
             try:
-                jobs.append([self.job(candidate, trial) for trial in self.trials])
+                jobs.append([self.job(candidate, trial) for trial in trials])
             except InputError as error:
                 jobs.append(str(error))
         failed = self.bench.run([job for some in jobs if not isinstance(some, str) for job in some])
@@ -109,7 +116,7 @@ class Contest:
 
     def start(self) -> Entry:
         """Try what is shipped, by which all others are judged. Raises RunsFailed."""
-        (found,) = self.summaries([SHIPPED])
+        (found,) = self.summaries([SHIPPED], self.trials)
         if isinstance(found, str):
             raise RunsFailed(f"what is shipped cannot be run: {found}")
         nothing = (0.0,) * len(self.goals)
@@ -117,12 +124,21 @@ class Contest:
         self.standings[SHIPPED.key] = Entry(SHIPPED, nothing, 0.0, values)
         return self.standings[SHIPPED.key]
 
-    def add(self, candidates: Sequence[Candidate]) -> list[Entry]:
-        """Try candidates; returns how they stand. What was tried before is not tried again."""
+    def add(self, candidates: Sequence[Candidate], *, thorough: bool = False) -> list[Entry]:
+        """Try candidates; returns how they stand. What was tried before is not tried again.
+
+        Unless ``thorough``, who gains nothing at all in the first trial is not run in the others.
+        """
         new = {one.key: one for one in candidates if one.key not in self.standings}
-        for one, found in zip(new.values(), self.summaries(list(new.values())), strict=True):
-            self.standings[one.key] = self._standing(one, found)
+        first = self._try(list(new.values()), self.trials[:1])
+        more = [one.candidate for one in first if thorough or one.gains]
+        whole = self._try(more, self.trials) if len(self.trials) > 1 else []
+        self.standings.update({one.candidate.key: one for one in (*first, *whole)})
         return [self.standings[one.key] for one in candidates]
+
+    def _try(self, candidates: list[Candidate], trials: Sequence[Tryout]) -> list[Entry]:
+        found = self.summaries(candidates, trials)
+        return [self._standing(*one) for one in zip(candidates, found, strict=True)]
 
     def _standing(self, candidate: Candidate, found: list[dict[str, Any]] | str) -> Entry:
         if isinstance(found, str):
@@ -130,7 +146,7 @@ class Contest:
             return Entry(candidate, lost, 1.0, why=found)
         values = tuple(figures(summary) for summary in found)
         shipped = self.standings[SHIPPED.key].values
-        pairs = list(zip(values, shipped, found, strict=True))
+        pairs = list(zip(values, shipped, found, strict=False))
         loss = tuple(
             sum(goal.loss(ours[goal.figure], theirs[goal.figure]) for ours, theirs, _ in pairs)
             / len(pairs)

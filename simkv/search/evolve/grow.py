@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from simkv.core.errors import InputError
-from simkv.core.rule import Seam
+from simkv.core.rule import Seam, Sort
 
 #: A rule as a tree for each of some seams.
 Trees = dict[str, Any]
@@ -50,6 +50,7 @@ class Garden:
                 "simkv evolve: DEAP is missing; pip install 'simkv[search]'"
             ) from error
         self._gp = gp
+        self.seams = seams
         self._seams = [seam.name for seam in seams]
         self._sets = {seam.name: _primitives(gp, seam) for seam in seams}
         self._mine = random.Random(seed).getstate()
@@ -138,9 +139,13 @@ def _primitives(gp: Any, seam: Seam) -> Any:
     return pset
 
 
-def text_of(trees: Trees) -> str:
-    """A rule as a scenario has it, each expression in its simplest form."""
-    return "\n".join(f"{name} = {simplest(_text(tree))}" for name, tree in sorted(trees.items()))
+def text_of(trees: Trees, seams: Sequence[Seam]) -> str:
+    """A rule as a scenario has it, each expression in the simplest form that decides the same."""
+    sorts = {seam.name: seam.sort for seam in seams}
+    return "\n".join(
+        f"{name} = {decisive(simplest(_text(tree)), sorts[name])}"
+        for name, tree in sorted(trees.items())
+    )
 
 
 def _text(tree: Sequence[Any]) -> str:
@@ -157,6 +162,36 @@ def _text(tree: Sequence[Any]) -> str:
 def simplest(text: str) -> str:
     """The expression with sums of numbers done and what changes nothing left out."""
     return ast.unparse(ast.fix_missing_locations(_Simplest().visit(ast.parse(text, mode="eval"))))
+
+
+def decisive(text: str, sort: Sort) -> str:
+    """What of an expression matters to what it is for: an order is the same at twice its values."""
+    node = ast.parse(text, mode="eval").body
+    value = _value(node)
+    if value is not None and sort != "tokens":
+        return "1" if sort == "test" and value > 0 else "0"
+    if sort in ("order", "group"):
+        while (inner := _within(node)) is not None:
+            node = inner
+        return "0" if _value(node) is not None else ast.unparse(node)
+    return text
+
+
+def _within(node: ast.expr) -> ast.expr | None:
+    """The expression that this one only moves or stretches; None if it does more."""
+    if not isinstance(node, ast.BinOp):
+        return None
+    ours, theirs = _value(node.left), _value(node.right)
+    match node.op:
+        case ast.Add() if ours is not None:
+            return node.right
+        case ast.Add() | ast.Sub() if theirs is not None:
+            return node.left
+        case ast.Mult() if ours is not None and ours > 0:
+            return node.right
+        case ast.Mult() | ast.Div() if theirs is not None and theirs > 0:
+            return node.left
+    return None
 
 
 class _Simplest(ast.NodeTransformer):

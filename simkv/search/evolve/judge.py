@@ -100,7 +100,7 @@ def judge_winner(
     for stand in stands:
         contest = Contest(stand.trials, goals, limits, bench, endings=True)
         contest.start()
-        (standing,) = contest.add([winner])
+        (standing,) = contest.add([winner], thorough=True)
         if standing.why:
             found.append(Ruling(stand, (), why=standing.why))
             continue
@@ -144,7 +144,7 @@ def _mean(values: Sequence[Mapping[str, float | None]], name: str) -> float | No
 def _costs(contest: Contest, winner: Candidate) -> list[Bill]:
     """By length of the prompt, what became of the requests of all trials."""
     rows: list[tuple[int, Any, Any]] = []
-    (shipped,), (won,) = contest.summaries([SHIPPED]), contest.summaries([winner])
+    shipped, won = contest.summaries([SHIPPED, winner], contest.trials)
     for trial, before, after in zip(contest.trials, shipped, won, strict=True):
         assert isinstance(before, dict)
         assert isinstance(after, dict)

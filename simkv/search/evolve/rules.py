@@ -110,7 +110,7 @@ class _Search:
         with self.garden:
             while len(found) < min(count, self.budget - self.tried) and misses < PATIENCE:
                 trees = next(source)
-                text = text_of(trees)
+                text = text_of(trees, self.garden.seams)
                 misses += 1
                 if text not in self._seen:
                     self._seen.add(text)

@@ -179,5 +179,5 @@ def _caveats(found: Evolution) -> list[str]:
     if found.failed:
         lines.append(f"{found.failed} of those tried could not be run; candidates.csv says why")
     fate = "" if found.fate else f"; 1 % of the requests not served counts as {UNSERVED:g} %"
-    length = f"each part of a rule counts as {PART:.1%} of a figure"
+    length = f"each part of a rule counts as {PART:.2%} of a figure"
     return [*lines, f"Chosen by the mean gain over what is shipped; {length}{fate}."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from simkv.core.rule import OF_ENGINE, OF_REQUEST, parse_expression, parse_rule
 from simkv.schedulers.registry import ENGINES
-from simkv.search.evolve.grow import Garden, parts_of, simplest, text_of
+from simkv.search.evolve.grow import Garden, decisive, parts_of, simplest, text_of
 
 pytest.importorskip("deap")
 NAMES = (*OF_REQUEST, *OF_ENGINE)
@@ -65,6 +66,25 @@ def test_what_changes_nothing_is_left_out(text: str, short: str) -> None:
     assert simplest(text) == short
 
 
+@pytest.mark.parametrize(
+    ("text", "sort", "short"),
+    [
+        ("7", "order", "0"),
+        ("7", "group", "0"),
+        ("7", "test", "1"),
+        ("-7", "test", "0"),
+        ("7", "tokens", "7"),
+        ("age * 2 + 3", "order", "age"),
+        ("age * -2 + 3", "order", "age * -2"),
+        ("3 - age", "order", "3 - age"),
+        ("0.5 * (tokens / 10)", "group", "tokens"),
+        ("free * 2", "test", "free * 2"),
+    ],
+)
+def test_what_decides_the_same_is_said_in_one_way(text: str, sort: Any, short: str) -> None:
+    assert decisive(text, sort) == short
+
+
 @pytest.mark.parametrize("engine", ["mistralrs", "vllm"])
 def test_whatever_grows_is_a_rule(engine: str) -> None:
     seams = ENGINES[engine].seams
@@ -72,7 +92,7 @@ def test_whatever_grows_is_a_rule(engine: str) -> None:
         rules = [garden.draw() for _ in range(60)]
         rules += [garden.crossed(a, b) for a, b in pairwise(rules)]
         rules += [garden.changed(rule) for rule in rules]
-    texts = {text_of(rule) for rule in rules}
+    texts = {text_of(rule, seams) for rule in rules}
     assert len(texts) > 100
     for text in texts:
         parse_rule(text, seams)
@@ -83,7 +103,7 @@ def test_whatever_grows_is_a_rule(engine: str) -> None:
 def test_chance_is_its_own() -> None:
     def drawn(seed: int) -> list[str]:
         with Garden(ENGINES["vllm"].seams, seed) as garden:
-            return [text_of(garden.draw()) for _ in range(5)]
+            return [text_of(garden.draw(), ENGINES["vllm"].seams) for _ in range(5)]
 
     random.seed(1)
     first = random.random()
