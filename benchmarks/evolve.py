@@ -28,9 +28,11 @@ from simkv.search.evolve.words import rule_in_words
 HERE = Path(__file__).parent
 SCENARIO = HERE / "evolve-forty.yaml"
 SIZES = (257, 513, 1025)
-OBJECTIVES = ("e2e_ms.mean", "e2e_ms.p99")
-#: What must be as good as the fix has it.
-FIGURES = ("unserved", "e2e_ms.mean", "e2e_ms.p99", "recompute_tax")
+OBJECTIVES = ("e2e_ms.mean", "slowest_e2e_s")
+#: What must be as good as the fix has it: the figures that the pull request publishes.
+FIGURES = ("unserved", "e2e_ms.mean", "slowest_e2e_s", "makespan_s")
+#: Seeds to choose by.
+CHOSEN_BY = 3
 #: As good: not worse by more than this share, or than this where the fix has nothing.
 MARGIN = 0.01
 FIX = Candidate((("engine.variant", "pr2034"),))
@@ -49,9 +51,9 @@ class Found:
 
 
 def ground(unseen: int) -> Ground:
-    """The forty requests with a seed to choose by and others, at every size."""
+    """The forty requests with some seeds to choose by and others, at every size."""
     scenarios = [load(SCENARIO, [f"engine.num_gpu_blocks={size}"])["run"] for size in SIZES]
-    return ground_of([(one, SCENARIO.parent) for one in scenarios], 1, unseen)
+    return ground_of([(one, SCENARIO.parent) for one in scenarios], CHOSEN_BY, unseen)
 
 
 def search(grow: Grow, on: Ground, seed: int, budget: int, bench: Bench) -> Found:
