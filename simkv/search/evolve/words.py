@@ -27,7 +27,7 @@ def told(found: Evolution) -> list[str]:
     if not best.candidate.change:
         return [*lines, "Nothing that was tried is better than what is shipped.", *_caveats(found)]
     lines += ["", "The winner", *(f"  {line}" for line in _winner(found))]
-    lines += ["", "Ruling by what it was not chosen by", *(f"  {line}" for line in _judged(found))]
+    lines += ["", "Judged by what it was not chosen by", *(f"  {line}" for line in _judged(found))]
     lines += ["", "Whom it costs", *(f"  {cost_in_words(cost)}" for cost in found.costs)]
     if len(found.goals) > 1:
         lines += ["", "Nobody beats these in every goal", *(f"  {x}" for x in _front(found))]
