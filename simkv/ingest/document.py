@@ -22,7 +22,7 @@ NAMED = 10
 METHOD = (
     "Intervals are of nine chances in ten: requests drawn anew with replacement, in every world "
     "that was simulated with and without the change (the likely members of an ensemble, or steps "
-    "cheaper and dearer by the error of the profile)."
+    "cheaper and dearer by the error of the profile, as far as the incident happens then)."
 )
 
 
@@ -103,7 +103,7 @@ def remedies(mending: Mending) -> Iterator[str]:
 def _worlds(mending: Mending) -> str:
     gain = mending.remedies[0].gain
     if gain is None or not gain.worlds:
-        return "Nothing is known of the error of the step costs; it is not in the intervals."
+        return "Here there was one: the error of the step costs is not in the intervals."
     return f"Here there were {gain.worlds + 1} of them."
 
 

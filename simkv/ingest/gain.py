@@ -4,8 +4,9 @@ The effect is told by the figure that it is judged by: requests that are answere
 (of those that are either way), the longest stall, or preemptions. It is simulated with and without
 the change in several worlds: where the workload is drawn, in the likely members of the ensemble;
 else with every step as much cheaper, and dearer, as the profile is off on steps that it was not
-fitted to. In each the requests are drawn anew with replacement (each with what it took in both
-runs), and the interval reaches from the lowest 5th percentile of any world to its highest 95th.
+fitted to, or less, as long as the incident happens there as it was observed. In each the requests
+are drawn anew with replacement (each with what it took in both runs), and the interval reaches from
+the lowest 5th percentile of any world to its highest 95th.
 """
 
 from __future__ import annotations

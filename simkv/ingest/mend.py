@@ -8,14 +8,18 @@ cache, which costs hardware, comes last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from simkv.core.errors import InputError
 from simkv.core.told import told
+from simkv.costs.erring import Side, StepKind
+from simkv.costs.profile import Profile
+from simkv.costs.widening import scales_of
 from simkv.ingest.bounds import Bounds
+from simkv.ingest.compare import MEAN
 from simkv.ingest.gain import Gain, Toll, cost, gain
 from simkv.scenario.scenario import Scenario, StepScale
 from simkv.schedulers.registry import spec_of
@@ -29,6 +33,8 @@ from simkv.search.whatif.whatif import Effect, effect_of, whatif
 NEAR = 1.1
 #: Remedies of which the gain is told.
 MEASURED = 10
+#: Shares of its error that a profile is off by in other worlds, until they are like the incident.
+PARTS = (1.0, 0.5, 0.25, 0.1)
 Means = Literal["flag", "version", "memory"]
 
 
@@ -72,13 +78,13 @@ def mend(
     scenario: Scenario,
     evaluator: Evaluator,
     bounds: Bounds,
-    worlds: Sequence[Scenario] = (),
+    worlds: Sequence[Sequence[Scenario]] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> Mending:
     """Try every flag, and rank those that fix or help.
 
-    ``worlds`` are other scenarios that the incident may have been; what is gained in them is a part
-    of the interval.
+    ``worlds`` are other scenarios that the incident may have been, each in several degrees; what is
+    gained in them is a part of the interval.
     """
     folder = evaluator.folder
     tried = bounds.tried(scenario, folder)
@@ -96,17 +102,48 @@ def mend(
         base, effects = _on_all(bounds.whole(scenario), ranked[: bounds.finalists], evaluator)
         ranked = _ranked(_helpful(scenario, base, effects))
     tried_in = bounds.whole if bounds.finalists else lambda one: bounds.tried(one, folder)
-    best = _with_gains(ranked[:MEASURED], base, [tried_in(one) for one in worlds], evaluator)
+    bounded = [[tried_in(one) for one in degrees] for degrees in worlds if ranked]
+    possible = _possible(bounded, base, evaluator)
+    best = _with_gains(ranked[:MEASURED], base, possible, evaluator)
     remedies = (*_ranked(best), *ranked[MEASURED:])
     return Mending(base, remedies, len(found.effects), bounds, cut_off, found.skipped)
 
 
-def off_by_error(scenario: Scenario) -> list[Scenario]:
-    """The scenario with its steps cheaper, and dearer, by what its profile knows of its error."""
-    scale = scenario.step_scale or StepScale()
-    sides = ("cheaper", "dearer")
-    scales = [scale.model_copy(update={"error": side}) for side in sides]
-    return [scenario.model_copy(update={"step_scale": one}) for one in scales]
+def off_by_error(scenario: Scenario, profile: Profile) -> list[list[Scenario]]:
+    """The scenario with its steps cheaper, and dearer, by what its profile knows of its error, and
+    each by parts of that."""
+    sides: tuple[Side, ...] = ("cheaper", "dearer")
+    return [[_scaled(scenario, scales_of(profile, side), part) for part in PARTS] for side in sides]
+
+
+def _scaled(scenario: Scenario, factors: Mapping[StepKind, float], part: float) -> Scenario:
+    own = scenario.step_scale or StepScale()
+    scales: dict[str, float] = {
+        kind: getattr(own, kind) * (1 + part * (f - 1)) for kind, f in factors.items()
+    }
+    return scenario.model_copy(update={"step_scale": own.model_copy(update=scales)})
+
+
+def _like(base: Figures, other: Figures) -> bool:
+    """Whether a run could be the incident, too."""
+    apart = abs(other["e2e_ms.mean"] - base["e2e_ms.mean"])
+    lost = abs(other["finished"] - base["finished"])
+    return apart <= MEAN * base["e2e_ms.mean"] and lost <= MEAN * base["requests"]
+
+
+def _possible(
+    worlds: Iterable[Sequence[Scenario]], base: Figures, evaluator: Evaluator
+) -> list[Scenario]:
+    """Of each world with several degrees the greatest in which the incident still happens; what
+    was observed rules out the others."""
+    found = []
+    for degrees in worlds:
+        for one in degrees:
+            run = evaluator.evaluate(trial(one, evaluator.folder))
+            if len(degrees) == 1 or _like(base, run):
+                found.append(one)
+                break
+    return found
 
 
 def _helpful(scenario: Scenario, base: Figures, effects: Iterable[Effect]) -> list[Remedy]:

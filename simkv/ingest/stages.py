@@ -167,11 +167,11 @@ def explain_stage(
     return found
 
 
-def _worlds(folder: Path, scenario: Scenario, profile: Profile) -> list[Scenario]:
-    """Other scenarios that the incident may have been."""
+def _worlds(folder: Path, scenario: Scenario, profile: Profile) -> list[list[Scenario]]:
+    """Other scenarios that the incident may have been, each in several degrees."""
     if (folder / files.ENSEMBLE).is_file():
-        return others(folder, scenario)
-    return off_by_error(scenario) if profile.fit.held_out else []
+        return [[one] for one in others(folder, scenario)]
+    return off_by_error(scenario, profile) if profile.fit.held_out else []
 
 
 def _write_report(

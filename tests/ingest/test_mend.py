@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from simkv.costs.profile import StepError, load_profile
 from simkv.ingest.bounds import FINALISTS, PATIENCE, bounds
 from simkv.ingest.explain import _mends
 from simkv.ingest.gain import ANSWERED, E2E, PREEMPTED, Gain, cost, gain
-from simkv.ingest.mend import Mending, Remedy, cuts_short, mend, off_by_error
+from simkv.ingest.mend import Mending, Remedy, _like, _possible, cuts_short, mend, off_by_error
 from simkv.ingest.waiting import waiting
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
@@ -168,6 +169,22 @@ def test_a_flag_that_makes_it_crawl_is_cut_off(tmp_path: Path) -> None:
     assert found.remedies[0].gain.sure
 
 
-def test_the_error_of_the_profile_is_two_more_worlds(tmp_path: Path) -> None:
-    both = off_by_error(server(tmp_path))
-    assert [one.step_scale.error for one in both if one.step_scale] == ["cheaper", "dearer"]
+def test_worlds_in_which_nothing_happens_are_no_worlds(tmp_path: Path) -> None:
+    scenario = server(tmp_path)
+    profile = load_profile(scenario.profile or "", tmp_path)
+    error = StepError(points=10, median=0.1, p95=0.2, bias=0.0)
+    known = profile.model_copy(
+        update={"fit": profile.fit.model_copy(update={"held_out": {"all": error}})}
+    )
+    cheaper, dearer = off_by_error(scenario, known)
+    factors = [one.step_scale.decode for one in (*cheaper, *dearer) if one.step_scale]
+    assert factors[:4] == sorted(factors[:4])
+    assert factors[4:] == sorted(factors[4:], reverse=True)
+    assert factors[3] < 1 < factors[7]
+    with Evaluator(tmp_path) as evaluator:
+        base = evaluator.evaluate(evaluator.job(scenario))
+        found = _possible([cheaper, dearer], base, evaluator)
+        assert found[0] in cheaper[1:]  # a fifth cheaper, and nobody waits as long
+        for one in found:
+            assert _like(base, evaluator.evaluate(evaluator.job(one)))
+        assert _possible([[cheaper[0]]], base, evaluator) == [cheaper[0]]  # as it was drawn
