@@ -37,6 +37,7 @@ coverage: $(TESTED)
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/release.py $(and $(wildcard $(COMPILED)/bin/python),--compiled $(COMPILED)/bin/python)
+	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/serve.py
 
 # A wheel for this Python with the loop compiled, from an archive of the sources, so that nothing compiled

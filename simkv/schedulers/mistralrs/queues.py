@@ -258,12 +258,18 @@ class Queues:
         return None
 
     def _lost(self) -> list[int]:
-        """Sequences that stand in no queue any more though nothing ended them."""
-        queued = {q.id for q in self.waiting} | {q.id for q in self.running}
-        gone = [i for i in self._live if i not in queued]
-        lost = [i for i in gone if self._live[i].state not in FINISHED]
+        """Sequences that stand in no queue any more though nothing ended them.
+
+        Who leaves a queue and enters none was preempted or given up in this call.
+        """
+        queued, live = {*self.waiting, *self.running}, self._live
+        left = dict.fromkeys((*self._batch.preempted, *self._batch.ignored))
+        gone = [i for i in left if i in live and live[i] not in queued]
+        if len(gone) > 1:
+            gone.sort(key=list(live).index)
+        lost = [i for i in gone if live[i].state not in FINISHED]
         for i in gone:
-            del self._live[i]
+            del live[i]
         return lost
 
 

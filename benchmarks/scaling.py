@@ -1,0 +1,150 @@
+"""Whether the work for a request grows with how many there are, for every engine and variant.
+
+    python benchmarks/scaling.py [--limit 0.1] [vllm sglang mistralrs fastdeploy]
+
+Work is counted, not timed: lines of Python that run, comprehensions by the round, so the figures
+are the same on any machine, loaded or not. What a loop inside C costs (``sorted``, ``list``) is not
+seen. Each line gives the exponent of the work for a request over one size, fitted between the
+smallest and the largest with all else held; it exits with 1 if one is over the limit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from math import log
+from types import FrameType
+from typing import Any
+
+import simpy
+
+from simkv.core.request import Request
+from simkv.costs.profile import load_profile
+from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.engine import Engine
+from simkv.loop.fleet.fleet import Fleet
+from simkv.loop.fleet.routers import build as build_router
+from simkv.loop.serve import Server, serve
+from simkv.scenario.fleet import LeastLoaded
+from simkv.schedulers.registry import ENGINES
+
+#: Enough of all for what is not limited; by the knobs of each engine.
+ROOMY: dict[str, dict[str, Any]] = {
+    "vllm": {"num_gpu_blocks": 40_000, "max_model_len": 4096},
+    "sglang": {"max_total_num_tokens": 640_000},
+    "mistralrs": {"num_gpu_blocks": 40_000},
+    "fastdeploy": {"num_blocks": 40_000},
+}
+PROMPT, OUTPUT = 60, 20
+#: What makes an engine heed priorities, of those that can.
+PRIORITIES = {"vllm": {"policy": "priority"}}
+
+
+def config(engine: str, variant: str, seats: int, blocks: int | None = None, **more: Any) -> Any:
+    """The engine's config with so many seats, and so many blocks of 16 tokens or plenty."""
+    spec = ENGINES[engine]
+    knobs = {**ROOMY[engine], "variant": variant, spec.seats: seats, **more}
+    if blocks:
+        knobs[spec.memory] = 16 * blocks if spec.memory_in_tokens else blocks
+    if engine == "vllm" and blocks:
+        knobs["max_model_len"] = 16 * (blocks - 1)
+    return spec.config(**knobs)
+
+
+def burst(count: int, apart: float = 0.0, tiers: int = 1) -> list[Request]:
+    """So many requests, ``apart`` seconds one after the other, of so many priorities."""
+    return [
+        Request(i, PROMPT + i % 7, OUTPUT, i * apart, i % tiers, output_tokens=OUTPUT)
+        for i in range(count)
+    ]
+
+
+def one(made: Any) -> Callable[[simpy.Environment, int], Engine]:
+    """Makes a replica of the config."""
+    profile = load_profile("unit-step")
+
+    def make(env: simpy.Environment, rank: int) -> Engine:
+        scheduler = ENGINES[made.name].build(made)
+        return Engine(env, scheduler, SimulatedExecutor(profile), rank=rank)
+
+    return make
+
+
+def alone(made: Any) -> Server:
+    """One replica."""
+    return one(made)(simpy.Environment(), 0)
+
+
+def fleet(made: Any, replicas: int) -> Server:
+    """So many behind a router that looks at loads."""
+    router = build_router(LeastLoaded(), lambda prompt: prompt.id)
+    return Fleet(simpy.Environment(), [one(made)] * replicas, router)
+
+
+def urgent(engine: str, variant: str) -> Any:
+    """The engine's config under which it heeds priorities."""
+    return config(engine, variant, 4, **PRIORITIES[engine])
+
+
+Sized = Callable[[str, str, int], tuple[Server, list[Request]]]
+#: What grows, and between which sizes.
+AXES: dict[str, tuple[Sized, int, int]] = {
+    "requests": (lambda e, v, n: (alone(config(e, v, 16)), burst(n, 2.0)), 100, 400),
+    "waiting": (lambda e, v, n: (alone(config(e, v, 4)), burst(n)), 50, 400),
+    "waiting for blocks": (lambda e, v, n: (alone(config(e, v, 16, 40)), burst(n)), 50, 400),
+    "running": (lambda e, v, n: (alone(config(e, v, n)), burst(n)), 25, 200),
+    "replicas": (lambda e, v, n: (fleet(config(e, v, 16), n), burst(50 * n, 2.0 / n)), 2, 16),
+    "tiers": (lambda e, v, n: (alone(urgent(e, v)), burst(200, 0.0, n)), 2, 100),
+}
+
+
+def work(serving: Callable[[], object]) -> int:
+    """Lines of Python that run."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:  # noqa: ARG001
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        serving()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def per_request(sized: Sized, engine: str, variant: str, size: int) -> float:
+    """Work for a request at a size."""
+    server, requests = sized(engine, variant, size)
+    return work(lambda: serve(server, requests, None)) / len(requests)
+
+
+def exponent(sized: Sized, engine: str, variant: str, small: int, large: int) -> float:
+    """By which power of the size the work for a request grows."""
+    before, after = (per_request(sized, engine, variant, size) for size in (small, large))
+    return log(after / before) / log(large / small)
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    limit = float(words.pop(words.index("--limit") + 1)) if "--limit" in words else 0.1
+    names = [word for word in words if not word.startswith("-")] or list(ENGINES)
+    over = 0
+    for name in names:
+        for variant in ENGINES[name].different:
+            found = {
+                axis: exponent(sized, name, variant, small, large)
+                for axis, (sized, small, large) in AXES.items()
+                if axis != "tiers" or name in PRIORITIES
+            }
+            grown = [axis for axis, power in found.items() if power > limit]
+            over += len(grown)
+            said = ", ".join(f"{axis} {power:+.2f}" for axis, power in found.items())
+            print(f"{name} {variant}: {said}{'  GROWS' if grown else ''}", flush=True)
+    return int(over > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
