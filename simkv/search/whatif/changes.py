@@ -113,7 +113,7 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
         return get_args(kind)
     if kind is bool or bool in get_args(kind):
         return (True, False)
-    if isinstance(value, str):
+    if isinstance(value, str | tuple):
         return ()
     if value is None or (isinstance(value, int) and value <= 0):
         return INSTEAD_OF_NOTHING
