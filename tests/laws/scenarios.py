@@ -143,6 +143,10 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "prefill_decode_interval": draw(_whole(0, 2)),
         "prefill_decode_interval_min_bs": draw(_whole(0, 2)),
         "scheduler_recv_interval": recv_interval,
+        "priority_scheduling_preemption_threshold": draw(st.sampled_from([0, 1, 10])),
+        "disable_priority_preemption": draw(st.booleans()),
+        "schedule_low_priority_values_first": draw(st.booleans()),
+        "min_free_slots_delay": draw(rarely(_whole(1, 4))),
         "stream_interval": draw(st.sampled_from([1, 3])),
         "enable_lora": draw(st.booleans()),
         "max_loras_per_batch": draw(_whole(1, 3)),
@@ -155,6 +159,10 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "in_batch_prefix_caching_deprioritize_threshold": draw(st.sampled_from([2, 32])),
         "lpm_aging_tokens_per_pass": draw(_whole(0, 8)) if variant.endswith("lpm-aging") else 0,
     }
+    if knobs["schedule_policy"] in ("fcfs", "lof"):
+        knobs["enable_priority_scheduling"] = draw(st.booleans())
+    if knobs.get("enable_priority_scheduling"):
+        knobs["retraction_policy"] = draw(st.sampled_from(["length", "priority"]))
     lacks = sglang_versions.RULES[variant].lacks
     return {knob: value for knob, value in knobs.items() if knob not in lacks}
 

@@ -568,3 +568,69 @@ def test_a_full_queue_turns_away_the_retracted_too(overlap: bool) -> None:
     while flights:  # the token that was under way is for nobody
         assert scheduler.complete(flights.pop(0), ()).delivered == [0]
     assert 1 not in scheduler.blocks_held()
+
+
+# ---------------------------------------------------------------------- priorities
+
+
+def urgent(variant: str = "0.5.23", **knobs: Any) -> SglangScheduler:
+    """One row; request 0, which is not urgent, runs in it."""
+    scheduler = engine(
+        60,
+        variant=variant,
+        max_running_requests=1,
+        enable_priority_scheduling=True,
+        priority_scheduling_preemption_threshold=1,
+        **knobs,
+    )
+    scheduler.add(Prompt(0, 4, 30, priority=1))
+    step(scheduler)
+    return scheduler
+
+
+@pytest.mark.parametrize(("priority", "gives_way"), [(2, []), (3, [0])])
+def test_who_is_less_urgent_by_more_than_the_threshold_gives_way(
+    priority: int, gives_way: list[int]
+) -> None:
+    scheduler = urgent()
+    scheduler.add(Prompt(1, 4, 4, priority=priority))
+    batch = step(scheduler)
+    assert batch.preempted == gives_way
+    assert ids(batch) == ([1] if gives_way else [0])
+
+
+def test_a_smaller_priority_can_be_the_more_urgent_one() -> None:
+    scheduler = urgent(schedule_low_priority_values_first=True)
+    scheduler.add(Prompt(1, 4, 4, priority=-1))
+    assert step(scheduler).preempted == [0]
+
+
+def test_nobody_gives_way_without_preemption_but_the_queue_is_by_priority() -> None:
+    scheduler = urgent(disable_priority_preemption=True)
+    for i, priority in ((1, 5), (2, 9)):
+        scheduler.add(Prompt(i, 4, 4, priority=priority))
+    assert ids(step(scheduler, ended=[0])) == [0]
+    assert ids(step(scheduler)) == [2]
+
+
+def test_few_free_rows_wait_for_more() -> None:
+    scheduler = engine(100, max_running_requests=3, min_free_slots_delay=2)
+    for i in (0, 1):
+        scheduler.add(Prompt(i, 4, 30))
+    step(scheduler)
+    scheduler.add(Prompt(2, 4, 30))
+    assert ids(step(scheduler, ended=[0])) == [0, 1]
+    assert ids(step(scheduler)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ({"schedule_policy": "lpm", "enable_priority_scheduling": True}, "expected fcfs or lof"),
+        ({"retraction_policy": "priority"}, "needs enable_priority_scheduling"),
+        ({"variant": "0.5.15", "schedule_policy": "hrrn"}, "0.5.15 does not have 'hrrn'"),
+    ],
+)
+def test_an_order_that_there_is_not_is_refused(knobs: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        engine(40, **knobs)

@@ -39,7 +39,7 @@ class CaseForm:
         if request.get("lora"):
             yield {"lora": None}
         for name in self.idle:
-            if request[name] > 0:
+            if request.get(name, 0) > 0:
                 yield {name: 0}
         prompt, outputs = request["prompt_tokens"], request["output_tokens"]
         for tokens in sorted({1, prompt // 2, prompt - 1}):

@@ -40,6 +40,16 @@ class LoraName(str):
         return ord(self) - ord("a")
 
 
+class InOrder:
+    """An admission that preempts in the order of ids: the engine has them in a set, in none."""
+
+    def preempt_to_schedule(self: Any, *given: Any) -> bool:
+        before = len(self.preempt_list)
+        done = bool(super().preempt_to_schedule(*given))  # type: ignore[misc]
+        self.preempt_list[before:] = sorted(self.preempt_list[before:], key=lambda r: r.rid)
+        return done
+
+
 class Times:
     """The times of a request, by a clock that tells the step; only one of them decides anything."""
 
@@ -52,7 +62,9 @@ class Times:
         return Hollow()
 
     def set_wait_queue_entry_time(self) -> None:
-        self.wait_queue_entry_time = self.scheduler.step
+        """No two are put into the queue at the same time."""
+        self.scheduler.entries += 1
+        self.wait_queue_entry_time = self.scheduler.step + self.scheduler.entries / 1e6
 
 
 def record(case: DrawnCase, version: str, name: str) -> DecisionTrace:
@@ -89,7 +101,7 @@ class SglangDriver:
         self.overlap = not case.config.disable_overlap_schedule
         self.numbers: dict[Any, int] = {}
         self.left = {r["id"]: r["output_tokens"] for r in case.requests}
-        self.received: set[int] = set()
+        self.received: dict[int, Any] = {}
         self.left_early: set[int] = set()
         self.ignored: list[int] = []
         self.retracted: list[int] = []
@@ -103,6 +115,7 @@ class SglangDriver:
         alive = {r["id"] for r in self.requests}
         scheduler, under_way = self.scheduler, deque[Any]()
         step = still = 0
+        lost: list[int] = []
         while alive or under_way:
             scheduler.step = float(step)
             gone = self._leave(step, 0, alive)
@@ -115,6 +128,8 @@ class SglangDriver:
             batch, last = self._next(), scheduler.last_batch
             line = {"step": step, **self._launched(batch)}
             line |= {"aborted": gone} if gone else {}
+            lost += self._lost(line, alive)
+            line |= {"lost": [*lost]} if lost else {}
             if batch:
                 under_way.append(batch.copy() if self.overlap else batch)
             finished: list[int] = []
@@ -125,17 +140,31 @@ class SglangDriver:
             scheduler.last_batch = batch
             line |= {"finished": finished, **self._left(batch)}
             yield line
-            alive -= {*finished, *line["ignored"]}
-            still = 0 if batch or arriving else still + 1
+            alive -= {*finished, *line["ignored"], *lost}
+            leaving = any(at > step for at, _, _ in self.aborts)
+            still = 0 if batch or arriving or leaving else still + 1
             if still > STANDSTILL:
                 yield {"truncated": True, "why": f"no progress: {sorted(alive)}"}
                 return
             step += 1
+        if lost:
+            yield {"truncated": True, "why": f"requests left every queue: {lost}"}
+
+    def _lost(self, line: Line, alive: set[int]) -> list[int]:
+        """Who was preempted in this step and is in no queue any more; notes the preemption."""
+        waiting = set(map(id, self.scheduler.waiting_queue))
+        lost = [
+            i
+            for i, r in sorted(self.received.items())
+            if r.is_retracted and i in alive and id(r) not in waiting
+        ]
+        line["preempted"] = [*lost, *line["preempted"]]
+        return lost
 
     def _leave(self, step: int, phase: int, alive: set[int]) -> list[int]:
         """The loop hears of clients that leave now; returns those who were there."""
         ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
-        there = [i for i in dict.fromkeys(ids) if i in alive & self.received]
+        there = [i for i in dict.fromkeys(ids) if i in alive & self.received.keys()]
         self.left_early.update(there)
         for i in there:
             self.scheduler.abort_request(Off(rid=f"{i:04}"))
@@ -263,23 +292,24 @@ class SglangDriver:
             eos_token_ids={END},
             vocab_size=1 << 40,
             lora_id=None if lora is None else LoraName(lora),
+            priority=line.get("priority", 0),
         )
         request.time_stats, request.tokenizer = Times(self.scheduler), None
-        self.received.add(line["id"])
+        self.received[line["id"]] = request
         self.scheduler.init_req_max_new_tokens(request)
         self.scheduler._add_request_to_queue(request)
 
     def _scheduler(self) -> Any:
         config = self.config
         _set(config)
-        module = importlib.import_module("sglang.srt.managers.scheduler")
+        module: Any = importlib.import_module("sglang.srt.managers.scheduler")
         policies: Any = importlib.import_module("sglang.srt.managers.schedule_policy")
         policies.CLIP_MAX_NEW_TOKENS = config.clip_max_new_tokens_estimation
         for name in ("check", "deprioritize"):
             limit = getattr(config, f"in_batch_prefix_caching_{name}_threshold")
             setattr(policies, f"IN_BATCH_PREFIX_CACHING_{name.upper()}_THRESHOLD", limit)
 
-        class Bare(module.Scheduler):  # type: ignore[misc, name-defined]
+        class Bare(module.Scheduler):  # type: ignore[misc]
             """The scheduler before anything was set up; what is not given is None."""
 
             def __init__(self) -> None: ...
@@ -289,13 +319,14 @@ class SglangDriver:
                     raise AttributeError(name)
 
             def _add_request_to_queue(inner, request: Any, is_retracted: bool = False) -> None:
-                if is_retracted:
+                if is_retracted or request.is_retracted:
                     self.retracted.append(int(request.rid))
                 super()._add_request_to_queue(request, is_retracted)
 
             def send_abort_output(inner, output: Any, request: Any) -> None:
                 self._abort(output, request)
 
+        module.PrefillAdder = type("Adder", (InOrder, policies.PrefillAdder), {})
         scheduler = Bare()
         self._give_memory()
         for name, value in self._parts().items():
@@ -347,6 +378,13 @@ class SglangDriver:
             kind = chunks if chunks and config.disable_radix_cache else unified
         self.tree = kind(params(**given))
 
+    def _delayer(self) -> Any:
+        """The wheel's own, of whom waits for free rows."""
+        module = importlib.import_module("sglang.srt.managers.min_free_slots_delayer")
+        config = self.config
+        least = module.resolve_min_free_slots(config.min_free_slots_delay, config.rows)
+        return least and module.MinFreeSlotsDelayer(least)
+
     def _drainer(self) -> Any:
         """The wheel's own drainer of adapters, whose clock tells the step."""
         config = self.config
@@ -377,6 +415,13 @@ class SglangDriver:
             "kv_shard_widening": 1,
             "processed_tokens_counter": 0,
             "max_prefill_bs": 0,
+            "entries": 0,
+            "enable_priority_scheduling": config.enable_priority_scheduling,
+            "schedule_low_priority_values_first": config.schedule_low_priority_values_first,
+            "priority_scheduling_preemption_threshold": (
+                config.priority_scheduling_preemption_threshold
+            ),
+            "min_free_slots_delayer": self._delayer(),
             "enable_lora": config.enable_lora,
             "lora_drainer": self._drainer(),
             "is_generation": True,
@@ -423,7 +468,8 @@ def _set(config: SglangConfig) -> None:
     """Put the knobs where SGLang looks for them."""
     knobs = (
         "schedule_conservativeness prefill_max_requests enable_mixed_chunk max_prefill_tokens "
-        "chunked_prefill_size prefill_decode_interval prefill_decode_interval_min_bs"
+        "chunked_prefill_size prefill_decode_interval prefill_decode_interval_min_bs "
+        "schedule_low_priority_values_first disable_priority_preemption retraction_policy"
     )
     for knob in knobs.split():
         setattr(SCHEDULE, knob, getattr(config, knob))

@@ -17,22 +17,23 @@ def base_of(version: str) -> str:
     return version if version in RULES else next(iter(RULES))
 
 
-KINDS = ("rand", "gone", "tight", "lora")
+#: Plain, with clients that leave, with little room, with adapters, by priority.
+KINDS = ("rand", "gone", "tight", "lora", "urgent")
 
 #: Orders of the queue in all of these.
 PLAIN = ("fcfs", "lpm", "hrrn")
 
 #: Cases of a release that show rules which few do.
 RARE = {
-    "0.5.23": ["tight-1294", "tight-598", "tight-1544"],
-    "0.5.22": ["tight-2498", "tight-1246", "tight-1946"],
-    "0.5.20": ["tight-1931", "tight-1888", "tight-1555"],
-    "0.5.15": ["tight-801", "tight-870", "tight-109"],
+    "0.5.23": ["tight-1294", "tight-598", "tight-1544", "urgent-303"],
+    "0.5.22": ["tight-2498", "tight-1246", "tight-1946", "urgent-358"],
+    "0.5.20": ["tight-1931", "tight-1888", "tight-1555", "urgent-034"],
+    "0.5.15": ["tight-801", "tight-870", "tight-109", "urgent-328"],
 }
 
 
 def names_of(_: str, count: int) -> list[str]:
-    """``count`` names: plain cases, with clients that leave, with little room, with adapters."""
+    """``count`` names of random cases, the kinds by turns."""
     return [f"{KINDS[i % len(KINDS)]}-{i // len(KINDS):03}" for i in range(count)]
 
 
@@ -40,12 +41,17 @@ def sglang_case(version: str, name: str) -> DrawnCase:
     """The case of this name: a kind of ``KINDS`` and a number."""
     draw, base = random.Random(f"{version} {name}"), base_of(version)
     kind, _ = name.split("-")
-    config = _tight(draw, base) if kind == "tight" else _config(draw, base)
+    small = kind == "tight" or (kind == "urgent" and draw.random() < 0.5)
+    config = _tight(draw, base) if small else _config(draw, base)
     room = config.max_total_num_tokens - max(2 * config.page_size + 2, 7)
-    requests = (_few if kind == "tight" else _requests)(draw, room)
+    requests = (_few if small else _requests)(draw, room)
     if kind == "lora":
         return _loras(DrawnCase(config, requests), draw)
-    leave = kind == "gone" or (kind == "tight" and draw.random() < 0.4)
+    if kind == "urgent":
+        config = _urgent(draw, config)
+        for request in requests:
+            request["priority"] = draw.randint(0, 4)
+    leave = kind == "gone" or (kind in ("tight", "urgent") and draw.random() < 0.4)
     return DrawnCase(config, requests, _aborts(draw, requests) if leave else ())
 
 
@@ -125,6 +131,23 @@ def _tight(draw: random.Random, base: str) -> SglangConfig:
     return SglangConfig(page_size=page, in_batch_prefix_caching_check_threshold=2, **knobs)
 
 
+def _urgent(draw: random.Random, config: SglangConfig) -> SglangConfig:
+    """By priority, and other knobs of who waits."""
+    first = draw.random() < 0.85
+    knobs: dict[str, Any] = {
+        "schedule_policy": draw.choice(["fcfs", "fcfs", "lof"]),
+        "enable_priority_scheduling": first,
+        "schedule_low_priority_values_first": draw.random() < 0.5,
+        "disable_priority_preemption": draw.random() < 0.2,
+        "priority_scheduling_preemption_threshold": draw.choice([0, 0, 1, 3]),
+        "max_running_requests": draw.choice([1, 2, 3, 4, 9]),
+        "retraction_policy": draw.choice(["length", "priority"] if first else ["length"]),
+        "min_free_slots_delay": draw.choice([None, None, None, 2, 3, 20]),
+    }
+    lacks = RULES[config.variant].lacks
+    return replace(config, **{k: v for k, v in knobs.items() if k not in lacks})
+
+
 def _requests(draw: random.Random, longest: int) -> list[Line]:
     """Prompts of which each leaves room for an output, some of them with common beginnings."""
     requests: list[Line] = []
@@ -189,13 +212,14 @@ FORM = CaseForm(
     plain={"disable_radix_cache": True, "disable_overlap_schedule": True},
     cut=_cut,
     limit="max_tokens_requested",
-    idle=("arrival_step",),
+    idle=("arrival_step", "priority"),
     columns={
         "request": field_of("id"),
         "before step": field_of("arrival_step"),
         "prompt": field_of("prompt_tokens"),
         "output": field_of("output_tokens"),
         "limit": field_of("max_tokens_requested"),
+        "priority": lambda request: str(request.get("priority", 0)),
         "to the end": lambda request: "yes" if request["ignore_eos"] else "",
         "prompt is made of": lambda request: " ".join(
             f"{stream}[{start}:{start + count}]" for stream, start, count in request["segments"]

@@ -34,11 +34,10 @@ class PrefillAdder:
         self.ratio = state.ratio.current
         self.clip = config.clip_max_new_tokens_estimation
         self.most = config.prefill_max_requests
-        self.page_to_spare = rules.page_to_spare
+        self.rules = rules
         total = 0.0
         for r in running:  # not sum(): from Python 3.12 on it corrects rounding, the engine's not
-            share = 1.0 if r.ignore_eos and rules.promises_fixed else self.ratio
-            total += min(r.max_new - r.out, self.clip) * share
+            total += self.promise(r)
         self.promised = decodes + total
         self.needed = decodes
         self.inputs = config.max_prefill_tokens - decodes
@@ -47,10 +46,15 @@ class PrefillAdder:
         self.chunked: Req | None = None
         self._lasting: list[tuple[float, int]] | None = None
 
+    def promise(self, r: Req) -> float:
+        """Tokens that ``r``, which runs, is promised."""
+        share = 1.0 if r.ignore_eos and self.rules.promises_fixed else self.ratio
+        return min(r.max_new - r.out, self.clip) * share
+
     @property
     def verdict(self) -> Admission:
         """What the budgets alone say."""
-        if not (self._left > 0 and self.memory.room - self.needed > 0):
+        if not (self.left > 0 and self.memory.room - self.needed > 0):
             return Admission.NO_TOKEN
         if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
             return Admission.OTHER
@@ -63,7 +67,7 @@ class PrefillAdder:
         decodes between the chunks can drive the engine out of memory.
         """
         assert self.chunk is not None
-        limit = min(self.chunk, int(self._left))
+        limit = min(self.chunk, int(self.left))
         if limit <= 0:
             limit = self.chunk
         if limit < 0:
@@ -79,6 +83,7 @@ class PrefillAdder:
         now. The test counts the tokens that it may still emit, the charge all that it may emit.
         """
         prefix, node = self.memory.match(r, r.fill - 1)
+        r.looked, r.matched = r.fill, prefix
         if self.most is not None and len(self.can) >= self.most:
             return Admission.OTHER
         if r.ignore_eos and self.memory.tree is None:
@@ -100,7 +105,8 @@ class PrefillAdder:
         return "reserved" if fits else "blocks"
 
     @property
-    def _left(self) -> float:
+    def left(self) -> float:
+        """Tokens that are not promised to anybody."""
         return self.memory.room - self.promised
 
     def _admit(self, r: Req, prefix: int) -> int | Admission:
@@ -108,7 +114,7 @@ class PrefillAdder:
         up, page = self.memory.up, self.memory.page_size
         tokens = r.fill - prefix
         want = tokens + min(max(r.max_new - r.out, 0), self.clip) + page
-        if not want < self._left:
+        if not want < self.left:
             return Admission.NO_TOKEN
         if self.chunk is None:
             enough = bool(self.can) and up(tokens) >= self.inputs
@@ -123,9 +129,9 @@ class PrefillAdder:
         The requests' ends are foreseen one after the other, in the order of what they still emit;
         at each end all that still run must have had the memory to come so far.
         """
-        paged = self.memory.up(r.fill) + (self.memory.page_size if self.page_to_spare else 0)
+        paged = self.memory.up(r.fill) + (self.memory.page_size if self.rules.page_to_spare else 0)
         now = self.memory.room - self.needed
-        if paged > min(now, self._left):
+        if paged > min(now, self.left):
             return Admission.NO_TOKEN
         self._foresee(r)
         assert self._lasting is not None

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Lt
 
 from simkv.schedulers.sglang.versions import RULES
 
-Policy = Literal["fcfs", "lpm", "hrrn"]
+Policy = Literal["fcfs", "lpm", "hrrn", "lof"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,25 @@ class SglangConfig:
     prefill_max_requests: Annotated[int, Gt(0)] | None = None
     """Most requests in one prefill pass; left out, any number. [--prefill-max-requests]"""
     schedule_policy: Policy = "fcfs"
-    """Order of the waiting queue: by arrival, longest cached prefix first, or by response
-    ratio; the last two need the radix cache. [--schedule-policy]"""
+    """Order of the waiting queue: by arrival, longest cached prefix first, by response ratio (both
+    need the radix cache), or longest possible output first. [--schedule-policy]"""
+    enable_priority_scheduling: bool = False
+    """Whether `priority` goes before the order of arrival; a larger one is more urgent. Needs fcfs
+    or lof. [--enable-priority-scheduling]"""
+    schedule_low_priority_values_first: bool = False
+    """Whether a smaller `priority` is the more urgent one.
+    [--schedule-low-priority-values-first]"""
+    disable_priority_preemption: bool = False
+    """Whether a more urgent request never takes a running one's place.
+    [--disable-priority-preemption]"""
+    priority_scheduling_preemption_threshold: int = 10
+    """By how much more urgent it must be for that. [--priority-scheduling-preemption-threshold]"""
+    retraction_policy: Literal["length", "priority"] = "length"
+    """Whom a retraction takes first: the least output, or the least urgent.
+    [--retraction-policy]"""
+    min_free_slots_delay: Annotated[int, Gt(0)] | None = None
+    """While requests run, nobody new is taken before so many rows are free.
+    [--min-free-slots-delay]"""
     disable_radix_cache: bool = False
     """Whether nothing is shared between prompts that begin alike. [--disable-radix-cache]"""
     disable_overlap_schedule: bool = False
@@ -128,12 +145,7 @@ class SglangConfig:
                 f"lpm_aging_tokens_per_pass: variant {self.variant!r} has no such flag; "
                 "use '0.5.23-lpm-aging'"
             )
-        policies = RULES[self.variant].policies
-        if self.schedule_policy not in policies:
-            raise ValueError(
-                f"schedule_policy: SGLang {self.variant} does not have {self.schedule_policy!r}; "
-                f"expected one of {', '.join(policies)}"
-            )
+        self._check_order()
         defaults = {field.name: field.default for field in fields(self)}
         for knob in RULES[self.variant].lacks:
             if getattr(self, knob) != defaults[knob]:
@@ -150,6 +162,22 @@ class SglangConfig:
                 f"page_size ({self.page_size})"
             )
 
+    def _check_order(self) -> None:
+        """Raise ValueError for an order of the queue that there is not."""
+        policies = RULES[self.variant].policies
+        if self.schedule_policy not in policies:
+            raise ValueError(
+                f"schedule_policy: SGLang {self.variant} does not have {self.schedule_policy!r}; "
+                f"expected one of {', '.join(policies)}"
+            )
+        if self.enable_priority_scheduling and self.schedule_policy not in ("fcfs", "lof"):
+            raise ValueError(
+                f"schedule_policy: {self.schedule_policy!r} beside enable_priority_scheduling; "
+                "expected fcfs or lof"
+            )
+        if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
+            raise ValueError("retraction_policy: 'priority' needs enable_priority_scheduling")
+
     # What one rank of dp attention takes of the server's flags: arg_groups/parallel_hook.py and
     # model_executor/pool_configurator.py of the wheel.
 
@@ -162,6 +190,11 @@ class SglangConfig:
     def mixes(self) -> bool:
         """Whether running requests decode in the step of a prefill."""
         return self.enable_mixed_chunk and self.chunk > 0
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a request may take the place of less urgent ones."""
+        return self.enable_priority_scheduling and not self.disable_priority_preemption
 
     @property
     def rows(self) -> int:

@@ -46,12 +46,14 @@ def leave_out_ending(state: LoopState) -> bool:
 def _retract(state: LoopState, batch: Batch) -> None:
     """Take requests out of the running batch until the others can decode.
 
-    The least output goes first, then the longest prompt, then the last in running order; the
-    order of this choice becomes the running order. Whoever goes keeps its outputs and queues
-    at the tail.
+    The least output goes first, then the longest prompt, then the last in running order; by
+    ``retraction_policy: priority`` the least urgent before all that. The order of this choice
+    becomes the running order. Whoever goes keeps its outputs and queues at the tail.
     """
     memory, steps = state.memory, state.config.retract_decode_steps
     keep = sorted(state.running.rows, key=lambda r: (r.out, -r.prompt_tokens), reverse=True)
+    if state.config.retraction_policy == "priority":
+        keep.sort(key=state.urgency)
     victims: list[Req] = []
     while len(keep) > 1 and not (victims and memory.fits(keep)):
         victims.append(keep.pop())

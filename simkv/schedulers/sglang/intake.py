@@ -60,6 +60,7 @@ class Intake:
         fits_alone = pool - state.memory.up(length) - page - 1
         max_new = max(0, min(prompt.max_tokens, (pool - 1) - length - 1, fits_alone))
         req = Req(prompt.id, length, max_new, prompt.ignore_eos, Content(prompt), prompt.lora)
+        req.priority = prompt.priority
         state.live[req.id] = req
         state.queue(req)
 

@@ -16,7 +16,7 @@ def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
     rows, memory = state.running.rows, state.memory
     if state.last is not state.running or state.running.kind != "decode" or state.chunked:
         return 1
-    if state.waiting and not state.running.full:
+    if state.waiting and (state.config.preempts or not state.running.full):
         return 1
     most = receiver.quiet(most)
     for r in rows:

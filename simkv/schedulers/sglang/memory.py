@@ -30,7 +30,8 @@ class Req:
     tokens when the request was queued, ``passes`` the passes that found it there (if they count).
     ``pending`` counts tokens that launched batches will emit for it; a token that arrives when it
     is 0 is dropped. ``aborted``: the client has gone. It asks for the adapter ``lora`` and was put
-    into the queue last at ``queued_at`` (s).
+    into the queue last at ``queued_at`` (s), as the ``entry``-th that was. When a prefill
+    pass looked at it last it had ``looked`` tokens, of which it found ``matched`` cached.
     """
 
     id: int
@@ -40,6 +41,10 @@ class Req:
     content: Content
     lora: str | None = None
     queued_at: float = 0.0
+    priority: int = 0
+    entry: int = 0
+    looked: int = 0
+    matched: int = 0
     out: int = 0
     prefix: int = 0
     end: int = 0
@@ -179,4 +184,4 @@ class Memory:
         self.free += self.up(req.kv) - req.owned
         self.unlock(req.node)
         req.node = None
-        req.prefix = req.end = req.kv = req.owned = req.pending = 0
+        req.prefix = req.end = req.kv = req.owned = req.pending = req.matched = 0

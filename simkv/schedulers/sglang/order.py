@@ -20,9 +20,10 @@ class QueueOrder:
     """Sorts the waiting queue, for good: the next pass starts from this pass's order.
 
     ``fcfs`` sorts nothing, so a retracted request stays behind all that came before its
-    retraction. ``lpm`` puts the longest cached prefix first. ``hrrn`` puts first who has waited
-    longest for its uncached prompt tokens, the wait counted in tokens that the engine has
-    processed. Both send to the back, for this pass, a request with little in the cache whose
+    retraction. ``lof`` puts the longest possible output first; with priorities both go by them
+    before all else. ``lpm`` puts the longest cached prefix first. ``hrrn`` puts first who has
+    waited longest for its uncached prompt tokens, the wait counted in tokens that the engine has
+    processed. These two send to the back, for this pass, a request with little in the cache whose
     beginning another request of the queue will bring (``check``, ``deprioritize``: the thresholds
     in tokens). Source: ``managers/schedule_policy.py``, class SchedulePolicy.
 
@@ -34,7 +35,8 @@ class QueueOrder:
     def __init__(self, state: LoopState) -> None:
         config = state.config
         self.state = state
-        self.policy: Policy = config.schedule_policy if state.memory.tree else "fcfs"
+        policy = config.schedule_policy
+        self.policy: Policy = policy if state.memory.tree or policy == "lof" else "fcfs"
         self.check = config.in_batch_prefix_caching_check_threshold
         self.deprioritize = config.in_batch_prefix_caching_deprioritize_threshold
         self.aging = config.lpm_aging_tokens_per_pass
@@ -46,7 +48,8 @@ class QueueOrder:
         if self.aging:
             for r in waiting:
                 r.passes += 1
-        if self.policy == "fcfs" or len(waiting) > MATCH_MAX:
+        if self.policy in ("fcfs", "lof") or len(waiting) > MATCH_MAX:
+            self._without_matching(waiting)
             self._refresh(waiting)
             return
         demoted = self._match(waiting)
@@ -66,6 +69,14 @@ class QueueOrder:
             waiting.sort(key=by_hit)
         else:
             waiting.sort(key=by_response_ratio)
+
+    def _without_matching(self, waiting: list[Req]) -> None:
+        """By priority, if that counts, then by arrival or by the longest possible output."""
+        urgency, counts = self.state.urgency, self.state.config.enable_priority_scheduling
+        if self.policy == "lof":
+            waiting.sort(key=lambda r: (urgency(r) if counts else 0, -r.max_new))
+        elif counts:
+            waiting.sort(key=lambda r: (urgency(r), r.entry))
 
     def _match(self, waiting: Sequence[Req]) -> set[Req]:
         """Note every request's cached tokens; return those that had better wait for another."""

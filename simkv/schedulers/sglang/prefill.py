@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
-from simkv.core.scheduler import Why
+from simkv.core.scheduler import Batch
 from simkv.schedulers.sglang.adder import Admission, PrefillAdder
 from simkv.schedulers.sglang.decode import leave_out_ending
 from simkv.schedulers.sglang.memory import EngineDies, Req
 from simkv.schedulers.sglang.order import QueueOrder
+from simkv.schedulers.sglang.preempt import preempt_for
 from simkv.schedulers.sglang.state import LoopState, ScheduleBatch
 
 
@@ -18,11 +19,13 @@ class PrefillPass:
     def __init__(self, state: LoopState) -> None:
         self.state = state
         self.order = QueueOrder(state)
+        self.gave_way: list[Req] = []
+        self.fewest_free = _fewest_free(state)
 
-    def run(self, aside: dict[int, Why]) -> ScheduleBatch | None:
+    def run(self, noted: Batch) -> ScheduleBatch | None:
         """Sort the queue, take its head, give that its memory. Raises EngineDies.
 
-        Notes who is passed over in ``aside``.
+        Notes in ``noted`` who is passed over and who gave way.
         """
         state = self.state
         if not self._looks_at_queue():
@@ -33,12 +36,15 @@ class PrefillPass:
         if state.chunked:
             adder.continue_chunked(state.chunked)
             continued = 1
-        passed = self._admit(adder, continued)
-        aside.update((r.id, "adapter") for r in passed)
+        self.gave_way = []
+        passed = self._admit(adder, continued, noted)
+        noted.aside.update((r.id, "adapter") for r in passed)
         if not adder.can:
+            self._put_back(noted, lost=not state.rules.keeps_preempted)
             return None
         del state.waiting[: len(adder.can) - continued + len(passed)]
         state.waiting[:0] = passed
+        self._put_back(noted)
         state.chunked = adder.chunked
         state.admit(adder.can)
         batch = ScheduleBatch(
@@ -53,22 +59,30 @@ class PrefillPass:
             self._mix(batch)
         return batch
 
+    def ranks(self) -> Hashable:
+        """Who was queued before whom, and how much of whom a pass has looked at."""
+        live = sorted(self.state.live.values(), key=lambda r: r.entry)
+        return tuple((r.id, r.looked, r.matched) for r in live)
+
     def _looks_at_queue(self) -> bool:
         """Whether there is anybody to take; the rest of a prompt is in any case."""
         state, running = self.state, self.state.running
-        if not running.rows and state.rules.empty_opens:
+        if state.config.preempts or (not running.rows and state.rules.empty_opens):
             running.full = False
         if state.chunked:
             return True
         if running.full or not state.waiting:
             return False
-        if self._slots() <= 0:
+        if running.rows and self._slots() < self.fewest_free:
+            state.why = "slot"
+            return False
+        if self._slots() <= 0 and not state.config.preempts:
             running.full = True
             state.why = "slot"
             return False
         return True
 
-    def _admit(self, adder: PrefillAdder, continued: int) -> list[Req]:
+    def _admit(self, adder: PrefillAdder, continued: int, noted: Batch) -> list[Req]:
         """Let ``adder`` take from the head of the queue on; returns who was passed over.
 
         It has ``continued`` one prompt, or none. Only those whose adapter cannot run are passed
@@ -84,7 +98,7 @@ class PrefillPass:
             if len(adder.can) >= self._slots(holding):
                 running.full = True
                 state.why = "slot"
-            if running.full:
+            if running.full and not self._make_way(adder, r, noted):
                 break
             admission = adder.add(r)
             if admission is Admission.NO_TOKEN:
@@ -97,6 +111,23 @@ class PrefillPass:
         if passed:
             state.why = "adapter"
         return passed
+
+    def _make_way(self, adder: PrefillAdder, r: Req, noted: Batch) -> bool:
+        """Whether less urgent requests have given way to ``r``."""
+        gone = preempt_for(self.state, adder, r) if self.state.config.preempts else []
+        for victim in gone:
+            noted.preempt(victim.id, r.id)
+        self.gave_way += gone
+        return bool(gone)
+
+    def _put_back(self, noted: Batch, *, lost: bool = False) -> None:
+        """Who gave way waits again, or is ``lost``."""
+        for r in self.gave_way:
+            if lost:
+                noted.lost.append(r.id)
+                del self.state.live[r.id]
+            else:
+                self.state.queue(r)
 
     def _candidates(self, adder: PrefillAdder, passed: list[Req]) -> Iterator[Req]:
         """The queue from its head on; those whose adapter cannot run are ``passed`` over."""
@@ -136,3 +167,14 @@ class PrefillPass:
             batch.rows = batch.rows + running.rows
             batch.extend_tokens += len(running.rows)
             state.running = ScheduleBatch(full=running.full)
+
+
+def _fewest_free(state: LoopState) -> int:
+    """Rows that must be free before anybody is taken beside those that run; 0 if none must."""
+    asked, rows = state.config.min_free_slots_delay or 0, state.config.rows
+    if state.rules.caps_free_slots:
+        most = min(4, max(2, (rows + 5) // 6)) if rows >= 8 else 0
+    else:
+        most = rows
+    fewest = min(asked, most)
+    return fewest if fewest > 1 else 0

@@ -59,6 +59,7 @@ def _prompt(request: Line) -> Prompt:
         max_tokens=request["max_tokens_requested"],
         arrival=float(request["arrival_step"]),
         ignore_eos=request.get("ignore_eos", False),
+        priority=request.get("priority", 0),
         segments=tuple(
             Segment(stream, start, start + tokens)
             for stream, start, tokens in request.get("segments", ())
@@ -73,6 +74,7 @@ def _shown(prompt: Prompt) -> Line:
         "ignore_eos": prompt.ignore_eos,
         "segments": [[s.stream, s.start, s.end - s.start] for s in prompt.segments],
         **({"lora": prompt.lora} if prompt.lora else {}),
+        **({"priority": prompt.priority} if prompt.priority else {}),
     }
 
 

@@ -97,7 +97,7 @@ class SglangScheduler:
             state.why = "rule"
             chosen = None
         else:
-            chosen = self.prefill.run(batch.aside)
+            chosen = self.prefill.run(batch)
         if chosen is None and state.chunked:
             batch.aside[state.chunked.id] = "rule"
         if chosen is None and state.running.rows:
@@ -196,6 +196,7 @@ class SglangScheduler:
                 (r.id, r.out, state.processed_tokens - r.stamp, r.passes - freshest)
                 for r in state.waiting
             ),
+            self.config.enable_priority_scheduling and self.prefill.ranks(),
             _batch(state.running),
             last is state.running or (last and _batch(last)),
             state.chunked and state.chunked.id,

@@ -75,6 +75,7 @@ class LoopState:
         self.admitted: dict[int, Req] = {}
         self.flights: deque[Flight] = deque()
         self.why: Why = "rule"
+        self.entries = 0
         self.turned_away: dict[int, Refusal] = {}
         self.loras: SglangLoras | None = None
         if config.enable_lora:
@@ -94,8 +95,13 @@ class LoopState:
             del self.live[r.id]
             self.turned_away[r.id] = FULL
             return
-        r.stamp, r.queued_at = self.processed_tokens, self.now
+        self.entries += 1
+        r.stamp, r.queued_at, r.entry = self.processed_tokens, self.now, self.entries
         self.waiting.append(r)
+
+    def urgency(self, r: Req) -> int:
+        """Less is more urgent."""
+        return r.priority if self.config.schedule_low_priority_values_first else -r.priority
 
     def admit(self, rows: list[Req]) -> None:
         """Each of ``rows`` holds a row from now on."""

@@ -33,6 +33,10 @@ class SglangRules:
     are asked for, whatever is free. ``splits_outputs`` from the prompt in the cache when a
     request has ended, so that they can go first; ``splits_retracted`` also when one that was
     retracted has computed both again.
+    ``keeps_preempted``: who was preempted for one that is not taken after all waits again; else
+    nobody has it any more, and it never ends.
+    ``caps_free_slots`` that a pass waits for at 2 to 4 by the rows that there are, none if they are
+    less than 8.
     ``lpm_aging`` has ``lpm_aging_tokens_per_pass``. ``policies`` are the orders of the queue that
     can be asked for; ``lacks`` are knobs that cannot be set yet.
     """
@@ -50,8 +54,10 @@ class SglangRules:
     evicts_shortfall: bool = True
     splits_outputs: bool = True
     splits_retracted: bool = True
+    keeps_preempted: bool = True
+    caps_free_slots: bool = False
     lpm_aging: bool = False
-    policies: tuple[str, ...] = ("fcfs", "lpm", "hrrn")
+    policies: tuple[str, ...] = ("fcfs", "lpm", "hrrn", "lof")
     lacks: tuple[str, ...] = ()
 
 
@@ -80,6 +86,7 @@ RULES: Mapping[str, SglangRules] = {
         page_to_spare=False,
         refreshes=False,
         splits_retracted=False,
+        keeps_preempted=False,
         lacks=("prefill_decode_interval_min_bs",),
     ),
     "0.5.15": replace(
@@ -97,8 +104,14 @@ RULES: Mapping[str, SglangRules] = {
         evicts_shortfall=False,
         splits_outputs=False,
         splits_retracted=False,
-        policies=("fcfs", "lpm"),
-        lacks=("prefill_decode_interval_min_bs", "prefill_decode_interval"),
+        keeps_preempted=False,
+        caps_free_slots=True,
+        policies=("fcfs", "lpm", "lof"),
+        lacks=(
+            "prefill_decode_interval_min_bs",
+            "prefill_decode_interval",
+            "retraction_policy",
+        ),
     ),
 }
 
@@ -121,6 +134,8 @@ SHOWN = (
     "evicts_shortfall",
     "splits_outputs",
     "splits_retracted",
+    "keeps_preempted",
+    "caps_free_slots",
 )
 
 #: Rules that the recordings of a release show, as flipping each of them shows.
