@@ -56,6 +56,7 @@ def test_covers_every_variant_and_ending() -> None:
         ("vllm", "raised"),
         ("vllm", "stall"),
         ("sglang", "raised"),
+        ("sglang", "stall"),
         ("fastdeploy", "stall"),
     }
     assert {path.parent.name.removesuffix("_wtinf") for path in FILES} >= VARIANTS.keys()
