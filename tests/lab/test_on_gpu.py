@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 
 import pytest
 
@@ -30,6 +31,18 @@ def test_wheels_are_of_the_versions_that_are_tested():
     (numpy,) = (line for line in wheels if line.startswith("numpy=="))
     assert wheels - {numpy} <= pinned
     assert {"typing_extensions", "numpy"} <= {line.split("==")[0] for line in wheels}
+
+
+#: What a machine with torch and triton has, jinja2 among it; junitparser is for `simkv test` alone.
+THERE = {"torch", "triton", "scipy", "pandas", "matplotlib", "rich", "typer"}
+THERE |= {"jinja2", "markupsafe", "junitparser"}
+
+
+def test_what_simkv_needs_is_there_or_carried():
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    lines = (ROOT / "calibrate" / "wheels.txt").read_text().splitlines()
+    carried = {line.split("==")[0] for line in lines}
+    assert {line.split(">=")[0].replace("-", "_") for line in needed} <= THERE | carried
 
 
 def test_the_script_says_how_it_is_used(tmp_path):
