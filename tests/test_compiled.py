@@ -13,10 +13,17 @@ from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 
+from simkv.core.blocks import BlockPool
 from simkv.core.request import Prompt
 from simkv.core.version import compiled
+from simkv.scenario.own.vllm import VllmRule
+from simkv.schedulers.decodes import DecodeGroup, Decoding
 from simkv.schedulers.registry import build
+from simkv.schedulers.vllm.book import VllmBook
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.memory import VllmMemory
+from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue
+from simkv.schedulers.vllm.ruled import RuledVllm
 from tests.conftest import ROOT
 
 COMPILED = os.environ.get("SIMKV_TESTED") == "compiled"
@@ -30,6 +37,27 @@ def test_a_hot_module_is_what_the_run_is_called(path: str) -> None:
     file = importlib.import_module(name).__file__
     assert file is not None
     assert file.endswith(tuple(EXTENSION_SUFFIXES) if COMPILED else ".py")
+
+
+def test_who_inherits_from_what_is_compiled_is_copied_whole() -> None:
+    """By Python alone a copy has what the compiled class knows of, and nothing beside it."""
+    assert issubclass(VllmRule, VllmBook)
+    assert issubclass(RuledVllm, VllmBook)
+    hot = {path.removeprefix("/").removesuffix(".py").replace("/", ".") for path in HOT}
+    bases: list[type] = [
+        VllmBook,
+        VllmMemory,
+        PriorityQueue,
+        FcfsQueue,
+        DecodeGroup,
+        Decoding,
+        BlockPool,
+    ]
+    while bases:
+        base = bases.pop()
+        bases += base.__subclasses__()
+        if base.__module__.startswith("simkv.") and base.__module__ not in hot:
+            assert "__mypyc_attrs__" in vars(base), base
 
 
 def test_the_loop_and_the_rules_are_hot() -> None:
