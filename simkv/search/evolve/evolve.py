@@ -26,7 +26,7 @@ from simkv.search.evolve.contest import Contest, Entry
 from simkv.search.evolve.judge import Bill, Ruling, judge_winner
 from simkv.search.evolve.knobs import tune
 from simkv.search.evolve.propose import Proposer, propose
-from simkv.search.evolve.rules import draw_rules, grow_rules
+from simkv.search.evolve.rules import draw_rules, grow_rules, pruned
 from simkv.search.fields import NoSuchField, with_field
 from simkv.search.knobs import VARIANTS, Axis, parse_axis
 
@@ -108,8 +108,8 @@ def evolve(
     look = _how(search, engine, contest, folder)
     contest.start()
     look(advance)
+    winner = pruned(contest, contest.front()[0])
     front = contest.front()
-    winner = front[0]
     judged: list[Ruling] = []
     costs: list[Bill] = []
     ways, notes = stands(ground, search.profile_error)

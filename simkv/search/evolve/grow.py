@@ -168,7 +168,9 @@ def decisive(text: str, sort: Sort) -> str:
     """What of an expression matters to what it is for: an order is the same at twice its values."""
     node = ast.parse(text, mode="eval").body
     value = _value(node)
-    if value is not None and sort != "tokens":
+    if value is not None and sort == "tokens":
+        return str(max(int(value), 0))
+    if value is not None:
         return "1" if sort == "test" and value > 0 else "0"
     if sort in ("order", "group"):
         while (inner := _within(node)) is not None:

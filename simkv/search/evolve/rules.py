@@ -65,6 +65,17 @@ def draw_rules(
         pass
 
 
+def pruned(contest: Contest, winner: Entry) -> Entry:
+    """The rule without the decisions that it could as well leave to the engine."""
+    lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
+    for line in lines if len(lines) > 1 else []:
+        shorter = "\n".join(other for other in lines if other != line)
+        (entry,) = contest.add([rule_of(shorter)], thorough=True)
+        if entry.score <= winner.score:
+            return pruned(contest, entry)
+    return winner
+
+
 @dataclass
 class _Search:
     """What both have in common: nobody is tried twice, and no more than the budget."""

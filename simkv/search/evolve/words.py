@@ -108,6 +108,8 @@ def _of_seam(seam: Seam, text: str, looks: bool) -> str:
         return seam.says
     if seam.sort in _CONSTANT:
         return f"{seam.says}: {_CONSTANT[seam.sort]}"
+    if seam.sort == "tokens":
+        return f"{seam.says}: {text}"
     yes = not text.startswith("-") and float(text) > 0
     return f"{seam.says}: {'always' if yes else 'never'}"
 

@@ -74,6 +74,7 @@ def test_what_changes_nothing_is_left_out(text: str, short: str) -> None:
         ("7", "test", "1"),
         ("-7", "test", "0"),
         ("7", "tokens", "7"),
+        ("0.1", "tokens", "0"),
         ("age * 2 + 3", "order", "age"),
         ("age * -2 + 3", "order", "age * -2"),
         ("3 - age", "order", "3 - age"),
