@@ -10,6 +10,9 @@ from simkv.costs.load import Floats, Load, pairs
 from simkv.costs.pricing import feature_of
 from simkv.costs.profile import Feature, Profile, StepCost
 
+#: Fewer steps than this are faster one by one than with numpy.
+FEW = 16
+
 
 def later(load: Load, steps: int) -> Load:
     """The load of the same decodes ``steps`` steps on: each has read as many tokens more."""
@@ -58,6 +61,9 @@ class SimulatedExecutor:
             return [self._cost(later(load, step)) for step in range(1, steps + 1)]
         base, slope = self._cost.of_decodes(load.decode_seqs)
         seqs = load.decode_seqs
+        if steps < FEW:
+            first = load.decode_context + seqs
+            return [base + slope * context for context in range(first, first + steps * seqs, seqs)]
         contexts = load.decode_context + seqs * np.arange(1, steps + 1)
         return np.asarray(base + slope * contexts, np.float64)
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import accumulate, repeat
+from operator import sub
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
 from simkv.costs.load import Executor, Load
+from simkv.costs.simulated import FEW
 from simkv.loop.ahead import InFlight, Leap, Rest, alike
 from simkv.loop.clock import Process, passed
 from simkv.loop.cycles import CycleWatch
@@ -269,7 +271,10 @@ class Engine(Replica):
         foreseen = self.executor.foresee(load, steps) if steps else ()
         if not len(foreseen):
             return None
-        ends = array("d", np.cumsum(np.append(newest.end, foreseen)).tobytes())
+        if len(foreseen) < FEW:
+            ends = array("d", accumulate(foreseen, initial=newest.end))
+        else:
+            ends = array("d", np.cumsum(np.append(newest.end, foreseen)).tobytes())
         moments = ends[:]
         if oldest is not newest:
             moments.insert(0, oldest.end)
@@ -287,7 +292,7 @@ class Engine(Replica):
         batch, times = newest.batch, leap.ends[: done + 1]
         ends = times[1:]
         self.record.repeat(batch, ends, self.scheduler.skip(done), len(self.in_flight))
-        self.executor.ran(leap.load, np.diff(times).tolist())
+        self.executor.ran(leap.load, list(map(sub, ends, times)))
         if batch.decodes:
             self._group_row = newest.row + done
         lasts: dict[int, list[int]] = {}
