@@ -21,9 +21,14 @@ SETUP = Setup(MODELS["tiny"], graph_tokens=64)
 #: Engine, variant, what stands in its scheduler, and what a clumsy hand makes of it.
 BUGS = [
     ("vllm", "0.33.0", "next(reversed(self.running))]", "next(iter(self.running))]"),
-    ("vllm", "0.33.0", "needed = blocks_for(end,", "needed = 1 + blocks_for(end,"),
+    (
+        "vllm",
+        "0.33.0",
+        "return self.missing(hits, end) + revived",
+        "return 1 + self.missing(hits, end) + revived",
+    ),
     ("sglang", "0.5.23", "(r.out, -r.prompt_tokens), reverse=True", "(r.out, r.id)"),
-    ("sglang", "0.5.23", "steps * len(keep)) / (at_most", "len(keep)) / (1 + at_most"),
+    ("sglang", "0.5.23", "self.retract_steps * len(staying)", "len(staying)"),
     (
         "mistralrs",
         "pr2034",
@@ -33,8 +38,8 @@ BUGS = [
     (
         "mistralrs",
         "bucketed",
-        "chosen = min(groups, key=lambda key: key[0])",
-        "chosen = max(groups)",
+        "return min(groups, key=lambda key: key[0])",
+        "return max(groups)",
     ),
     ("fastdeploy", "fixed-reserve", "self.running[-1] if self.running", "self.running[0] if 1"),
     ("fastdeploy", "fixed-reserve", "return blocks + len(self.running) *", "return 9 + blocks *"),
@@ -64,10 +69,9 @@ def plant(monkeypatch):
             exec(compile(source.replace(old, new), str(module.__file__), "exec"), mutant.__dict__)
         monkeypatch.setitem(sys.modules, name, mutant)
         # The engine's spec again, now with what the mutant builds.
-        for part in ("book", "scheduler", "swap", "transfer", "spec"):
-            again = f"simkv.schedulers.{engine}.{part}"
-            if again != name:
-                monkeypatch.delitem(sys.modules, again, raising=False)
+        for again in [m for m in sys.modules if m.startswith(f"simkv.schedulers.{engine}.")]:
+            if again != name and not again.endswith((".config", ".versions")):
+                monkeypatch.delitem(sys.modules, again)
         spec = getattr(import_module(f"simkv.schedulers.{engine}.spec"), engine.upper())
         monkeypatch.setitem(ENGINES, engine, spec)
 

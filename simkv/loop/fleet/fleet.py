@@ -27,6 +27,9 @@ from simkv.scenario.fleet import FleetRules, Outage
 Ways = dict[int, list[tuple[int, Life]]]
 #: Makes the engine of a replica, given the rank of its moments.
 Maker = Callable[[simpy.Environment, int], Replica]
+#: When so many replicas have failed and no answer was finished in between, requests are not sent
+#: to yet another one: whatever kills them would go on for ever.
+MOST_DEATHS = 50
 #: Moments of one time go by replica; an engine may use two ranks.
 RANKS = 2
 
@@ -62,6 +65,7 @@ class Fleet:
         self.sent: dict[int, list[int]] = {}
         self.ways: dict[int, list[int]] = {}
         self.retries = 0
+        self._deaths = 0  # since an answer was finished
         self._makers = makers
         self._initial = self.size if initial is None else initial
         self.resolved = resolved
@@ -211,9 +215,10 @@ class Fleet:
                 place.remove(stint)
         stint.end = self.env.now
         self.router.forget(stint.replica)
+        self._deaths += 1
         why = f"replica {stint.replica}: {why}"
         for life in stint.engine.halt():
-            if self.rules.on_failure == "lose":
+            if self.rules.on_failure == "lose" or self._deaths > MOST_DEATHS:
                 stint.engine.resolve(life, Outcome.LOST, why)
                 continue
             life.outcome, life.ended_at = Outcome.CUT_OFF, self.env.now
@@ -277,6 +282,8 @@ class Fleet:
 
     def _over(self, stint: Stint, life: Life) -> None:
         """A request has ended on a replica."""
+        if life.outcome is Outcome.FINISHED:
+            self._deaths = 0
         if life.request.id in self._in_system:
             stint.in_flight -= 1
         self._left(life)
