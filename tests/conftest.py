@@ -15,7 +15,7 @@ SHARED = ROOT.parent / "shared"
 # HYPOTHESIS_PROFILE=deep looks for new ones.
 settings.register_profile(
     "default",
-    max_examples=25,
+    max_examples=18,
     deadline=None,
     derandomize=True,
     database=None,

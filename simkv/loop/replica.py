@@ -182,6 +182,7 @@ class Replica(ABC):
         """A request is refused for a limit now, unless it had ended before."""
         if life.outcome is None:
             life.refusal = refusal
+            self.record.end = max(self.record.end, self.env.now)
             self.resolve(life, Outcome.REJECTED, f"{refusal.knob}: {refusal.words}")
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:

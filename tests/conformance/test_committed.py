@@ -57,6 +57,7 @@ def test_covers_every_variant_and_ending() -> None:
         ("vllm", "stall"),
         ("sglang", "raised"),
         ("sglang", "stall"),
+        ("sglang", "lost"),
         ("fastdeploy", "stall"),
     }
     assert {path.parent.name.removesuffix("_wtinf") for path in FILES} >= VARIANTS.keys()

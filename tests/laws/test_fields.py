@@ -127,6 +127,7 @@ TIED = {
         "tables",
         "num_cpu_blocks",
         "lpm_aging_tokens_per_pass",
+        "retraction_policy",
         "enable_dp_attention",
         "dp_size",
         "eq",

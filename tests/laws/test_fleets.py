@@ -40,7 +40,7 @@ def rows(result: Result) -> dict[str, Any]:
 
 @every_engine
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=12)
 def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = data.draw(fleets(engine, variant))
     result = run(scenario)
@@ -81,7 +81,7 @@ def test_every_request_of_a_fleet_ends_once(engine: str, variant: str, data: st.
 
 @every_engine
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=18)
 def test_a_leap_changes_nothing_in_a_fleet(engine: str, variant: str, data: st.DataObject) -> None:
     scenario = stretched(data.draw(fleets(engine, variant)), data.draw(st.sampled_from([1, 4, 9])))
     leaping, stepping = run(scenario), run(scenario, leaping=False)

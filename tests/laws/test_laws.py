@@ -190,7 +190,7 @@ def check_verdict(done: Run) -> None:
 
 @pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=28)
 def test_the_laws(engine: str, variant: str, data: st.DataObject) -> None:
     """All of them on each scenario: to draw one costs ten times as much as to run it."""
     scenario = data.draw(scenarios(engine, variant))

@@ -219,7 +219,7 @@ def test_every_knob_and_variant_is_tried() -> None:
     values = {
         change.after for change, _ in changes(base, HERE) if change.field == "schedule_policy"
     }
-    assert values == {"lpm", "hrrn"}
+    assert values == {"lpm", "hrrn", "lof"}
     assert Change("knob", "x", True, None).__str__() == "x: yes -> none"
 
 
