@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -157,6 +157,12 @@ class Explainer:
         return await loop.run_in_executor(self._pool, explain, came, self._folder, list(numbers))
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Nobody asks any more; who still explains is stopped.
+
+        Not waiting for the pool's thread would leave it to Python's end, which may find the pipe to
+        it closed by then and print a traceback.
+        """
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children():
+                child.terminate()
+            self._pool.shutdown(wait=True, cancel_futures=True)

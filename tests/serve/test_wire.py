@@ -65,7 +65,8 @@ def test_the_order_is_that_of_the_record_under_the_same_policy(tmp_path: Path, p
     urgency = [0, 5, 1] if policy == "priority" else [0, 0, 0]
     with serving(tmp_path, text, "--record", "came.csv") as served:
         bodies = [
-            {"prompt": [n] * 10, "max_tokens": 20, "priority": p} for n, p in enumerate(urgency)
+            {"prompt": [n] * 10, "max_tokens": 20 if n else 60, "priority": p}
+            for n, p in enumerate(urgency)
         ]
         chunks = together(served, bodies)
         served.end()
