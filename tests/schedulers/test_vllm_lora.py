@@ -108,3 +108,19 @@ def test_who_was_passed_over_is_looked_at_first_from_0_18_to_0_30() -> None:
     assert queue.head() is second
     queue.remove(second)
     assert (len(queue), queue.head()) == (2, first)
+
+
+def test_an_order_that_turns_in_each_step_is_not_leapt_over() -> None:
+    config = VllmConfig(
+        variant="0.13.0", max_num_seqs=4, max_model_len=64, async_scheduling=False, enable_lora=True
+    )
+    leaps = []
+    for rest in (["b"], ["b", "b"]):
+        scheduler = VllmScheduler(config)
+        for i, lora in enumerate(("a", *rest)):
+            scheduler.add(Prompt(i, 1, 30, 0.0, lora=lora))
+        for _ in range(3):
+            scheduler.complete(scheduler.schedule(), set())
+        scheduler.schedule()
+        leaps.append(scheduler.leap(10))
+    assert leaps == [10, 1]

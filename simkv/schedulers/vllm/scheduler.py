@@ -229,7 +229,8 @@ class VllmScheduler(VllmBook):
         if self.memory.recycles and self.waiting and len(self.running) < self._max_running:
             self._waiting_settled = False  # blocks may come back though nobody ends
         # Who has stepped aside for want of blocks may be kept out by the interval next time.
-        if stale or (aside and self._holds) or self._may_be_hit_soon():
+        turns = len(aside) > 1 and self.rules.turns_skipped  # their order, in each step anew
+        if stale or turns or (aside and self._holds) or self._may_be_hit_soon():
             self._waiting_settled = False
 
     def _consider(self, r: RequestState, step: Step) -> Turn:
