@@ -12,10 +12,10 @@ from simkv.schedulers.sglang.setting import setting_of
 from simkv.schedulers.sglang.versions import RULES, VARIANTS
 
 
-def _build(config: SglangConfig, *given: Any) -> Scheduler:
+def _build(config: SglangConfig, **given: Any) -> Scheduler:
     from simkv.schedulers.sglang.scheduler import SglangScheduler  # where this engine runs
 
-    return SglangScheduler(config, *given)
+    return SglangScheduler(config, **given)
 
 
 def _with_tables(config: SglangConfig) -> Tabled:
@@ -24,7 +24,7 @@ def _with_tables(config: SglangConfig) -> Tabled:
     cache = not config.disable_radix_cache
     rules = RULES[config.variant]
     memory = PagedMemory(config.max_total_num_tokens, config.page_size, cache, rules)
-    return Tabled(_build(config, memory), memory.tables)
+    return Tabled(_build(config, memory=memory), memory.tables)
 
 
 SGLANG = EngineSpec(

@@ -1,0 +1,80 @@
+"""What a request of a case is to the scheduler in a wheel of SGLang."""
+
+from __future__ import annotations
+
+import importlib
+from array import array
+from typing import Any
+
+from simkv.core.recording import Line
+from simkv.proof.record.hollow import Hollow, Off
+
+#: The token that ends a request.
+END = 1
+
+
+class LoraName(str):
+    """The name of an adapter; a set of them is in the order of the names."""
+
+    def __hash__(self) -> int:
+        return ord(self) - ord("a")
+
+
+class Times:
+    """The times of a request, by a clock that tells the step; only one of them decides anything."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler, self.wait_queue_entry_time = scheduler, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Hollow()
+
+    def set_wait_queue_entry_time(self) -> None:
+        """No two are put into the queue at the same time."""
+        self.scheduler.entries += 1
+        self.wait_queue_entry_time = self.scheduler.clock() + self.scheduler.entries / 1e6
+
+
+class WheelRequests:
+    """Makes the wheel's requests, each token of them a number of its own."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, *what: object) -> int:
+        """The same token for the same thing; none ends a request."""
+        return self._numbers.setdefault(what, len(self._numbers) + END + 1)
+
+    def make(self, line: Line, scheduler: Any) -> Any:
+        """What ``handle_generate_request`` makes of a request of text."""
+        batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+        tokens = array(
+            "q",
+            [
+                self.number(s, start + i)
+                for s, start, count in line["segments"]
+                for i in range(count)
+            ],
+        )
+        sampling = Off(
+            max_new_tokens=line["max_tokens_requested"],
+            min_new_tokens=0,
+            ignore_eos=line["ignore_eos"],
+            stop_strs=[],
+            stop_regex_strs=[],
+        )
+        lora = line.get("lora")
+        request = batches.Req(
+            f"{line['id']:04}",
+            "",
+            tokens,
+            sampling,
+            eos_token_ids={END},
+            vocab_size=1 << 40,
+            lora_id=None if lora is None else LoraName(lora),
+            priority=line.get("priority", 0),
+        )
+        request.time_stats, request.tokenizer = Times(scheduler), None
+        return request
