@@ -1,4 +1,7 @@
-"""All recorded decisions, where they are: thousands of files in a folder beside the checkout."""
+"""Recorded decisions, where they are: thousands of files in a folder beside the checkout.
+
+Every third of them, for time's sake; ``simkv conform ../shared/golden`` compares them all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ VARIANTS = sorted(path for path in (SHARED / "golden").glob("*/*") if path.is_di
 
 @pytest.mark.parametrize("folder", VARIANTS, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_all_recorded_traces_of_a_variant_are_equal(folder: Path) -> None:
-    files = sorted(folder.glob("*.jsonl.gz"))
+    files = sorted(folder.glob("*.jsonl.gz"))[::3]
     assert files
     results = [check(path) for path in files]
     assert [str(r.path) for r in results if r.difference] == []

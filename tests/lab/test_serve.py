@@ -138,7 +138,7 @@ FCFS_ONLY = ("0.10.0", "0.10.2", "0.11.0")
 
 
 @every_engine
-@settings(max_examples=settings.default.max_examples // 4, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=settings.default.max_examples // 9, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
 def test_random_scenario(engine, variant, data, tmp_path_factory):
     scenario = for_a_device(in_milliseconds(data.draw(scenarios(engine, variant))))

@@ -22,7 +22,8 @@ from tests.laws.scenarios import ENGINES, scenarios
 from tests.laws.test_laws import everything
 from tests.laws.test_leaping import assert_same, stretched
 
-every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
+#: Every other variant: what a fleet adds is alike for all releases of an engine.
+every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES[::2], ids=lambda name: name)
 
 
 def run(scenario: Scenario, *, leaping: bool = True) -> Result:

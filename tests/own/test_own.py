@@ -153,7 +153,7 @@ def test_one_of_an_installed_package_needs_no_word(
     (tmp_path / "package_of_mine.py").write_text(GOOD, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     point = EntryPoint("packaged", "package_of_mine:Mine", sources.GROUP)
-    monkeypatch.setattr(sources, "entry_points", lambda group: [point])
+    monkeypatch.setattr(sources, "_points", lambda: (point,))
     path = write(tmp_path, "", engine={"name": "packaged", "num_blocks": 20, "watermark": 0.1})
     assert run(path).figures.loc["finished", "run"] == 12
 

@@ -418,7 +418,7 @@ def mutate(tree: Any, rng: random.Random) -> Any:
     return tree
 
 
-@pytest.mark.parametrize("path", FILES[:: max(1, len(FILES) // 8)], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", FILES[:: max(1, len(FILES) // 5)], ids=lambda p: p.stem)
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 3))
 def test_a_mutated_scenario_is_valid_or_gets_a_message(
     path: Path, seed: int, times: int, tmp_path_factory: pytest.TempPathFactory

@@ -131,8 +131,10 @@ def test_it_drains_when_told_to_end(tmp_path: Path, grace: str, whole: bool) -> 
 
 def test_a_dead_engine_ends_its_connections_and_says_so(tmp_path: Path) -> None:
     command = Path(__file__).parents[2] / "scenarios" / f"{DEADLY}.yaml"
-    with serving(tmp_path, command.read_text(), "--speed", "50") as served:
+    # The prompt is to come within the first fifty steps, each of a twentieth of a second.
+    with serving(tmp_path, command.read_text(), "--speed", "20") as served:
         lines: list[list[str]] = [[], []]
+        deadline = time.monotonic() + 60
         for prompts, limit, into in (([100] * 4, 1000, lines[0]), ([6000], 10, lines[1])):
             body = {
                 "prompt": [[10 * limit + n] * tokens for n, tokens in enumerate(prompts)],
@@ -141,8 +143,9 @@ def test_a_dead_engine_ends_its_connections_and_says_so(tmp_path: Path) -> None:
                 "stream": True,
             }
             threading.Thread(target=lines_of, args=(served, body, into)).start()
-            time.sleep(0.1)
-        deadline = time.monotonic() + 30
+            while not lines[0]:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
         while served.get("/health").status_code == 200:
             assert time.monotonic() < deadline
             time.sleep(0.02)

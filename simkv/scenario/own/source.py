@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,14 +60,20 @@ def trusting(yes: bool) -> Iterator[None]:
         _TRUSTED.reset(token)
 
 
+@lru_cache(maxsize=1)
+def _points() -> tuple[EntryPoint, ...]:
+    """The schedulers of installed packages: every package's files are read, so once."""
+    return tuple(entry_points(group=GROUP))
+
+
 def installed() -> list[str]:
     """Names of the schedulers that installed packages bring."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in _points()})
 
 
 def from_package(name: str) -> tuple[Any, OwnCode]:
     """The scheduler that an installed package brings under this name. Raises InputError."""
-    for point in entry_points(group=GROUP):
+    for point in _points():
         if point.name == name:
             try:
                 found = point.load()
