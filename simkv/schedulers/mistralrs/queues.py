@@ -150,15 +150,12 @@ class Queues:
         return len(self.running)
 
     def leap(self, most: int) -> int:
-        """Decodes alone, while the queue may not move and nobody needs a block that is not there.
-
-        With a prefix cache every step registers blocks, so there is no leaping.
-        """
+        """Decodes alone, while the queue may not move and nobody needs a block that is not there."""
         batch = self._batch
         if self._counts_failures():
             left = self.config.waiting_timeout - self.waiting[0].failures
             return max(1, min(most, 1 + left))
-        if batch.kind != "decode" or batch.preempted or self.config.prefix_caching:
+        if batch.kind != "decode" or batch.preempted:
             return 1
         if (self.waiting and not self._capped()) or self._order_flips():
             return 1
@@ -185,11 +182,15 @@ class Queues:
         for needed in self._borders(steps):
             left -= needed
             free.append(left)
+        self._decode_on(steps)
+        return free
+
+    def _decode_on(self, steps: int) -> None:
+        """Let those who were chosen decode for so many steps more."""
         for q in self._chosen:
             self.pool.take(q.id, sum(self._borders_of(q, steps)))
             q.length += steps
             q.computed = q.length - 1
-        return free
 
     def waiting_ids(self) -> list[int]:
         return [q.id for q in self.waiting]

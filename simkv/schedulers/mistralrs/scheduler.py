@@ -108,8 +108,15 @@ class Bucketed(Queues):
         """Groups of equal length run together, so the batch changes when it meets another."""
         if self.rules.unequal_decodes == "run together":
             return FOREVER
+        # Those whose prompt was just computed were chosen by what of it was not cached.
         length, images = self._key(self._chosen[0])
-        ahead = [key[0] - length for key in map(self._key, self.running) if key[1] == images]
+        if any(self._key(q) != (length, images) for q in self._chosen):
+            return 1
+        chosen = set(self._chosen)
+        keys = (self._key(q) for q in self.running if q not in chosen)
+        ahead = [key[0] - length for key in keys if key[1] == images]
+        if 0 in ahead or (self.rules.bucket == "shortest" and any(steps < 0 for steps in ahead)):
+            return 1
         return min((steps for steps in ahead if steps > 0), default=FOREVER)
 
     def _evict_for(self, q: Sequence, hit: array[int]) -> bool:
@@ -166,6 +173,27 @@ class Bucketed(Queues):
                 return False
             self._preempt(todo.pop(), q)
         return True
+
+    def _decode_on(self, steps: int) -> None:
+        if not self.config.prefix_caching:
+            super()._decode_on(steps)
+            return
+        # A step hands out its blocks, each of which loses its key, before it registers full ones.
+        size, ends = self.config.block_size, {q: q.length + steps for q in self._chosen}
+        growing: dict[int, list[Sequence]] = {}
+        for q in self._decode_order():
+            if q in ends:
+                for step in range(size - (q.length - self.border) % size, steps + 1, size):
+                    growing.setdefault(step, []).append(q)
+        for step, grown in sorted(growing.items()):
+            for q in grown:
+                self.pool.take(q.id, 1)
+                q.length = ends[q] - steps + step
+                q.computed = q.length - 1
+            for q in sorted(grown, key=self.running.index) if len(grown) > 1 else grown:
+                self._register(q, self._known_tokens(q))
+        for q, end in ends.items():
+            q.length, q.computed = end, end - 1
 
     def _decode_order(self) -> list[Sequence]:
         order = sorted(self.running, key=lambda q: q.prompt.arrival)
@@ -284,7 +312,7 @@ class July(Bucketed):
         return self._decode()
 
     def _decode(self) -> list[Sequence]:
-        todo = deque(sorted(self.running, key=lambda q: q.age))
+        todo = deque(self._decode_order())
         key = self._key(todo[0]) if todo else None
         keep: list[Sequence] = []
         deferred: list[Sequence] = []
@@ -299,6 +327,9 @@ class July(Bucketed):
         for q in self.running:
             self._register(q, q.computed)
         return list(keep)
+
+    def _decode_order(self) -> list[Sequence]:
+        return sorted(self.running, key=lambda q: q.age)
 
     def _like_the_oldest(self, sequences: list[Sequence]) -> list[Sequence]:
         """Those whose key is that of the oldest sequence, in the given order."""
