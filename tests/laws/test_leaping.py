@@ -189,10 +189,21 @@ def test_a_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) 
     assert_same(*tiles, "ledger")
 
 
-@pytest.mark.parametrize("engine", ["mistralrs", "vllm", "sglang"])
-def test_there_are_leaps(engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "knobs"),
+    [
+        ("mistralrs", {}),
+        ("mistralrs", {"prefix_caching": True}),
+        ("mistralrs", {"variant": "pr2034july", "prefix_caching": True}),
+        ("vllm", {}),
+        ("sglang", {"max_total_num_tokens": 4096}),
+        ("fastdeploy", {}),
+        ("fastdeploy", {"variant": "ratio"}),
+        ("fastdeploy", {"variant": "decode-only-preempt"}),
+    ],
+)
+def test_there_are_leaps(engine: str, knobs: dict[str, Any]) -> None:
     """The law above says nothing if nobody leaps."""
-    knobs = {"sglang": {"max_total_num_tokens": 4096}, "mistralrs": {}, "vllm": {}}[engine]
     scenario = Scenario.model_validate(
         {
             "name": "x",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import takewhile
 
 from simkv.core.scheduler import blocks_for
@@ -27,6 +27,30 @@ class FixedReserve(ResourceManager):
         self.reserve = config.reserve_init
         self.reserve_exact: float = config.reserve_init
         self._admitting = True
+        self.grows_by = config.enc_dec_block_num
+
+    @property
+    def full(self) -> bool:
+        return self._seats_taken() >= self.config.max_num_seqs
+
+    @property
+    def waits_alike(self) -> bool:
+        return not self._tasks  # with which the reserve decays
+
+    def growing(self, seq: Seq, steps: int) -> Sequence[int]:
+        if self._budget() <= 0:
+            return ()
+        spare = self.config.prealloc_dec_block_slot_num_threshold
+        left = self.pool.held(seq.id) * self.block_size - seq.total - spare
+        found: list[int] = []
+        while (step := max(left, found[-1] + 1 if found else 1)) <= steps:
+            found.append(step)
+            left += self.grows_by * self.block_size
+        return found
+
+    def decay(self, steps: int, growing: int) -> None:  # noqa: ARG002
+        for _ in range(growing):
+            self._decay()
 
     def _decide(self) -> None:
         budget = self._advance_running(self._budget())
@@ -64,7 +88,7 @@ class FixedReserve(ResourceManager):
 
     def _admit_waiting(self, budget: int) -> None:
         while self.waiting and budget > 0:
-            if self._seats_taken() >= self.config.max_num_seqs:
+            if self.full:
                 self.why = "slot"
                 break
             seq = self._head()
@@ -145,6 +169,10 @@ class DecodeOnlyPreempt(FixedReserve):
         super().__init__(config)
         self.by_ratio = config.use_new_token_ratio_reserve == 1
         self.ratio = config.init_new_token_ratio
+
+    @property
+    def waits_alike(self) -> bool:
+        return not self.by_ratio and super().waits_alike
 
     def _budget(self) -> int:
         return self.config.max_num_batched_tokens - sum(seq.decoding for seq in self.running)

@@ -8,7 +8,7 @@ PaddlePaddle/FastDeploy@74d0f1c01 and its parent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
@@ -78,6 +78,8 @@ class ResourceManager:
 
     #: Whether an acknowledged request goes to the head of ``waiting``, not to its tail.
     requeue_at_head = True
+    #: Blocks that a decode is given when it needs any.
+    grows_by = 1
 
     def __init__(self, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
         self.block_size = block_size
@@ -115,6 +117,24 @@ class ResourceManager:
     def held(self) -> Held | None:
         """The head of ``waiting``, and why the last call left it there."""
         return Held(self.waiting[0].id, self.why) if self.waiting else None
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody is taken from ``waiting`` before somebody ends."""
+        raise NotImplementedError
+
+    @property
+    def waits_alike(self) -> bool:
+        """Whether the head of ``waiting`` is judged as in the last call, until blocks change."""
+        return False
+
+    def growing(self, seq: Seq, steps: int) -> Sequence[int]:
+        """In which of the next ``steps`` calls, from 1, a request that decodes gets blocks."""
+        raise NotImplementedError
+
+    def decay(self, steps: int, growing: int) -> None:
+        """So many calls had nothing but decodes; in ``growing`` of them there were tasks."""
+        raise NotImplementedError
 
     def put(self, tasks: Iterable[Planned]) -> Parcel:
         """Serialise tasks for the worker, with the token counts of this very moment."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from simkv.core.scheduler import blocks_for
 from simkv.schedulers.fastdeploy.config import FastDeployConfig
@@ -22,8 +22,20 @@ class Ratio(ResourceManager):
         self.config = config
         self.ratio = min(config.init_new_token_ratio, 1)
         self.min_ratio = self.ratio * config.min_new_token_ratio_factor
-        self.decay = (self.ratio - self.min_ratio) / config.new_token_ratio_decay_steps
+        self._decay = (self.ratio - self.min_ratio) / config.new_token_ratio_decay_steps
         self.prefilled = False
+
+    @property
+    def full(self) -> bool:
+        return None not in self.slots  # pending and preempted requests keep theirs
+
+    def growing(self, seq: Seq, steps: int) -> Sequence[int]:
+        return range((-seq.total) % self.block_size + 1, steps + 1, self.block_size)
+
+    def decay(self, steps: int, growing: int) -> None:  # noqa: ARG002
+        for _ in range(steps):
+            if self.ratio > self.min_ratio:
+                self.ratio = max(self.ratio - self._decay, self.min_ratio)
 
     def _decide(self) -> None:
         decodes = [seq for seq in self.running if seq.decoding]
@@ -39,8 +51,8 @@ class Ratio(ResourceManager):
         if self.prefilled:
             return  # the gate: decodes run on, but none of them gets a block
         self._advance_decodes()
-        if decodes and not self.preempted and self.ratio > self.min_ratio:
-            self.ratio = max(self.ratio - self.decay, self.min_ratio)
+        if decodes and not self.preempted:
+            self.decay(1, 0)
 
     def _continue_active(self, seq: Seq) -> bool:
         """Give the unfinished prefill its next chunk, whatever the input budget says."""
@@ -53,7 +65,7 @@ class Ratio(ResourceManager):
 
     def _admit_waiting(self) -> None:
         while self.waiting and self._input > 0 and self._chunk > 0:
-            if None not in self.slots:  # pending and preempted requests keep theirs
+            if self.full:
                 self.why = "slot"
                 break
             seq = self._head()

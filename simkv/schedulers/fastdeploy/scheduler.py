@@ -19,6 +19,7 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Kind, Why
 from simkv.schedulers.fastdeploy.config import FastDeployConfig
 from simkv.schedulers.fastdeploy.fixed import DecodeOnlyPreempt, FixedReserve
+from simkv.schedulers.fastdeploy.leap import advance, stretch
 from simkv.schedulers.fastdeploy.memory import Heard, ResourceManager, TokenProcessor
 from simkv.schedulers.fastdeploy.ratio import Ratio
 from simkv.schedulers.fastdeploy.worker import Task, Work, Worker, WorkerCrash
@@ -117,12 +118,15 @@ class FastDeploy:
         """Requests in ``running`` and the unfinished prefill of the ``ratio`` variants."""
         return len(self.manager.running) + (self.manager.active is not None)
 
-    def leap(self, most: int) -> int:  # noqa: ARG002
-        """One step at a time: reservations decay with every call, and slots run by themselves."""
-        return 1
+    def leap(self, most: int) -> int:
+        """Decodes alone, while all actors agree on them and there are blocks for them."""
+        return stretch(self.manager, self.worker, most)
 
     def skip(self, steps: int) -> list[int]:
-        raise NotImplementedError("this scheduler does not leap")
+        free = advance(self.manager, self.worker, steps - 1)
+        self.complete(Batch(), ())
+        self.schedule()
+        return [*free, self.free_blocks]
 
     def waiting_ids(self) -> list[int]:
         """Ids in ``waiting``, head first."""

@@ -150,7 +150,7 @@ class Queues:
         return len(self.running)
 
     def leap(self, most: int) -> int:
-        """Decodes alone, while the queue may not move and nobody needs a block that is not there."""
+        """Decodes alone, while the queue may not move and the blocks that they need are there."""
         batch = self._batch
         if self._counts_failures():
             left = self.config.waiting_timeout - self.waiting[0].failures
