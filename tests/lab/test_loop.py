@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,8 @@ from simkv.lab.campaign import read_samples
 from simkv.lab.executor import WallClock
 from simkv.lab.serve import DeviceServer
 from simkv.lab.steadied import stalled
+from simkv.proof.validation.served.levels import validation
+from simkv.proof.validation.served.replay import read_runs
 from tests.conftest import ROOT
 from tests.lab.test_serve import SETUP, check_l0
 from tests.laws.plain import plain_scenario
@@ -103,6 +106,23 @@ def test_the_campaign_that_is_shown_is_whole():
     assert plan["profile"] == profile.name
     assert all(case["verdict"]["step"] is None for case in found.values())
     assert all(len(case["stalls"]) == 3 for case in found.values())  # three runs of each
+
+
+def test_the_page_that_is_shown_is_of_the_runs_that_are_kept(tmp_path):
+    """One case of it, judged again without serving: the errors of steps and their ends."""
+    example = ROOT / "calibrate" / "cpu-example"
+    with tarfile.open(example / "runs.tar.gz") as runs:
+        kept = [m for m in runs.getmembers() if "mistralrs-six-pr2034-" in m.name]
+        runs.extractall(tmp_path, members=kept, filter="data")
+    again = [read_runs(path)["run"] for path in sorted((tmp_path / "runs").iterdir())]
+    profile = load_profile("profile.json", example)
+    found = validation(again[0], profile, again[1:])
+    told = json.loads((example / "validation.json").read_text())["cases"]["mistralrs-six-pr2034"]
+    assert len(again) == 3
+    for kind, error in found.steps["profile"].items():
+        assert error.model_dump() == pytest.approx(told["steps"]["profile"][kind], rel=1e-9)
+        for name, ends in found.step_ends["profile"][kind].items():
+            assert list(ends) == pytest.approx(told["step_ends"]["profile"][kind][name], rel=1e-9)
 
 
 def test_a_campaign_of_something_else_is_not_gone_on_with(out):

@@ -74,9 +74,12 @@ def test_all_three_levels(folder):
         assert set(case["steps"]) == {"profile", "constant step", "tokens only", "roofline"}
         assert {f["name"] for f in case["figures"]} >= {"makespan_s", "ttft_ms.p99", "peak_blocks"}
         assert all(f["interval"] for f in case["figures"])
-        # Blocks of so few steps need not enclose the error itself, but lie where errors lie.
-        ends = case["step_ends"]["profile"]["all"]
-        assert all(0 <= low < high for low, high in (ends["median"], ends["p95"]))
+        for model, kinds in case["steps"].items():
+            for kind, error in kinds.items():
+                ends = case["step_ends"][model][kind]
+                assert bool(ends) is (error["points"] > 1), (name, model, kind)
+                for figure, (low, high) in ends.items():
+                    assert low <= error[figure] <= high, (name, model, kind, figure)
         assert len(case["stalls"]) == 1
     assert found["cases"]["memory-pressure"]["same_victims"].keys() == set(case["steps"])
     assert {(r["case"], r["beside"]) for r in found["rankings"]} >= {

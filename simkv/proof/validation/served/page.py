@@ -121,7 +121,8 @@ def _page(
     yield (
         "Median and P95 of the absolute relative error, and the bias (mean with its sign), over "
         "all repeats; below each of the profile's where it lies for 95 of 100 resampled sets of "
-        "steps. The constant step and the line over tokens are fitted to the first of these runs."
+        "steps (of fewer than a hundred steps P95 may well be larger). The constant step and the "
+        "line over tokens are fitted to the first of these runs."
     )
     yield ""
     yield from markdown(["case", "kind", "steps", *_models(judged)], _step_rows(judged))
@@ -173,7 +174,7 @@ def _step_rows(judged: Sequence[Judged]) -> list[list[str]]:
             ]
             rows.append([one.trial.name, kind, str(error.points), *shares])
             ends = one.found.step_ends["profile"][kind]
-            between = " / ".join(_between(ends[name]) for name in ("median", "p95", "bias"))
+            between = " / ".join(_between(ends.get(name)) for name in ("median", "p95", "bias"))
             rows.append(["", "", "", between, *[""] * (len(shares) - 1)])
     return rows
 
