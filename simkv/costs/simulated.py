@@ -20,7 +20,8 @@ def later(load: Load, steps: int) -> Load:
     shortest, longest = load.shortest, load.longest
     if longest:
         shortest, longest = shortest + steps, longest + steps
-    return Load(0, 0, 0, load.decode_seqs, context, 0, load.emits, shortest, longest)
+    group = load.group_tokens, 0, 0, load.group_most, load.group_ranks
+    return Load(0, 0, 0, load.decode_seqs, context, 0, load.emits, shortest, longest, *group)
 
 
 class SimulatedExecutor:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
 
 from simkv.core.scheduler import Batch
-from simkv.costs.load import Load
+from simkv.costs.load import Floats, Load
+from simkv.costs.simulated import FEW
 from simkv.loop.clock import Moment
 
 
@@ -34,13 +39,15 @@ class Leap:
     """A stretch of like steps under way.
 
     ``load`` is that of the step just launched, ``ends`` are its end and those of the steps that
-    follow it. At ``moments`` one iteration of the loop would be over and the next begin.
+    follow it. At ``moments`` one iteration of the loop would be over and the next begin. ``own``
+    are the seconds of the steps that follow, where others make them longer.
     """
 
     load: Load
     ends: array[float]
     moments: array[float]
     wake: Moment
+    own: list[float] | None = None
 
 
 @dataclass(slots=True)
@@ -59,3 +66,10 @@ def alike(oldest: InFlight, newest: InFlight) -> bool:
         return True
     same_group = a.decodes == b.decodes and not b.joined and not b.left
     return a.kind == b.kind and same_group and a.scheduled == b.scheduled
+
+
+def ends_of(end: float, seconds: Sequence[float] | Floats) -> array[float]:
+    """``end`` and, one after the other, the ends of steps that take so many seconds after it."""
+    if len(seconds) < FEW:
+        return array("d", accumulate(seconds, initial=end))
+    return array("d", np.cumsum(np.append(end, seconds)).tobytes())

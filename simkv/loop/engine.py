@@ -5,22 +5,20 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, repeat
 from operator import sub
 from typing import Literal
 
-import numpy as np
 import simpy
 from mypy_extensions import mypyc_attr
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
-from simkv.costs.load import Executor, Load
-from simkv.costs.simulated import FEW
-from simkv.loop.ahead import InFlight, Leap, Rest, alike
+from simkv.costs.load import Executor, Floats, Load
+from simkv.loop.ahead import InFlight, Leap, Rest, alike, ends_of
 from simkv.loop.clock import Process, passed
 from simkv.loop.cycles import CycleWatch
 from simkv.loop.record import Life, Standstill
@@ -46,8 +44,9 @@ class Engine(Replica):
     What comes from outside in the meantime ends the stretch with the step that it falls into, so
     leaping changes nothing but the work.
 
-    ``run`` is made of ``schedule``, ``launch`` and ``end_turn``, for whoever steps several engines
-    together. ``in_flight`` are the batches on the GPU, the oldest first.
+    ``run`` is made of ``schedule``, ``launch`` and ``end_turn``, and a leap of ``stretch``,
+    ``set_out`` and ``land``, for whoever steps several engines together. ``in_flight`` are the
+    batches on the GPU, the oldest first.
     """
 
     def __init__(
@@ -64,6 +63,8 @@ class Engine(Replica):
         super().__init__(env, scheduler, executor, ready, resolved, rank)
         self.leaping = leaping
         self.leaps = 0
+        #: Called in place of ``cut`` where others leap with it.
+        self.stirred: Callable[[], None] | None = None
         self.in_flight: deque[InFlight] = deque()
         self._outside = False
         self._leap: Leap | None = None
@@ -101,8 +102,7 @@ class Engine(Replica):
             if in_flight[0].batch:
                 if leap := self._plan_leap(batch, load):
                     yield leap.wake
-                    self._land(leap, len(leap.moments) - 1)
-                    gpu_free = in_flight[-1].end
+                    gpu_free = self.land()
                 else:
                     yield self.moment(in_flight[0].end)
             turn = self.end_turn(batch)
@@ -255,32 +255,46 @@ class Engine(Replica):
             heappop(self._finishes)
         return NEVER
 
-    def _plan_leap(self, batch: Batch, load: Load) -> Leap | None:
-        """The stretch of steps like the one just launched, if it is one of decodes only."""
+    def stretch(self, batch: Batch) -> int:
+        """How many steps like the one just launched would follow it, which are of decodes only."""
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not alike(oldest, newest):
-            return None
+            return 0
         most = min(self._next_finish() - oldest.row, FARTHEST)
         if oldest.last_of or oldest.row in self._ending:
             most = 0
         for i in batch.emits:
             most = min(most, self._left[i] + newest.row - oldest.row)
-        if most < 1:
-            return None
-        steps = self.scheduler.leap(int(most) + 1) - 1
+        return 0 if most < 1 else self.scheduler.leap(int(most) + 1) - 1
+
+    def _plan_leap(self, batch: Batch, load: Load) -> Leap | None:
+        """The stretch of steps like the one just launched, if its times are known."""
+        steps = self.stretch(batch)
         foreseen = self.executor.foresee(load, steps) if steps else ()
-        if not len(foreseen):
-            return None
-        if len(foreseen) < FEW:
-            ends = array("d", accumulate(foreseen, initial=newest.end))
-        else:
-            ends = array("d", np.cumsum(np.append(newest.end, foreseen)).tobytes())
+        return self.set_out(load, foreseen) if len(foreseen) else None
+
+    def set_out(
+        self, load: Load, foreseen: Sequence[float] | Floats, own: list[float] | None = None
+    ) -> Leap:
+        """Leap over steps that take so many seconds, of which the executor's ``own`` may be less.
+
+        Whoever waits for its ``wake`` then lets it ``land``.
+        """
+        oldest, newest = self.in_flight[0], self.in_flight[-1]
+        ends = ends_of(newest.end, foreseen)
         moments = ends[:]
         if oldest is not newest:
             moments.insert(0, oldest.end)
             moments.pop()
-        self._leap = Leap(load, ends, moments, self.moment(moments[-1]))
+        self._leap = Leap(load, ends, moments, self.moment(moments[-1]), own)
         return self._leap
+
+    def land(self) -> float:
+        """The leap is over; returns when the GPU is free."""
+        leap = self._leap
+        assert leap is not None
+        self._land(leap, len(leap.moments) - 1)
+        return self.in_flight[-1].end
 
     def _land(self, leap: Leap, done: int) -> None:
         """Bring everything to where stepping would be after ``done`` more steps."""
@@ -292,7 +306,7 @@ class Engine(Replica):
         batch, times = newest.batch, leap.ends[: done + 1]
         ends = times[1:]
         self.record.repeat(batch, ends, self.scheduler.skip(done), len(self.in_flight))
-        self.executor.ran(leap.load, list(map(sub, ends, times)))
+        self.executor.ran(leap.load, leap.own[:done] if leap.own else list(map(sub, ends, times)))
         if batch.decodes:
             self._group_row = newest.row + done
         lasts: dict[int, list[int]] = {}
@@ -341,6 +355,8 @@ class Engine(Replica):
         context = load.decode_context + done * load.decode_seqs
         leap.load = load._replace(decode_context=context)
         del leap.ends[:done], leap.moments[:done]
+        if leap.own:
+            del leap.own[:done]
         self._leap = leap
 
     def halt(self) -> list[Life]:
@@ -367,6 +383,10 @@ class Engine(Replica):
         """Something came from outside: the engine looks again when its present step is over."""
         super().stir()
         self._outside = True
+        (self.stirred or self.cut)()
+
+    def cut(self) -> None:
+        """A leap under way ends with the present step."""
         ahead = self._leap or self._rest
         if ahead is not None:
             moments = ahead.moments

@@ -15,15 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simkv.core.scheduler import Batch
+from simkv.costs.load import Load
+from simkv.loop.ahead import Leap
 from simkv.loop.clock import Process
-from simkv.loop.engine import Engine
+from simkv.loop.engine import FARTHEST, Engine
 
 
 class LockStep:
     """Runs ``engines`` of one world in lock-step; they must have the same pipeline depth.
 
-    Hand requests to the engines; start ``run()`` in place of theirs. There are no leaps.
-    Raises ValueError if there is no engine, or if the depths differ.
+    Hand requests to the engines; start ``run()`` in place of theirs. They leap when all that are
+    awake would, as far as all would; who comes to any of them ends the leap of all. Raises
+    ValueError if there is no engine, or if the depths differ.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -32,6 +35,10 @@ class LockStep:
             raise ValueError(f"pipeline depths {sorted(depths)}: one and the same was expected")
         self.engines = list(engines)
         self._depth = depths.pop()
+        self._leaping: list[Engine] = []
+        for engine in engines:
+            engine.rank = self.engines[0].rank  # all decide at the moments of the first
+            engine.stirred = self._cut
 
     def run(self) -> Process:
         """The iterations of all engines, as a SimPy process."""
@@ -50,11 +57,16 @@ class LockStep:
                     self._all_die(engine)
                     return
                 decided.append((engine, batch))
-            gpu_free = self._launch(decided, max(first.env.now, gpu_free))
+            loads = self._loads(decided)
+            gpu_free = self._launch(decided, loads, max(first.env.now, gpu_free))
             # Who has room for a batch more does not wait for the oldest.
             full = [(e, b) for e, b in decided if len(e.in_flight) >= self._depth or not b]
             running = [e.in_flight[0].end for e, _ in full if e.in_flight[0].batch]
-            if running:
+            if len(full) == len(decided) and (leap := self._plan_leap(decided, loads)):
+                yield leap.wake
+                gpu_free = max(engine.land() for engine in self._leaping)
+                self._leaping = []
+            elif running:
                 yield first.moment(max(running))
             turns = [(engine, engine.end_turn(batch)) for engine, batch in full]
             for engine, turn in turns:
@@ -64,8 +76,8 @@ class LockStep:
             if idle and all(turn != "on" for _, turn in turns) and len(full) == len(decided):
                 yield first.moment(first.env.now + max(idle))
 
-    def _launch(self, decided: Sequence[tuple[Engine, Batch]], start: float) -> float:
-        """Put what was decided on the GPUs, all at ``start``; returns when they are free again."""
+    def _loads(self, decided: Sequence[tuple[Engine, Batch]]) -> list[Load]:
+        """What each executor is told of its batch and of all of them."""
         loads = [engine.load(batch) for engine, batch in decided]
         tokens = [load.prefill_tokens + load.decode_seqs for load in loads]
         group = {
@@ -73,17 +85,44 @@ class LockStep:
             "group_most": max(tokens, default=0),
             "group_ranks": len(self.engines),
         }
-        seconds = max(
-            (
-                engine.executor.run(load._replace(**group))
-                for (engine, batch), load in zip(decided, loads, strict=True)
-                if batch
-            ),
-            default=0.0,
-        )
-        for (engine, batch), load in zip(decided, loads, strict=True):
+        return [load._replace(**group) for load in loads]
+
+    def _launch(
+        self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[Load], start: float
+    ) -> float:
+        """Put what was decided on the GPUs, all at ``start``; returns when they are free again."""
+        both = list(zip(decided, loads, strict=True))
+        seconds = max((e.executor.run(load) for (e, batch), load in both if batch), default=0.0)
+        for (engine, batch), load in both:
             engine.launch(batch, load, start, seconds)
         return start + seconds
+
+    def _plan_leap(
+        self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[Load]
+    ) -> Leap | None:
+        """The stretch that all of them would go through, one of whose leaps is returned."""
+        steps = FARTHEST
+        ends = {(e.in_flight[0].end, e.in_flight[-1].end) for e, _ in decided}
+        for engine, batch in decided:
+            steps = min(steps, engine.stretch(batch)) if len(ends) == 1 and steps else 0
+        if not steps:
+            return None
+        engines = [engine for engine, _ in decided]
+        each = [e.executor.foresee(load, steps) for e, load in zip(engines, loads, strict=True)]
+        if min(map(len, each)) < steps:
+            return None
+        slowest = list(map(max, *each)) if len(each) > 1 else each[0]
+        self._leaping = engines
+        leaps = [
+            engine.set_out(load, slowest, list(map(float, own)))
+            for engine, load, own in zip(engines, loads, each, strict=True)
+        ]
+        return leaps[0]
+
+    def _cut(self) -> None:
+        """Something came from outside: all look again when the present step is over."""
+        for engine in self._leaping:
+            engine.cut()
 
     def _all_die(self, dead: Engine) -> None:
         """Nobody gets past the pass in which one is missing."""

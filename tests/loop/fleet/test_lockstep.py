@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import simpy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
@@ -29,9 +29,13 @@ from simkv.scenario.fleet import FleetRules
 from simkv.scenario.fleet import RoundRobin as RoundRobinConfig
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import build
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.workload.workload import generate
 from tests.fakes import Fifo, Seconds, die
+from tests.laws.fleets import with_fleet
 from tests.laws.scenarios import scenarios
+from tests.laws.test_fleets import rows, run
+from tests.laws.test_leaping import assert_same, stretched
 
 
 def fleet(schedulers: Sequence[Any], executors: Sequence[Any]) -> Fleet:
@@ -130,6 +134,37 @@ def test_steps_of_a_group_begin_and_end_together(scenario: Scenario, count: int)
             assert ends.setdefault(start, end) == end
     passes = sorted(ends.items())
     assert all(end <= start for (_, end), (start, _) in pairwise(passes))
+
+
+@pytest.mark.parametrize(
+    ("engine", "variant"), [("vllm", "0.33.0"), ("vllm", "0.17.0"), ("sglang", "0.5.23")]
+)
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_leap_of_a_group_changes_nothing(engine: str, variant: str, data: st.DataObject) -> None:
+    scenario = stretched(data.draw(scenarios(engine, variant)), data.draw(st.sampled_from([4, 9])))
+    router = data.draw(st.sampled_from(["round_robin", "least_loaded"]))
+    section = {"replicas": data.draw(st.integers(1, 3)), "router": router, "lockstep": True}
+    scenario = with_fleet(scenario, section)
+    leaping, stepping = run(scenario), run(scenario, leaping=False)
+    assert_same(rows(leaping), rows(stepping), "run")
+    for i, life in leaping.record.lives.items():
+        assert life.segments == stepping.record.lives[i].segments
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_group_leaps_until_somebody_comes(depth: int) -> None:
+    knobs = {"num_gpu_blocks": 100, "max_model_len": 800, "async_scheduling": depth == 2}
+    schedulers = [build(VllmConfig(**knobs)) for _ in range(3)]
+    assert {scheduler.pipeline_depth for scheduler in schedulers} == {depth}
+    profile = load_profile("unit-step", Path())
+    served = fleet(schedulers, [SimulatedExecutor(profile) for _ in range(3)])
+    requests = [Request(i, 8, 300, at, output_tokens=300) for i, at in enumerate((0, 0, 100.5))]
+    record = serve(served, requests, None)
+    assert record.lives[2].seen == 101.0  # the third slept, the others were in a leap
+    for stint in served.stints:
+        assert stint.engine.leaps > 0
+        assert len(stint.engine.record.steps) > 10 * stint.engine.leaps
 
 
 SCENARIO = """
