@@ -35,9 +35,10 @@ trap 'exit 143' TERM INT
 export PYTHONUNBUFFERED=1
 PYTHON=${PYTHON:-python3}
 # Packages that the machine does not have travel as wheels.
-if compgen -G ".whl/*.whl" >/dev/null; then
+WHEELS=${WHEELS:-.whl}
+if compgen -G "$WHEELS/*.whl" >/dev/null; then
     $PYTHON -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-        --target /tmp/site .whl/*.whl || exit
+        --target /tmp/site "$WHEELS"/*.whl || exit
 fi
 export PYTHONPATH=".:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 if [[ -n ${REHEARSE:-} ]]; then

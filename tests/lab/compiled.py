@@ -90,6 +90,20 @@ def attend(shape: ModelShape, block_size: int, dtype: Any, *sizes: StepSize) -> 
         cuda_ops.attend(q, fields, size, pool[:, 0], pool[:, 1], tables)
 
 
+def fuse(shape: ModelShape, block_size: int, dtype: Any) -> None:
+    """The small fusions of a step of eight tokens."""
+    kv_heads, dim = shape.kv_heads, shape.head_dim
+    x, weight = torch.zeros(8, shape.hidden, dtype=dtype), torch.zeros(shape.hidden, dtype=dtype)
+    for residual in (None, x.clone()):
+        cuda_ops.add_norm(residual, x, weight, 1e-5)
+    cuda_ops.silu_mul(torch.zeros(8, 2 * shape.intermediate, dtype=dtype))
+    numbers = torch.zeros(8, dtype=torch.int32)
+    turns = [torch.zeros(64, dim // 2, dtype=torch.float32) for _ in range(2)]
+    pool = torch.zeros(4, 2, block_size, kv_heads, dim, dtype=dtype)
+    qkv = torch.zeros(8, shape.qkv_width, dtype=dtype)
+    cuda_ops.rotate_and_store(qkv, numbers, numbers.long(), *turns, pool[:, 0], pool[:, 1])
+
+
 def resources(kernel: Any) -> dict[str, int]:
     """What the assembler says of a kernel: registers, bytes of stack and of local memory."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -118,15 +132,32 @@ def wrong_with(name: str, kernel: Any, arch: int, *, wide: bool = False) -> list
 
 
 def every(arch: int) -> Iterator[tuple[str, list[str]]]:
-    """Every build of attention that the runner might use on ``arch``, and what is wrong with it."""
+    """Every build that the runner might use on ``arch``, and what is wrong with it."""
     decodes = [StepSize(rows, rows, 0) for rows in (1, 16, 256)]  # with 64 splits to none
     for shape in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
+            yield from fusions(arch, shape, dtype)
             for part in ("decode", "prefill"):
-                yield from _builds(arch, shape, dtype, part, decodes)
+                yield from _attention(arch, shape, dtype, part, decodes)
 
 
-def _builds(
+def fusions(arch: int, shape: ModelShape, dtype: Any) -> Iterator[tuple[str, list[str]]]:
+    """The builds of the small fusions."""
+    wide = dtype == torch.float32
+    for block_size in (16,) if wide else (16, 1):
+        with compiling(arch) as found:
+            fuse(shape, block_size, dtype)
+        for name, built in found.items():
+            for kernel in built:
+                what = f"sm_{arch} {shape.name} {dtype} block {block_size} {name}"
+                yield _told(what, kernel), wrong_with(name, kernel, arch, wide=wide)
+
+
+def _told(what: str, kernel: Any) -> str:
+    return f"{what}: {resources(kernel)['REG']} registers, {kernel.metadata.shared} bytes"
+
+
+def _attention(
     arch: int, shape: ModelShape, dtype: Any, part: AttentionKernel, decodes: list[StepSize]
 ) -> Iterator[tuple[str, list[str]]]:
     wide = dtype == torch.float32
@@ -138,10 +169,9 @@ def _builds(
             for name, built in found.items():
                 for kernel in {id(k): k for k in built}.values():
                     what = f"sm_{arch} {shape.name} {dtype} block {block_size} {name}"
-                    used = f"{resources(kernel)['REG']} registers, {kernel.metadata.shared} bytes"
                     if name != "prefill" or part == "prefill":
                         wrong = wrong_with(name, kernel, arch, wide=wide)
-                        yield f"{what} {tuple(tiles)}: {used}", wrong
+                        yield _told(f"{what} {tuple(tiles)}", kernel), wrong
 
 
 def main() -> int:

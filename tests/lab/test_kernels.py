@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -55,7 +56,9 @@ def run_steps(shape: Any, block_size: int) -> None:
 
 
 def test_all_kernels_build_for_hopper_without_spills(built):
-    run_steps(MODELS["llama-3-8b"], 16)
+    """And the next tile of keys and values is loaded while one is worked on."""
+    shape = MODELS["llama-3-8b"]
+    run_steps(shape, 16)
     names = {"decode", "reduce", "prefill", "add_norm", "rotate_and_store", "silu_mul"}
     assert built.keys() == names
     for name in names:
@@ -63,6 +66,27 @@ def test_all_kernels_build_for_hopper_without_spills(built):
             assert compiled.wrong_with(name, kernel, 90) == []
     assert all("mma" in kernel.asm["ptx"] for kernel in built["decode"])
     assert all("cp.async" in kernel.asm["ptx"] for kernel in built["decode"])
+    for name in ("decode", "prefill"):
+        tile = tiles.candidates(name, shape.head_dim, 2, 90)[0].tile
+        keys_and_values = 2 * tile * shape.head_dim * 2
+        assert all(kernel.metadata.shared > 2 * keys_and_values for kernel in built[name])
+
+
+def test_programs_that_run_together_read_the_same_blocks(built):
+    """Those of a row's key-value heads: they come first in a grid."""
+    grids = {}
+    launch = triton.runtime.jit.JITFunction.run
+
+    def noted(self, *arguments, grid, **options):
+        grids[self.__name__] = grid
+        return launch(self, *arguments, grid=grid, **options)
+
+    with patch.object(triton.runtime.jit.JITFunction, "run", noted):
+        compiled.attend(MODELS["tiny"], 16, torch.bfloat16, compiled.MIXED)
+    kv_heads = MODELS["tiny"].kv_heads
+    assert grids["decode"][:2] == (kv_heads, compiled.MIXED.decodes)
+    assert grids["prefill"][0] == kv_heads
+    assert built.keys() == grids.keys()
 
 
 #: Architecture, shape, block size and dtype; `python -m tests.lab.compiled` has all.
@@ -86,6 +110,13 @@ def test_attention_builds_for_every_architecture(arch, shape, block_size, dtype)
     for name, found in built.items():
         wide = dtype == torch.float32
         assert compiled.wrong_with(name, found[0], arch, wide=wide) == []
+
+
+@pytest.mark.parametrize("arch", [80, 120])
+def test_fusions_build_elsewhere_too(arch):
+    found = list(compiled.fusions(arch, compiled.SHAPES[0], torch.float32))
+    assert len(found) == 4  # add_norm with and without a residual
+    assert [wrong for _, wrong in found if wrong] == []
 
 
 def test_spills_and_too_much_shared_memory_are_seen():

@@ -112,6 +112,19 @@ def test_a_rehearsal_of_the_first_command(tmp_path):
         assert "tiny/samples.csv" in packed.getnames()  # what was there is there
 
 
+def test_the_time_that_packages_take_to_install_counts(tmp_path):
+    """What is left after it is a negative time, which no command is given."""
+    (tmp_path / "simkv.whl").touch()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$2" = pip ] && exec sleep 2\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    done = on_gpu("first", tmp_path / "out", PYTHON=str(python), WHEELS=str(tmp_path), LIMIT="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("check", "bench", "calibrate-tiny"):
+        assert f"{name}: LEFT OUT" in done.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"log.txt"}
+
+
 def test_a_rehearsal_of_the_second_command(tmp_path):
     """It serves the plan that it is given and no other, and packs what there is."""
     from tests.lab.test_validate_gpu import PROFILE, invoke
