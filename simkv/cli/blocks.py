@@ -128,13 +128,17 @@ def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
         config = spec.config(**knobs)
     except ValueError as error:
         raise InputError(f"--{str(error).replace('_', '-')}") from error
-    room = kv_room(hardware_of(section), setting_of(config))
+    setting = setting_of(config)
+    room = kv_room(hardware_of(section), setting)
     if not room.num_gpu_blocks:
         raise InputError(room.refusal)
     size = spec.block_size(config) if spec.memory_in_tokens else 1
     print(f"{spec.memory}: {room.num_gpu_blocks * size}")
-    if spec.groups and len(groups := kv_groups(room.hardware)) > 1:
-        print(f"{spec.groups}: {groups}")
+    knows = spec.groups not in spec.lacks.get(spec.naming.variant_of(config.variant), ())
+    if spec.groups and knows and len(groups := kv_groups(room.hardware)) > 1:
+        print(f"{spec.groups}: [{', '.join(map(str, groups))}]")
+    if room.block_size != setting.block_size:
+        print(f"{spec.block}: {room.block_size}")
     print(
         f"{room.hardware.gpu.name}: {room.usable / 1e9:.2f} GB usable, {room.weights / 1e9:.2f} GB "
         f"weights, {room.activations / 1e9:.2f} GB largest step, {room.outside / 1e9:.2f} GB "

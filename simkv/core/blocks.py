@@ -116,6 +116,14 @@ class BlockPool:
         del self.tables[owner][:count]
         self._let_go(head[::-1], keyless_first=keyless_first)
 
+    def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
+        """Drop the blocks at these places of a table, in this order, as ``release`` drops all."""
+        table = self.tables[owner]
+        blocks = np.array([table[place] for place in places], dtype=np.intc)
+        for place in sorted(places, reverse=True):
+            del table[place]
+        self._let_go(blocks, keyless_first=keyless_first)
+
     def abandon(self, owner: int) -> None:
         """Forget the table of ``owner`` but free nothing: its blocks leak, as in a buggy engine."""
         self.tables.pop(owner, None)

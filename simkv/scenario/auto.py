@@ -92,7 +92,8 @@ def _sized(
 ) -> dict[str, Any]:
     """The knob with the size, or one that fits anything if hardware or engine are wrong.
 
-    With it come the groups of layers that the blocks were counted for, unless they are given.
+    With it come the groups of layers that the blocks were counted for, unless they are given, and
+    the tokens in a block where these follow from the model.
     """
     if data.get("hardware") is None:
         raise Unknown(field, "auto needs hardware: with gpu and model; else give a number")
@@ -114,5 +115,10 @@ def _sized(
     variant = spec.naming.variant_of(engine.get("variant", spec.config().variant))
     knob = spec.groups
     if knob and knob not in {*engine, *spec.lacks.get(variant, ())} and len(groups) > 1:
-        return {spec.memory: blocks, knob: groups}
+        larger = room.block_size != setting.block_size
+        return {
+            spec.memory: blocks,
+            knob: groups,
+            **({spec.block: room.block_size} if larger else {}),
+        }
     return {spec.memory: blocks * (setting.block_size if spec.memory_in_tokens else 1)}

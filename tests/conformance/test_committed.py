@@ -127,6 +127,7 @@ NOT_IN_TRACES = {
     "fixed",
     "spares_null_block",
     "checks_threshold",
+    "caches_states",
     "swaps",
 }
 VLLM = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswith("0."))

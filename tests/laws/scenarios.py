@@ -89,8 +89,11 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     max_model_len = block_size * usable - draw(_whole(0, 3))
     max_num_seqs = draw(_whole(1, 6))
     chunked = draw(st.booleans()) or "enable_chunked_prefill" in rules_of(variant).fixed
-    groups = draw(rarely(st.sampled_from([[0, 3], [5], [0, 9, 9], [0, 3, 8]]))) or [0]
+    kinds = [[0, 3], [5], [0, 9, 9], [0, 3, 8], [0, "mamba"], [0, "mamba", "mamba"], ["mamba", 4]]
+    groups = draw(rarely(st.sampled_from(kinds))) or [0]
     groups = [0] if "kv_cache_groups" in rules_of(variant).fixed else groups
+    chunked |= "mamba" in groups
+    least = max(max_num_seqs, block_size)  # states are kept of whole blocks
     knobs = {
         "block_size": block_size,
         "num_gpu_blocks": (usable + any(groups)) * len(groups) + 1,
@@ -102,12 +105,13 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "max_num_queued_tokens": draw(rarely(_whole(1, 60))),
         "enable_chunked_prefill": chunked,
         "max_num_batched_tokens": draw(
-            _whole(max_num_seqs if chunked else max(max_num_seqs, max_model_len), 200)
+            _whole(least if chunked else max(max_num_seqs, max_model_len), 200)
         ),
+        "mamba_cache_mode": draw(st.sampled_from([None, None, "align", "all"])),
         "max_num_scheduled_tokens": draw(rarely(_whole(1, 40))),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": draw(st.booleans()),
-        "long_prefill_token_threshold": draw(rarely(_whole(1, max_model_len))) or 0,
+        "long_prefill_token_threshold": draw(rarely(_whole(block_size, max_model_len))) or 0,
         "long_prefill_token_threshold_adaptive": draw(st.booleans()),
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.05, 0.3])),
@@ -200,16 +204,17 @@ KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
 
 #: Rules of vLLM that say what start-up refuses, or what a knob is that was left out.
 AT_START = ("fixed", "async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching")
-AT_START += ("spares_null_block", "checks_threshold")
-#: Rules about windows, which are drawn in one case of four only.
-OF_WINDOWS = ("frees_processed", "keeps_boundaries")
+AT_START += ("spares_null_block", "checks_threshold", "caches_states")
+#: Rules about groups of layers, which are drawn in one case of four only.
+OF_GROUPS = ("frees_processed", "keeps_boundaries")
+OF_GROUPS += ("frees_gaps", "keeps_junctions", "wide_states", "leaves_last")
 
 
 def _variants(engine: EngineSpec) -> list[str]:
     """Variants that decide differently: of releases of vLLM with the same rules the newest."""
     if engine.name != "vllm":
         return list(engine.variants)
-    decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in AT_START + OF_WINDOWS]
+    decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in AT_START + OF_GROUPS]
     newest: dict[tuple[Any, ...], str] = {}
     for variant, rules in RULES.items():
         newest.setdefault(tuple(getattr(rules, rule) for rule in decided), variant)

@@ -24,9 +24,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from simkv.costs.hardware.architecture import Dense, Gqa, Moe
+from simkv.costs.hardware.architecture import Dense, GatedDelta, Gqa, Moe
 from simkv.costs.hardware.hardware import Hardware
-from simkv.costs.hardware.memory import kv_bytes, weight_bytes
+from simkv.costs.hardware.memory import kv_bytes, state_bytes, weight_bytes
 from simkv.costs.hardware.setting import EngineSetting
 
 GIB = 1 << 30
@@ -39,6 +39,10 @@ OUTSIDE_TORCH = {(0, 0): 0.13, (0, 18): 0.25}
 COLLECTIVES = 1.9
 #: Bytes that the CUDA graphs take, and the release from which on they are left free.
 GRAPHS, GRAPHS_FROM = 1_000_000_000, (0, 20)
+#: Tokens in the smallest block that attention's kernels take, of which blocks are multiples.
+KERNEL_BLOCK = 16
+#: The release of vLLM from which on groups with states are modelled (schedulers/vllm/states.py).
+STATES_FROM = (0, 24)
 #: Bytes of a GPU that a process of SGLang has in use before it loads weights.
 SGLANG_CONTEXT = 0.5 * GIB
 #: Decodes in SGLang's largest CUDA graph by default: MiB of a GPU below which they hold, on fewer
@@ -56,7 +60,8 @@ SGLANG_GRAPHS = (
 class KvRoom:
     """What a GPU's share of memory is spent on, in bytes, and the blocks that are left.
 
-    ``block_bytes`` are those of one block over all layers that keep KV.
+    ``block_bytes`` are those of one block of ``block_size`` tokens, over all layers that keep KV or
+    a group of them.
     """
 
     hardware: Hardware
@@ -65,6 +70,7 @@ class KvRoom:
     activations: int
     outside: int
     block_bytes: int
+    block_size: int
 
     @property
     def rest(self) -> int:
@@ -92,12 +98,13 @@ def kv_room(hardware: Hardware, setting: EngineSetting) -> KvRoom:
 
     An engine that is neither vLLM nor SGLang is taken for a vLLM of its newest release.
     """
-    weights, block = weight_bytes(hardware), block_bytes(hardware, setting)
+    weights, size = weight_bytes(hardware), block_size(hardware, setting)
+    block = block_bytes(hardware, setting)
     if setting.engine == "sglang":
         free = hardware.gpu.memory_bytes - SGLANG_CONTEXT
         free -= COLLECTIVES * GIB if hardware.gpus > 1 else 0
         share = setting.memory_share or _static_share(hardware, setting)
-        return KvRoom(hardware, int(free * share), weights, 0, 0, block)
+        return KvRoom(hardware, int(free * share), weights, 0, 0, block, size)
     release = _release(setting)
     outside = _since(OUTSIDE_TORCH, release) * GIB
     outside += COLLECTIVES * GIB if hardware.gpus > 1 else 0
@@ -109,6 +116,7 @@ def kv_room(hardware: Hardware, setting: EngineSetting) -> KvRoom:
         activations=_activations(hardware, setting, _since(SAMPLER_BYTES, release)),
         outside=int(outside),
         block_bytes=block,
+        block_size=size,
     )
 
 
@@ -144,30 +152,56 @@ def _static_share(hardware: Hardware, setting: EngineSetting) -> float:
 def block_bytes(hardware: Hardware, setting: EngineSetting) -> int:
     """Bytes of one block as vLLM counts them: of all layers, or of a group (``kv_groups``)."""
     kept = [part for part in hardware.architecture.layers if kv_bytes(part.attention, hardware)]
-    if len(kv_groups(hardware)) < 2:
+    if len(kv_groups(hardware)) < 2 or not _keeps_states(hardware, setting):
         per_token = sum(part.count * kv_bytes(part.attention, hardware) for part in kept)
         return int(per_token * setting.block_size)
-    layers = _group_size(_by_window(hardware).values())
-    return int(layers * kv_bytes(kept[0].attention, hardware) * setting.block_size)
+    layers = _group_size(_by_kind(hardware).values())
+    size = block_size(hardware, setting)
+    return int(layers * kv_bytes(kept[0].attention, hardware) * size)
 
 
-def kv_groups(hardware: Hardware) -> list[int]:
+def block_size(hardware: Hardware, setting: EngineSetting) -> int:
+    """Tokens in a block: as set, or as many more as it takes to hold a state.
+
+    vLLM logs "Setting attention block size to 528 tokens to ensure that attention page size is >=
+    mamba page size" (``vllm/platforms/interface.py`` of 0.33).
+    """
+    layers = hardware.architecture.layers
+    state = max(state_bytes(part.attention, hardware) for part in layers)
+    per_token = max(kv_bytes(part.attention, hardware) for part in layers)
+    if not state or not per_token or not _keeps_states(hardware, setting):
+        return setting.block_size
+    least = max(setting.block_size, KERNEL_BLOCK)
+    return int(least * -(-state // (least * per_token)))
+
+
+def kv_groups(hardware: Hardware) -> list[int | str]:
     """The window in tokens (0: all) of each group of layers that takes blocks of its own.
 
-    Layers with a window and layers without take blocks from one pool, in groups of equally many
-    layers; a block is of one group (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
+    Layers with a window, layers without and those with a state (``mamba``) take blocks from one
+    pool, in groups of equally many layers; a block is of one group
+    (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
-    counts = _by_window(hardware)
+    counts = _by_kind(hardware)
     if len(counts) < 2:
         return [0]
     size = _group_size(counts.values())
-    return [window for window in sorted(counts) for _ in range(-(-counts[window] // size))]
+    kinds = sorted(counts, key=lambda kind: (isinstance(kind, str), kind))
+    return [kind for kind in kinds for _ in range(-(-counts[kind] // size))]
 
 
-def _by_window(hardware: Hardware) -> dict[int, int]:
-    """Layers with attention of that kind by their windows."""
-    counts: dict[int, int] = {}
+def _keeps_states(hardware: Hardware, setting: EngineSetting) -> bool:
+    """Whether states, if there are any, are in blocks like KV."""
+    states = any(isinstance(part.attention, GatedDelta) for part in hardware.architecture.layers)
+    return not states or (setting.engine == "vllm" and _release(setting) >= STATES_FROM)
+
+
+def _by_kind(hardware: Hardware) -> dict[int | str, int]:
+    """Layers with attention of that kind by their windows, those with a state as ``mamba``."""
+    counts: dict[int | str, int] = {}
     for part in hardware.architecture.layers:
+        if isinstance(part.attention, GatedDelta):
+            counts["mamba"] = counts.get("mamba", 0) + part.count
         if isinstance(part.attention, Gqa) and kv_bytes(part.attention, hardware):
             window = part.attention.window
             counts[window] = counts.get(window, 0) + part.count

@@ -145,7 +145,7 @@ def names_of(version: str, count: int) -> list[str]:
     """``count`` names of random cases of a release: plain ones, with clients that leave, with
     adapters.
 
-    Beside them are a quarter as many with groups of layers, where the release has them.
+    Beside them are half as many with groups of layers, where the release has them.
     """
     rules = rules_of(base_of(version))
     dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
@@ -153,8 +153,8 @@ def names_of(version: str, count: int) -> list[str]:
     names = [f"{kinds[i % len(kinds)]}-{FIRST + i // len(kinds):03}" for i in range(count)]
     if "kv_cache_groups" in rules.fixed:
         return names
-    groups = ("win", "wingone")
-    return names + [f"{groups[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 4)]
+    groups = ("win", "mamba", "wingone", "mambagone")
+    return names + [f"{groups[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 2)]
 
 
 def by_hand(version: str) -> list[str]:
@@ -198,6 +198,33 @@ def _windows(case: DrawnCase, draw: random.Random) -> DrawnCase:
     )
 
 
+def _states(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """With groups of layers, at least one of which has states, in a pool as large for each."""
+    config, fixed = case.config, rules_of(case.config.variant).fixed
+    window, several = draw.randint(2, 6 * config.block_size), draw.randint(1, 3)
+    groups = draw.choice(
+        [(0, *["mamba"] * several), (0, *["mamba"] * several), ("mamba",), (0, "mamba", window)]
+    )
+    size = config.block_size
+    knobs: dict[str, Any] = {}
+    if "mamba_cache_mode" not in fixed:
+        knobs["mamba_cache_mode"] = draw.choice([None, None, "all"])
+    if config.enable_prefix_caching and not knobs.get("mamba_cache_mode"):
+        if "enable_chunked_prefill" not in fixed:
+            knobs["enable_chunked_prefill"] = True
+        if not rules_of(config.variant).wide_states:
+            threshold = config.long_prefill_token_threshold
+            knobs["long_prefill_token_threshold"] = max(threshold, size) if threshold else 0
+            knobs["max_num_batched_tokens"] = max(config.max_num_batched_tokens, size)
+    most = max(config.max_model_len // size, 1)
+    blocks = 1 + draw.randint(most, 2 * most) + draw.randint(1, 2 * len(groups) + most)
+    return case._replace(
+        config=replace(
+            config, kv_cache_groups=groups, num_gpu_blocks=blocks, startup_check=False, **knobs
+        )
+    )
+
+
 def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """Where some clients leave, about half of them while they are served."""
     aborts = [
@@ -228,7 +255,8 @@ def case_of(version: str, name: str) -> DrawnCase:
     """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, ``lora-`` with
     adapters, or one by hand.
 
-    ``win-`` and ``wingone-`` are the same with groups of layers, where the release has them.
+    ``win-`` and ``wingone-`` are the same with groups of layers, ``mamba-`` and ``mambagone-`` with
+    states among them, where the release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)
@@ -244,7 +272,9 @@ def case_of(version: str, name: str) -> DrawnCase:
         return _aborts(_loras(case, draw), draw) if draw.random() < 0.3 else _loras(case, draw)
     if kind.startswith("win"):
         case = _windows(case, draw)
-    return _aborts(case, draw) if kind in ("gone", "wingone") else case
+    if kind.startswith("mamba"):
+        case = _states(case, draw)
+    return _aborts(case, draw) if kind.endswith("gone") else case
 
 
 def _cut(request: Line, tokens: int) -> Line:

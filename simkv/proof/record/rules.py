@@ -31,6 +31,10 @@ SEEN: dict[str, tuple[str, ...]] = {
         "skipped_apart",
         "frees_processed",
         "keeps_boundaries",
+        "frees_gaps",
+        "keeps_junctions",
+        "wide_states",
+        "leaves_last",
     ),
     "sglang": sglang_versions.SHOWN,
 }
@@ -50,6 +54,8 @@ SHOWN_BY = {
     "sees_the_end": "async_scheduling",
     "counts_all_loras": "async_scheduling",
     **dict.fromkeys(("frees_processed", "keeps_boundaries"), "kv_cache_groups"),
+    **dict.fromkeys(("keeps_junctions", "wide_states", "leaves_last"), "kv_cache_groups"),
+    "frees_gaps": "kv_cache_groups",
     **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
 }
 
@@ -58,8 +64,14 @@ Rules = TypeVar("Rules")
 
 
 def can_show(version: str, rule: str) -> bool:
-    """Whether a release can show a rule at all: some need a knob that it does not have."""
-    return SHOWN_BY.get(rule) not in rules_of(version).fixed
+    """Whether a release can show a rule at all: some need a knob that it does not have.
+
+    Where tokens under way count as computed, all states behind are given back in time.
+    """
+    rules = rules_of(version)
+    if rule == "frees_gaps" and not rules.frees_processed:
+        return False
+    return SHOWN_BY.get(rule) not in rules.fixed
 
 
 def difference(trace: DecisionTrace, rules: Any) -> Mismatch | None:

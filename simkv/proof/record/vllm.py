@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from math import lcm
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -249,10 +250,11 @@ class Driver:
         interface = importlib.import_module("vllm.v1.kv_cache_interface")
         groups = [
             interface.KVCacheGroupSpec(
-                layer_names=[f"layer {g}"], kv_cache_spec=_layers(interface, config, window)
+                layer_names=[f"layer {g}"], kv_cache_spec=_layers(interface, config, group)
             )
-            for g, window in enumerate(config.kv_cache_groups)
+            for g, group in enumerate(config.kv_cache_groups)
         ]
+        sizes = {group.kv_cache_spec.block_size for group in groups}
         kind = interface.KVCacheConfig
         default = taken(kind, prefix_cache_retention_interval=0)  # as vllm/config/cache.py has it
         cache = kind(config.num_gpu_blocks, [], groups, **default)
@@ -267,7 +269,7 @@ class Driver:
         return kind(
             vllm_config=Off(
                 scheduler_config=scheduler_config,
-                cache_config=Off(knobs),
+                cache_config=Off(knobs | {"mamba_cache_mode": _mode(config)}),
                 model_config=Off(max_model_len=config.max_model_len),
                 lora_config=Off(max_loras=config.max_loras) if config.enable_lora else None,
                 parallel_config=Off(
@@ -294,19 +296,31 @@ class Driver:
                 grammar_bitmask=lambda *_, **__: None,
             ),
             log_stats=False,
-            **taken(kind, block_size=config.block_size, hash_block_size=config.block_size),
+            **taken(kind, block_size=lcm(*sizes), hash_block_size=lcm(*sizes)),
             mm_registry=SimpleNamespace(supports_multimodal_inputs=lambda _: False),
         )
 
 
-def _layers(interface: Any, config: VllmConfig, window: int) -> Any:
+def _mode(config: VllmConfig) -> str:
+    """What becomes of states, as start-up resolves it."""
+    return config.states(rules_of(config.variant)) if config.has_states else "none"
+
+
+def _layers(interface: Any, config: VllmConfig, group: int | str) -> Any:
     """What a group of layers keeps: the specification that vLLM has for it."""
+    window, states = (group, False) if isinstance(group, int) else (0, True)
     kind = interface.SlidingWindowSpec if window else interface.FullAttentionSpec
+    kind = interface.MambaSpec if states else kind
     spec = kind.__new__(kind)
     for known in dataclasses.fields(kind):
         unset = known.default is dataclasses.MISSING
         object.__setattr__(spec, known.name, None if unset else known.default)
-    for name, value in (("block_size", config.block_size), ("sliding_window", window or None)):
+    mode = _mode(config)
+    size = config.max_model_len if states and mode == "none" else config.block_size
+    given: dict[str, Any] = {"block_size": size, "sliding_window": window or None}
+    if states:  # as big as a block of the others
+        given = {"block_size": size, "mamba_cache_mode": mode, "shapes": (), "dtypes": ()}
+    for name, value in given.items():
         object.__setattr__(spec, name, value)
     return spec
 

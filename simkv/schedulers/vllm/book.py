@@ -19,8 +19,9 @@ from simkv.schedulers.vllm.lockstep import Lockstep
 from simkv.schedulers.vllm.lora import Loras
 from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue, RequestState, queue
 from simkv.schedulers.vllm.shelves import NamedTokens, Shelves
+from simkv.schedulers.vllm.split import StateSplit
+from simkv.schedulers.vllm.states import memory_of
 from simkv.schedulers.vllm.versions import VllmRules, rules_of
-from simkv.schedulers.vllm.windows import memory_of
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -38,6 +39,8 @@ class VllmBook:
         self.rules = rules = rules or rules_of(config.variant)
         self.pipeline_depth = config.depth
         self.memory = memory_of(config, rules, tables=tables)
+        keeps_states = config.has_states and config.states(rules) == "align"
+        self.split = StateSplit(config, rules) if keeps_states else None
         self.decoding = Lockstep(self.memory)
         self.interval = PrefillInterval(config.prefill_schedule_interval)
         self.names = NamedTokens(config.block_size, shared=self.memory.cache is not None)

@@ -16,6 +16,9 @@ from simkv.schedulers.vllm.versions import ReleaseNames, VllmRules, rules_of
 #: Knobs that no decision depends on: what steps cost and how many blocks there are does.
 OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
 
+#: What a group of layers sees: the tokens of its window, 0 for all, or a state in place of them.
+LayerGroup = Annotated[int, Ge(0)] | Literal["mamba"]
+
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 
 
@@ -107,10 +110,14 @@ class VllmConfig:
     num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
     """Blocks in host memory that take the KV of preempted requests, in the variant that swaps.
     [vLLM V0 made them from --swap-space]"""
-    kv_cache_groups: Annotated[tuple[Annotated[int, Ge(0)], ...], AsTuple()] = (0,)
-    """A number for each group of layers with blocks of its own: the tokens of their sliding window,
-    0 for layers that attend to everything; `simkv blocks` says those of a model. [vLLM groups
-    layers by the model's config.json]"""
+    kv_cache_groups: Annotated[tuple[LayerGroup, ...], AsTuple()] = (0,)
+    """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
+    layers that attend to everything, `mamba` for those with a state (Mamba, linear attention);
+    `simkv blocks` says those of a model. [vLLM groups layers by the model's config.json]"""
+    mamba_cache_mode: Literal["align", "all"] | None = None
+    """Of which states the prefix cache can start: those at the ends of chunks, which then end where
+    blocks do (align, as is if left out), or of every block (all, in 0.24 to 0.31, which take it by
+    themselves up to 0.28 for models that can). [--mamba-cache-mode]"""
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] | None = None
     """Share of the GPU's memory that vLLM takes, from which with `hardware` the blocks follow; left
     out 0.92, up to 0.19 0.9. No decision depends on it. [--gpu-memory-utilization]"""
@@ -184,23 +191,64 @@ class VllmConfig:
         given = self.async_scheduling
         return 2 if (rules_of(self.variant).async_scheduling if given is None else given) else 1
 
-    def most_blocks(self, window: int) -> int:
-        """Blocks that a sequence of ``max_model_len`` has at most in a group with this window."""
-        tokens = self.max_model_len
-        if window:
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers have a state in place of KV."""
+        return "mamba" in self.kv_cache_groups
+
+    def caches(self, rules: VllmRules) -> bool:
+        """Whether blocks are shared, as releases with these rules have it if it is left out."""
+        if self.enable_prefix_caching is not None:
+            return self.enable_prefix_caching
+        return rules.caches_states if self.has_states else rules.enable_prefix_caching
+
+    def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:
+        """Which states of layers in groups called mamba are kept for others."""
+        return (self.mamba_cache_mode or "align") if self.caches(rules) else "none"
+
+    def most_blocks(self, group: int | str) -> int:
+        """Blocks that a sequence of ``max_model_len`` has at most in a group of layers."""
+        tokens, window = self.max_model_len, 0
+        if isinstance(group, str):
+            mode = self.states(rules_of(self.variant))
+            return {"none": 1, "align": 2, "all": blocks_for(tokens, self.block_size)}[mode]
+        if window := group:
             steps = self.depth if rules_of(self.variant).frees_processed else 1
             tokens = min(window - 1 + steps * self.max_num_batched_tokens, tokens)
         return blocks_for(tokens, self.block_size) + (window > 0)
 
     def _check_groups(self, usable: int) -> None:
-        needed = sum(self.most_blocks(window) for window in self.kv_cache_groups)
+        needed = sum(self.most_blocks(group) for group in self.kv_cache_groups)
         if not self.kv_cache_groups or 1 in self.kv_cache_groups:
             raise ValueError(
                 f"kv_cache_groups: {list(self.kv_cache_groups)} must be one number or more, each 0 "
-                "or a window of at least 2 tokens"
+                "or a window of at least 2 tokens, or mamba"
             )
+        if self.has_states:
+            self._check_states(rules_of(self.variant))
         if self.startup_check and usable < needed:
             raise ValueError(
                 f"num_gpu_blocks: {usable} blocks that can be used; a sequence of max_model_len "
                 f"{self.max_model_len} takes {needed} in {len(self.kv_cache_groups)} groups"
             )
+
+    def _check_states(self, rules: VllmRules) -> None:
+        if self.states(rules) != "align":
+            return
+        if not self.enable_chunked_prefill:
+            raise ValueError(
+                "enable_chunked_prefill: must be true where the prefix cache keeps states (mamba "
+                "in kv_cache_groups)"
+            )
+        if rules.wide_states:
+            return
+        threshold, most = self.long_prefill_token_threshold, self.max_num_batched_tokens
+        for knob, tokens in (
+            ("max_num_batched_tokens", most),
+            ("long_prefill_token_threshold", threshold or most),
+        ):
+            if self.block_size > tokens:
+                raise ValueError(
+                    f"{knob}: {tokens} must be at least block_size {self.block_size} where the "
+                    f"prefix cache keeps states (mamba in kv_cache_groups) in vLLM {self.variant}"
+                )

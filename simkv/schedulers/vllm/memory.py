@@ -45,8 +45,7 @@ class VllmMemory:
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
         usable = config.num_gpu_blocks - 1
-        cached, whole = config.enable_prefix_caching, config.scheduler_reserve_full_isl
-        cached = rules.enable_prefix_caching if cached is None else cached
+        cached, whole = config.caches(rules), config.scheduler_reserve_full_isl
         self.cache = BlockPool(usable) if cached else None
         self.tables = self.cache or (BlockPool(usable) if tables else None)
         self.pool = self.tables or BlockCounter(usable)
@@ -57,6 +56,9 @@ class VllmMemory:
         self.recycles = False
         self.aheads: tuple[int, ...] = (0, 1) if cached else (0,)
         self._keys = BlockKeys(config.block_size)
+
+    def begin(self) -> None:
+        """A step begins."""
 
     def content(self, prompt: Prompt) -> Content | None:
         """What identifies the tokens of a prompt, where blocks are shared."""
@@ -97,6 +99,10 @@ class VllmMemory:
         end = r.length if self.whole else end
         revived = self.cache.unheld(hits.groups[0]) if self.cache else 0
         return self.missing(hits, end) + revived <= self.room(running=running)
+
+    def unready(self, r: RequestState, hits: Hits) -> bool:  # noqa: ARG002
+        """Whether ``hits`` are of this very step: nobody can start from them before the next."""
+        return False
 
     def share(self, r: RequestState, hits: Hits) -> None:
         """Let ``r``, which has no blocks, start from ``hits``."""

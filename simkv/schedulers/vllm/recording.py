@@ -25,6 +25,7 @@ LATER = {
     "max_num_queued_reqs": None,
     "max_num_queued_tokens": None,
     "kv_cache_groups": [0],
+    "mamba_cache_mode": None,
 }
 
 

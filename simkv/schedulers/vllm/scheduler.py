@@ -41,6 +41,7 @@ class VllmScheduler(VllmBook):
     def schedule(self) -> Batch:
         """One call of the engine's ``schedule``."""
         step = Step(self._max_tokens, self._threshold(), self._hold())
+        self.memory.begin()
         self._sort_out_decodes()
         self._continue_running(step)
         self._waiting_settled = False
@@ -165,7 +166,8 @@ class VllmScheduler(VllmBook):
         n = r.length + r.placeholders - r.computed
         if 0 < step.threshold < n:
             n = step.threshold
-        return min(n, step.budget)
+        n = min(n, step.budget)
+        return self.split.clip(r, r.computed, n, waits=False) if self.split else n
 
     def _last_is_under_way(self, r: RequestState) -> bool:
         return r.placeholders > 0 and r.length + r.placeholders >= r.stop_length
@@ -264,8 +266,11 @@ class VllmScheduler(VllmBook):
                 step.pass_over("budget")
                 return "stops"
             n = step.budget
+        if self.split and not (n := self.split.clip(r, start, n, waits=True)):
+            step.pass_over("budget")
+            return "stops"
         if not self._fits(r, hits, start + n):
-            step.pass_over("blocks")
+            step.pass_over("rule" if self.memory.unready(r, hits) else "blocks")
             return "steps aside" if self.rules.skip_blocked else "stops"
         self.waiting.remove(r)
         self._admissions += 1

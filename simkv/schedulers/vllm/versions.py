@@ -63,6 +63,13 @@ class VllmRules:
     blocks are given back. ``keeps_boundaries``: the cache keeps of a window only where a hit could
     end.
 
+    With states (states.py, split.py), which by default the prefix cache ``caches_states`` of:
+    ``frees_gaps``: all states behind go, else those behind a gap stay to the end.
+    ``keeps_junctions``: every chunk ends where the hit of another group ended; else only the first.
+    ``wide_states``: chunks of the last block end at a block, too, and where a block is larger than
+    a chunk may be, they end anywhere; else start-up refuses that. ``leaves_last``: of a prompt that
+    ends with a block, the state is kept a block before.
+
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
     """
@@ -88,6 +95,11 @@ class VllmRules:
     skipped_apart: bool = False
     frees_processed: bool = True
     keeps_boundaries: bool = True
+    caches_states: bool = True
+    frees_gaps: bool = True
+    keeps_junctions: bool = True
+    wide_states: bool = True
+    leaves_last: bool = True
 
     def refuse(self, version: str, config: object) -> None:
         """Raise ValueError if ``config`` sets a knob that ``version`` cannot be given."""
@@ -101,13 +113,15 @@ class Release:
     """A minor release: the ``commit`` of its wheel, and what it ``brought``, in words.
 
     ``rules`` hold from it on. ``knobs`` can be set from it on, with the value that those before it
-    have in their place. ``patch`` is the patch release that was read and recorded.
+    have in their place; those ``without`` can only be set before. ``patch`` is the patch release
+    that was read and recorded.
     """
 
     commit: str
     brought: str = ""
     rules: Mapping[str, Any] = field(default_factory=dict)
     knobs: Mapping[str, object] = field(default_factory=dict)
+    without: Mapping[str, Fixed] = field(default_factory=dict)
     patch: int = 0
 
 
@@ -129,6 +143,11 @@ OLDEST = VllmRules(
     turns_skipped=True,
     frees_processed=False,
     keeps_boundaries=False,
+    caches_states=False,
+    frees_gaps=False,
+    keeps_junctions=False,
+    wide_states=False,
+    leaves_last=False,
 )
 
 #: By the number after ``0.``, oldest first.
@@ -180,20 +199,21 @@ RELEASES: Mapping[int, Release] = {
         "ee0da84ab",
         "of freed blocks those that are not cached are taken again first; watermark",
         {"keyless_first": True},
-        {"watermark": 0.0, "kv_cache_groups": (0,)},
+        {"watermark": 0.0, "kv_cache_groups": (0,), "mamba_cache_mode": None},
     ),
     25: Release("dd10e03f9"),
     26: Release(
         "ffd46bfab",
         "max_num_scheduled_tokens, which replaces the budget; blocks behind a window are given "
-        "back when no step under way reads them",
-        {"frees_processed": True},
+        "back when no step under way reads them; by default states are cached, at each junction",
+        {"frees_processed": True, "caches_states": True, "keeps_junctions": True},
         {"max_num_scheduled_tokens": None},
     ),
     27: Release(
         "4bdc8a788",
-        "start-up refuses a threshold above max_model_len",
-        {"checks_threshold": True},
+        "start-up refuses a threshold above max_model_len, but no block larger than a chunk for "
+        "states",
+        {"checks_threshold": True, "wide_states": True},
     ),
     28: Release(
         "2cf0a6915",
@@ -207,7 +227,7 @@ RELEASES: Mapping[int, Release] = {
         {"spares_null_block": True, "keeps_boundaries": True},
         {"max_num_queued_reqs": None, "max_num_queued_tokens": None},
     ),
-    30: Release("ced6857af"),
+    30: Release("ced6857af", "all states behind are given back", {"frees_gaps": True}),
     31: Release(
         "db9527a46",
         "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold; "
@@ -215,7 +235,16 @@ RELEASES: Mapping[int, Release] = {
         {"threshold_spares_lone": True, "skipped_apart": False},
         {"max_num_active_seqs": None, "long_prefill_token_threshold_adaptive": False},
     ),
-    32: Release("5df63a720"),
+    32: Release(
+        "5df63a720",
+        "of a prompt that ends with a block the state before its last block is kept",
+        {"leaves_last": True},
+        without={
+            "mamba_cache_mode": Fixed(
+                "align", "ended with vLLM 0.31, in {version} it is always align; leave it out"
+            )
+        },
+    ),
     33: Release(
         "4ba787ec9",
         "priority: those behind one that preempts itself go on; adapters of all who run count "
@@ -238,6 +267,8 @@ WHY = {
     "that it has scheduled in the same step, which is not modelled; only fcfs",
     "kv_cache_groups": "groups of layers are modelled from vLLM {since} on, not for {{version}}; "
     "leave it out",
+    "mamba_cache_mode": "groups of layers are modelled from vLLM {since} on, not for {{version}}; "
+    "leave it out",
     "prefill_schedule_interval": "one engine goes by it since vLLM {since}; in {{version}} it is "
     "unknown or for data-parallel ranks only; leave it out",
 }
@@ -257,6 +288,7 @@ def _rules(minor: int) -> VllmRules:
     for number, release in RELEASES.items():
         if number <= minor:
             rules = replace(rules, **release.rules)
+            fixed.update(release.without)
         else:
             for knob, value in release.knobs.items():
                 fixed[knob] = Fixed(value, WHY.get(knob, CAME).format(since=f"0.{number}"))

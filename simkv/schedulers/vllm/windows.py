@@ -43,9 +43,12 @@ class WindowMemory(VllmMemory):
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules, tables=True)
         self.recycles = True
-        self.windows, size = config.kv_cache_groups, config.block_size
+        # Of states that are kept, the one before the next token is needed, and that is written.
+        kept = 2 if self.cache else 0
+        self.windows = tuple(kept if g == "mamba" else int(g) for g in config.kv_cache_groups)
+        size = config.block_size
         self._reach = [blocks_for(window - 1, size) if window else 0 for window in self.windows]
-        self._most = [config.most_blocks(window) for window in self.windows]
+        self._most = [config.most_blocks(group) for group in config.kv_cache_groups]
         self._kinds = sorted(dict.fromkeys(self.windows), key=bool)  # who sees all comes first
         self._processed = rules.frees_processed
         self._boundaries = rules.keeps_boundaries
@@ -61,11 +64,11 @@ class WindowMemory(VllmMemory):
     def missing(self, hits: Hits, end: int) -> int:
         """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
         each = blocks_for(end, self.block_size) - hits.tokens // self.block_size
-        return max(each, 0) * len(self.windows)
+        return self._in_all(max(each, 0))
 
     def to_grow(self, computed: int, n: int) -> int:
         """Blocks more for ``n`` tokens behind ``computed`` ones."""
-        return super().to_grow(computed, n) * len(self.windows)
+        return self._in_all(super().to_grow(computed, n))
 
     def hits(self, r: RequestState) -> Hits:
         """What ``r`` can start from: each kind of groups shortens what those before it allow."""
@@ -92,7 +95,7 @@ class WindowMemory(VllmMemory):
         needed = self.missing(hits, end)
         if self.whole:
             hit, blocks = hits.tokens // self.block_size, blocks_for(r.length, self.block_size)
-            needed = max(needed, sum(max(min(blocks, most) - hit, 0) for most in self._most))
+            needed = max(needed, self._in_whole(blocks, hit))
         return needed + revived <= self.room(running=running)
 
     def share(self, r: RequestState, hits: Hits) -> None:
@@ -105,18 +108,14 @@ class WindowMemory(VllmMemory):
     def let_go(self, r: RequestState, computed: int, in_flight: int) -> None:
         """Give back what no window reaches into any more, group by group."""
         tokens = computed - in_flight if self._processed else computed
-        gone = r.gone
         for g, owner in enumerate(self._owners(r.id)):
-            if (behind := self._behind(g, tokens)) > gone[g]:
-                count = min(behind - gone[g], self._pool.held(owner))
-                self._pool.release_head(owner, count, keyless_first=self._keyless_first)
-                gone[g] += count
+            self._let_go_of(r, g, owner, tokens)
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
         """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
         blocks = blocks_for(end, self.block_size)
         for g, owner in enumerate(self._owners(r.id)):
-            self._pool.take(owner, blocks - r.gone[g] - self._pool.held(owner))
+            self._take_for(r, g, owner, blocks)
 
     def register(self, r: RequestState, tokens: int) -> None:
         """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
@@ -125,12 +124,8 @@ class WindowMemory(VllmMemory):
             return
         self._keys.extend(r.keys, r.content, tokens)
         for g, owner in enumerate(self._owners(r.id)):
-            gone, table = r.gone[g], self._pool.tables[owner]
             for start, end in self._worth(r, g, full):
-                start, end = max(start, r.registered, gone), min(end, full)
-                if start < end:
-                    blocks = table[start - gone : end - gone]
-                    self._pool.register_all(blocks, self._keys_of(r, g, start, end))
+                self._register_of(r, g, owner, range(max(start, r.registered), min(end, full)))
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:  # noqa: ARG002
@@ -151,6 +146,33 @@ class WindowMemory(VllmMemory):
     def _pool(self) -> BlockPool:
         assert self.tables is not None
         return self.tables
+
+    def _in_all(self, each: int) -> int:
+        """Blocks in all groups together, for so many blocks of tokens."""
+        return each * len(self.windows)
+
+    def _in_whole(self, blocks: int, hit: int) -> int:
+        """Blocks that a sequence of so many has at most at a time, without the ``hit`` ones."""
+        return sum(max(min(blocks, most) - hit, 0) for most in self._most)
+
+    def _let_go_of(self, r: RequestState, g: int, owner: int, tokens: int) -> None:
+        gone = r.gone
+        if (behind := self._behind(g, tokens)) > gone[g]:
+            count = min(behind - gone[g], self._pool.held(owner))
+            self._pool.release_head(owner, count, keyless_first=self._keyless_first)
+            gone[g] += count
+
+    def _take_for(self, r: RequestState, g: int, owner: int, blocks: int) -> None:
+        """Let the table of a group reach to so many blocks."""
+        self._pool.take(owner, blocks - r.gone[g] - self._pool.held(owner))
+
+    def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
+        """Enter those of these blocks that the table of a group has."""
+        gone, table = r.gone[g], self._pool.tables[owner]
+        start, end = max(blocks.start, gone), blocks.stop
+        if start < end:
+            keys = self._keys_of(r, g, start, end)
+            self._pool.register_all(table[start - gone : end - gone], keys)
 
     def _owners(self, request_id: int) -> range:
         """By group the owner of the request's table."""
@@ -187,10 +209,3 @@ def _run(groups: list[array[int]], most: int, reach: int) -> int:
         if reach and run == reach:
             return end - 1 + reach
     return run
-
-
-def memory_of(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
-    """The memory that a model with these groups of layers has."""
-    if config.kv_cache_groups == (0,):
-        return VllmMemory(config, rules, tables=tables)
-    return WindowMemory(config, rules)

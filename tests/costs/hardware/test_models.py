@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.blocks import KvRoom, kv_room
+from simkv.costs.hardware.blocks import KvRoom, kv_groups, kv_room
 from simkv.costs.hardware.catalog import (
     find_architecture,
     find_gpu,
@@ -96,6 +96,23 @@ def test_a_latent_is_whole_on_every_gpu_and_windows_share_a_pool() -> None:
     assert room("DeepSeek-V3", "H200", tp=8, kv="fp8").block_bytes == wide.block_bytes // 2
     gpt = room("gpt-oss-120b", "H100")  # 18 layers with a window and 18 without
     assert gpt.block_bytes == 18 * 2 * 8 * 64 * 2 * 16
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "given", "size"),
+    [  # what vLLM logs: vllm-project/vllm#36010 and #42406
+        ("Qwen3.5-27B", 2, 16, 784),
+        ("Qwen3.5-35B-A3B", 2, 64, 1088),
+    ],
+)
+def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int) -> None:
+    hardware = make_hardware(find_gpu("H100"), find_architecture(model), tp=tp)
+    assert kv_groups(hardware) == [0, "mamba", "mamba", "mamba"]
+    found = kv_room(hardware, setting_of(VllmConfig(block_size=given)))
+    assert found.block_size == size
+    before = kv_room(hardware, setting_of(VllmConfig(block_size=given, variant="0.23.0")))
+    assert before.block_size == given
+    assert found.block_bytes * given == before.block_bytes * size  # the same for a token
 
 
 @pytest.mark.parametrize(

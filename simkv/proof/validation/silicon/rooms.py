@@ -16,4 +16,4 @@ def kv_tokens(hardware: Hardware, setting: EngineSetting) -> int:
     rest = room.usable - room.weights
     if setting.engine == "vllm":
         rest -= room.activations + room.outside
-    return max(rest // room.block_bytes, 0) * setting.block_size
+    return max(rest // room.block_bytes, 0) * room.block_size

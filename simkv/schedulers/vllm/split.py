@@ -1,0 +1,47 @@
+"""Where chunks of prompts end, so that there are states that the prefix cache can keep.
+
+A state is written where a chunk ends, and can be found where a block ends. So vLLM lets chunks end
+with blocks: ``Scheduler._mamba_block_aligned_split`` of 0.24.0 to 0.33.0, for groups of one block
+size, without drafts and for kernels that write no state within a chunk.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import mypyc_attr
+
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.versions import VllmRules
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class StateSplit:
+    """Cuts chunks at the ends of blocks of ``size`` tokens; all counts are in tokens."""
+
+    def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
+        self.size = config.block_size
+        largest = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        self._largest = min(largest, config.long_prefill_token_threshold or largest)
+        self._wide, self._at_any = rules.wide_states, rules.keeps_junctions
+        self._left = 1 if rules.leaves_last else 0
+
+    def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
+        """How many of ``n`` tokens behind ``start`` to compute; 0 where none would reach an end.
+
+        ``waits``: they are the first of ``r``, whose hit is known.
+        """
+        prefill = max(r.prompt.prompt_tokens, r.length - 1)
+        if start >= prefill:
+            return n
+        size, end = self.size, start + n
+        last = (r.length - self._left) // size * size  # the last end whose state can be found
+        if end < (prefill if self._wide else last):
+            aligned = end // size * size
+            if not self._wide or aligned > start or size <= self._largest:
+                end = aligned
+        stops = [last]
+        if self._wide and start % size:
+            stops.append((start // size + 1) * size)
+        if start < r.junction < end and (waits or self._at_any):
+            stops.append(start + (r.junction - start) // size * size)
+        return max(min((stop for stop in stops if start < stop < end), default=end) - start, 0)

@@ -1,0 +1,171 @@
+"""Blocks of models some of whose layers keep a state: Mamba, linear attention (``mamba`` groups).
+
+A state is of all tokens so far and fills one block, whatever their number. ``MambaManager`` of
+``single_type_kv_cache_manager.py`` in ``vllm/v1/core``, 0.24.0 to 0.33.0, keeps them in three ways
+(``mamba_cache_mode``):
+
+- Without a prefix cache a request has one block in such a group from its admission to its end.
+- ``align``: a chunk writes its state into a new block, at the place of its last token in the table;
+  the places between are empty. The state before it is given back when the step is done, and kept in
+  the cache if it is at the end of a block. Nobody starts in a step from a state of this very step.
+- ``all``: a state is written for each block. To the blocks that is a window of two tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.scheduler import blocks_for
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.memory import Hits, VllmMemory
+from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.versions import VllmRules
+from simkv.schedulers.vllm.windows import WindowMemory
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class StateTable:
+    """The ``places`` of a request's blocks in each table of ``length``, as all groups have them.
+
+    In ``older`` is the state from which the newest one was computed; -1 if it began with none.
+    """
+
+    def __init__(self, hit: int) -> None:
+        self.places = [hit - 1] if hit else []
+        self.length = hit
+        self.older = -1
+
+    def reach(self, blocks: int) -> bool:
+        """Let the table have so many places, the last one with a new block if there is more."""
+        if blocks <= self.length:
+            return False
+        self.older = self.length - 1
+        self.places.append(blocks - 1)
+        self.length = blocks
+        return True
+
+    def behind(self, blocks: int, *, gaps: bool) -> list[list[int]]:
+        """Places to let go of when the newest token is in the last of ``blocks``, in two turns.
+
+        Unless it can pass ``gaps``, the first turn ends at one.
+        """
+        end = min(blocks - 1, self.length)
+        first = [place for place in reversed(self.places) if place < end]
+        if not gaps:
+            run = (end - 1 - i for i in range(len(first)))
+            first = [place for place, expected in zip(first, run, strict=True) if place == expected]
+        older = self.older if self.older < blocks - 1 else -1
+        return [first, [older] if older in self.places and older not in first else []]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class StateMemory(WindowMemory):
+    """Tables of several groups, some of which have states: in ``_single`` one at a time.
+
+    ``_tables`` are by request; ``_fresh`` are the keys of states that this step registered.
+    """
+
+    def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
+        super().__init__(config, rules)
+        self._mode, self._gaps = config.states(rules), rules.frees_gaps
+        states = [group == "mamba" for group in config.kv_cache_groups]
+        self._states = states
+        self._single = [state and self._mode != "all" for state in states]
+        self._tables: dict[int, StateTable] = {}
+        self._fresh: set[int] = set()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._fresh.clear()
+
+    def to_grow(self, computed: int, n: int) -> int:
+        """Blocks more for ``n`` tokens behind ``computed`` ones."""
+        needed = super().to_grow(computed, n)
+        return needed - sum(self._single) if needed and self._mode == "none" else needed
+
+    def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
+        """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
+        return not self.unready(r, hits) and super().fits(r, hits, end, running=running)
+
+    def unready(self, r: RequestState, hits: Hits) -> bool:
+        """Whether ``hits`` are of this very step: nobody can start from them before the next."""
+        last = hits.tokens // self.block_size - 1
+        return last >= 0 and r.keys[last] in self._fresh
+
+    def share(self, r: RequestState, hits: Hits) -> None:
+        """Let ``r``, which has no blocks, start from ``hits``."""
+        super().share(r, hits)
+        self._tables[r.id] = StateTable(hits.tokens // self.block_size)
+
+    def let_go(self, r: RequestState, computed: int, in_flight: int) -> None:
+        """Give back what no window reaches into any more, and older states, group by group."""
+        tokens = computed - in_flight if self._processed else computed
+        table, turns = self._tables[r.id], list[list[int]]()
+        if self._mode == "align":
+            turns = table.behind(blocks_for(tokens, self.block_size), gaps=self._gaps)
+        for g, owner in enumerate(self._owners(r.id)):
+            if self._single[g]:
+                self._drop(owner, table.places, turns)
+            else:
+                self._let_go_of(r, g, owner, tokens)
+        table.places = [p for p in table.places if not any(p in places for places in turns)]
+
+    def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
+        """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
+        blocks = blocks_for(end, self.block_size)
+        another = self._tables[r.id].reach(1 if self._mode == "none" else blocks)
+        for g, owner in enumerate(self._owners(r.id)):
+            if not self._single[g]:
+                self._take_for(r, g, owner, blocks)
+            elif another:
+                self._pool.take(owner, 1)
+
+    def release(self, r: RequestState, unused: int = 0) -> None:
+        """Take the blocks of ``r`` back, group by group."""
+        super().release(r, unused)
+        self._tables.pop(r.id, None)
+
+    def fingerprint(self) -> Hashable:
+        """What decides later allocations."""
+        tables = ((i, tuple(t.places), t.older) for i, t in self._tables.items())
+        return super().fingerprint(), tuple(tables)
+
+    def _in_all(self, each: int) -> int:
+        single = sum(self._single)
+        return each * (len(self.windows) - single) + min(each, 1) * single
+
+    def _in_whole(self, blocks: int, hit: int) -> int:
+        needed = zip(self._most, self._single, strict=True)
+        return sum(1 if single else max(min(blocks, most) - hit, 0) for most, single in needed)
+
+    def _drop(self, owner: int, held: list[int], turns: list[list[int]]) -> None:
+        """Give back the blocks at some of the places that a table has blocks at."""
+        left = held.copy()
+        for places in turns:
+            if places:
+                at = [left.index(place) for place in places]
+                self._pool.release_at(owner, at, keyless_first=self._keyless_first)
+                left = [place for place in left if place not in places]
+
+    def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
+        there = list(range(max(blocks.start, r.gone[g]), blocks.stop))
+        if self._single[g]:
+            table, places = self._pool.tables[owner], self._tables[r.id].places
+            there = [place for place in places if place in blocks]
+            held = array("i", [table[places.index(place)] for place in there])
+            keys = array("q", [key for p in there for key in self._keys_of(r, g, p, p + 1)])
+            self._pool.register_all(held, keys)
+        else:
+            super()._register_of(r, g, owner, blocks)
+        if self._states[g]:
+            self._fresh.update(r.keys[place] for place in there)
+
+
+def memory_of(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
+    """The memory that a model with these groups of layers has."""
+    if config.kv_cache_groups == (0,):
+        return VllmMemory(config, rules, tables=tables)
+    return StateMemory(config, rules) if config.has_states else WindowMemory(config, rules)
