@@ -19,9 +19,13 @@ class Door:
         self._prompts: dict[int, int] = {}  # tokens of those without a first token
         self._in_prefill = 0
 
+    def shut(self) -> Refusal | None:
+        """Why one that came now would be turned away, if it would."""
+        return self._admission(len(self._inside), self._in_prefill)
+
     def enter(self, request: Request) -> Refusal | None:
         """A request comes; returns why it is turned away, if it is."""
-        if refusal := self._admission(len(self._inside), self._in_prefill):
+        if refusal := self.shut():
             return refusal
         self._inside.add(request.id)
         self._prompts[request.id] = request.prompt_tokens

@@ -176,12 +176,18 @@ def executor_of(scenario: Scenario, spec: ReplicaSpec, changed: Change | None) -
 def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -> None:
     """Raise InputError if somebody asks for an adapter and an engine has none."""
     asks = next((r for r in requests if r.lora is not None), None)
+    if asks is not None and asks.lora is not None:
+        check_lora(f"workload: request {asks.id} asks for", asks.lora, replicas)
+
+
+def check_lora(who: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None:
+    """Raise InputError if an engine has no place for the adapter that ``who`` names."""
     for spec in replicas:
-        if asks and not spec_of(spec.engine).takes_loras(spec.engine):
+        if not spec_of(spec.engine).takes_loras(spec.engine):
             able = {name: e.lora for name, e in ENGINES.items() if e.lora}
             knobs = " or ".join(f"engine {name} with {knob}: true" for name, knob in able.items())
             raise InputError(
-                f"workload: request {asks.id} asks for the LoRA adapter {asks.lora!r}, and engine "
+                f"{who} the LoRA adapter {lora!r}, and engine "
                 f"{spec.engine.name} as it is set up takes none; expected {knobs}"
             )
 

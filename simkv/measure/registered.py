@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from simkv.core.engine import EngineConfig
+from simkv.schedulers.registry import spec_of
+
 FOLDER = Path(__file__).parent / "exported"
 
 
@@ -57,6 +60,24 @@ def info(engine: str) -> tuple[str, list[str]] | None:
     path = FOLDER / f"{engine}.json"
     found = json.loads(path.read_text()).get("info") if path.exists() else None
     return (found["name"], found["knobs"]) if found else None
+
+
+@dataclass(frozen=True)
+class LoraInfo:
+    """The gauge of an engine that tells which adapters are asked for, of at most so many."""
+
+    name: str
+    labels: Sequence[str]
+    most: str
+
+
+def lora_info(config: EngineConfig) -> LoraInfo | None:
+    """Its gauge; None where it has none, or takes no adapters."""
+    path = FOLDER / f"{config.name}.json"
+    found = json.loads(path.read_text()).get("lora") if path.exists() else None
+    if found is None or not spec_of(config).takes_loras(config):
+        return None
+    return LoraInfo(found["name"], found["labels"], str(getattr(config, found["knob"])))
 
 
 def bounds(rows: Sequence[Registered], longest: int) -> dict[str, Sequence[float]]:

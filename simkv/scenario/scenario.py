@@ -101,6 +101,8 @@ class LoraSection(Section):
     """From host memory to the GPU (GB/s)."""
     disk_gb_s: Annotated[float, Field(gt=0)] = 1.0
     """From disk into host memory (GB/s)."""
+    modules: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
+    """Adapters that clients of `simkv serve` ask for as models, as `--lora-modules` names them."""
 
     @property
     def seconds(self) -> tuple[float, float]:

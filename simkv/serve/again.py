@@ -90,6 +90,16 @@ class Explained:
     data: dict[str, Any]
 
 
+def nothing_came(until: float, dead: str) -> Explained:
+    """What is said ``until`` a first request comes (s), of an engine that may be ``dead``."""
+    text = "No request has come yet."
+    verdicts = []
+    if dead:
+        text += f" The engine is dead: {dead}"
+        verdicts.append({"name": "engine died", "text": dead, "requests": []})
+    return Explained(text, {"until_s": until, "verdicts": verdicts})
+
+
 def explain(scenario: Scenario, folder: Path, numbers: Sequence[int]) -> Explained:
     """Run a scenario and say why it went as it did, or what the requests ``numbers`` waited for."""
     result = run_scenario(scenario, folder, intervals=False)

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from simkv.core.version import __version__
-from simkv.serve.again import Explained, Explainer
+from simkv.serve.again import Explained, Explainer, nothing_came
 from simkv.serve.bodies import (
     ChatBody,
     ChatMessage,
@@ -43,16 +43,11 @@ def application(
 
 
 def _add_generation(app: FastAPI, desk: Desk) -> None:
-    texts, live = desk.front.texts, desk.live
-
-    def check() -> None:
-        if live.dead:
-            raise Refused(503, f"the engine is dead: {live.dead}")
+    texts = desk.front.texts
 
     @app.post("/v1/completions", responses=GENERATION)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Go on with a prompt."""
-        check()
         prompts = [
             texts.encode(prompt) if isinstance(prompt, str) else array("q", prompt)
             for prompt in body.prompts
@@ -63,7 +58,6 @@ def _add_generation(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/chat/completions", responses=GENERATION)
     async def chat(body: ChatBody, request: Request) -> Response:
         """Reply a conversation."""
-        check()
         prompt = texts.chat(_turns(body.messages))
         call = desk.begin(CHAT.prefix, request.headers.get("x-request-id"), body, [prompt])
         return Answering(Writer(desk, call, body, CHAT))
@@ -93,17 +87,14 @@ def _add_state(app: FastAPI, desk: Desk, metrics: Callable[[], bytes]) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The model that is served."""
-        model = {
-            "id": front.model,
-            "object": "model",
-            "created": live.born,
-            "owned_by": front.engine,
-            "root": front.model,
-            "parent": None,
-            "max_model_len": front.longest,
-        }
-        return {"object": "list", "data": [model]}
+        """The model that is served, and its adapters."""
+        common = {"object": "model", "created": live.born, "owned_by": front.engine}
+        base = {"id": front.model, "root": front.model, "parent": None}
+        cards = [{**common, **base, "max_model_len": front.longest}]
+        for name in front.loras:
+            adapter = {"id": name, "root": name, "parent": front.model, "max_model_len": None}
+            cards.append({**common, **adapter})
+        return {"object": "list", "data": cards}
 
     @app.get("/health", responses=content() | DEAD, response_class=Response)
     @app.get("/ping", responses=content() | DEAD, response_class=Response)
@@ -142,6 +133,8 @@ def _add_explanations(
     @app.get("/explain", responses=said, response_class=Response)
     async def explain(format: str = "text") -> Response:
         """Why all went as it did so far."""
+        if not live.journal:
+            return _said(nothing_came(live.now, live.dead), format)
         return _said(await explainer.explain(live.journal, live.now, []), format)
 
     @app.get("/explain/{name}", responses=said | errors(404), response_class=Response)

@@ -18,7 +18,8 @@ from prometheus_client.core import (
 )
 
 from simkv.core.engine import EngineConfig
-from simkv.measure.registered import Registered, info
+from simkv.measure.registered import LoraInfo, Registered, info, lora_info
+from simkv.serve.live import Live
 from simkv.serve.meters import Measured, Meter, SeenValues
 
 #: Labels that say which replica it is.
@@ -35,11 +36,11 @@ class Exposition:
         rows: Sequence[Registered],
         meters: Callable[[], Sequence[Meter]],
         constant: Mapping[str, str],
-        speed: float,
+        live: Live,
         config: EngineConfig,
     ) -> None:
         self._rows, self._meters, self._constant = rows, meters, constant
-        self._speed, self._config = speed, config
+        self._live, self._config = live, config
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.lag = Histogram(
@@ -60,7 +61,7 @@ class Exposition:
     def collect(self) -> Iterator[Metric]:
         """All that the engine would have, and how fast its clock goes."""
         speed = GaugeMetricFamily("simkv:speed", "simulated seconds in one of ours")
-        speed.add_metric([], self._speed)
+        speed.add_metric([], self._live.speed)
         yield speed
         present = [(str(i), meter, meter.now()) for i, meter in enumerate(self._meters())]
         for row in self._rows:
@@ -84,6 +85,19 @@ class Exposition:
             for index, *_ in present:
                 family.add_metric([index, *values], 1)
             yield family
+        if asked := lora_info(self._config):
+            yield self._adapters(asked, [meter for _, meter, _ in present])
+
+    def _adapters(self, asked: LoraInfo, meters: Sequence[Meter]) -> Metric:
+        """Which adapters are asked for: the value is when that was last so, by the wall clock."""
+        family = GaugeMetricFamily(asked.name, "adapters that are asked for", labels=asked.labels)
+        told: dict[str, float] = {}
+        for meter in meters:
+            for names, at in meter.adapters.told().items():
+                told[names] = max(at, told.get(names, 0.0))
+        for names, at in told.items():
+            family.add_metric([asked.most, names, names], self._live.wall(at))
+        return family
 
 
 _FAMILIES: dict[str, Any] = {

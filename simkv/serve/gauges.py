@@ -21,14 +21,14 @@ class Meters:
     Meters of a request that went to several replicas count at the last.
     """
 
-    def __init__(self, desk: Desk, config: EngineConfig, speed: float) -> None:
+    def __init__(self, desk: Desk, config: EngineConfig) -> None:
         self._desk = desk
         self._meters: dict[int, Meter] = {}
         rows = registered(config.name, several=isinstance(desk.live.server, Fleet))
         self._block_size = spec_of(config).block_size(config)
         self._bounds = bounds(rows, desk.front.longest or 1_000_000)
         constant = {"model_name": desk.front.model, "engine_type": "unified"}
-        self._exposition = Exposition(rows, self._all, constant, speed, config)
+        self._exposition = Exposition(rows, self._all, constant, desk.live, config)
         desk.late = self._exposition.lag.observe
         desk.live.told.append(self._told)
         desk.live.over = self._over

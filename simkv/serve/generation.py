@@ -14,6 +14,7 @@ import numpy as np
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
+from simkv.core.scheduler import Refusal
 from simkv.serve.bodies import Body
 from simkv.serve.live import Ask, Live
 from simkv.serve.prefixes import Prefixes
@@ -39,7 +40,8 @@ class Front:
     """What an application knows of the engine that it stands for.
 
     ``longest`` is the most tokens of prompt and answer together, None where the engine has no such
-    limit; ``lengths`` draws how long answers are that may end by themselves.
+    limit; ``lengths`` draws how long answers are that may end by themselves, ``loras`` are the
+    adapters that clients ask for by their names.
     """
 
     engine: str
@@ -50,18 +52,37 @@ class Front:
     lengths: Lengths | None
     seed: int = 0
     by_priority: bool = True
+    loras: Sequence[str] = ()
+
+    def adapter(self, model: str | None) -> str | None:
+        """The LoRA adapter that a client means by a model's name.
+
+        vLLM knows adapters by their names, SGLang by ``model:adapter``, too. Raises Refused if
+        nothing has the name.
+        """
+        if not model or model == self.model:
+            return None
+        name = model.removeprefix(f"{self.model}:") if self.engine == "sglang" else model
+        if name not in self.loras:
+            raise Refused(404, f"The model `{model}` does not exist.", "model")
+        return name
 
 
 class Generation:
     """One call of a client: its prompts, and the answers to them.
 
-    It is ``called`` as its client says, and ``name`` is the id of the answer.
+    It is ``called`` as its client says, and ``name`` is the id of the answer; ``model`` gives it.
     """
 
     def __init__(
-        self, prefix: str, called: str, prompts: list[array[int]], answers: list[Reply]
+        self,
+        prefix: str,
+        called: str,
+        model: str,
+        prompts: list[array[int]],
+        answers: list[Reply],
     ) -> None:
-        self.called, self.name = called, prefix + called
+        self.called, self.name, self.model = called, prefix + called, model
         self.prompts = prompts
         self.answers = answers
 
@@ -110,30 +131,50 @@ class Desk:
     ) -> Generation:
         """Send the prompts to the engine. Raises Refused where the API would refuse the call.
 
-        If one of them is turned away before the engine hears of it, so are all.
+        A full queue is told of before whatever is wrong with a prompt, as vLLM does (0.33.0,
+        ``_preflight``). If one of them is turned away before the engine hears of it, so are all.
         """
-        self._check_model(body.model)
+        lora = self.front.adapter(body.model)
+        if self.live.dead:
+            raise Refused(503, f"the engine is dead: {self.live.dead}")
+        called = _UNFIT.sub("", name or body.request_id or "")[:128] or uuid.uuid4().hex
+        self._preflight(called, body, prompts[0], lora)
         if body.n is not None and body.n > 1:
             raise Refused(400, "n: simkv does not model parallel sampling; expected 1", "n")
         if body.priority and not self.front.by_priority:
             said = "Got priority {} but priority scheduling is not enabled."
             raise Refused(400, said.format(body.priority), "priority")
         limits = [self._limit(body, len(prompt)) for prompt in prompts]
-        called = _UNFIT.sub("", name or body.request_id or "")[:128] or uuid.uuid4().hex
         answers = [
-            self.live.submit(self._ask(body, prompt, limit))
+            self.live.submit(self._ask(body, prompt, limit, lora))
             for prompt, limit in zip(prompts, limits, strict=True)
         ]
         self.names[called] = [answer.request.id for answer in answers]
         if refusals := [answer.refusal for answer in answers if answer.refusal]:
             for answer in answers:
                 self.live.leave(answer)
-            raise Refused(503, refusals[0].words, kind="Service Unavailable")
+            raise _turned_away(refusals[0])
         self._prompts.update(zip(self.names[called], prompts, strict=True))
         if body.stream:
             self.streamed.update(self.names[called])
         self.under_way += 1
-        return Generation(prefix, called, list(prompts), answers)
+        model = lora or self.front.model
+        return Generation(prefix, called, model, list(prompts), answers)
+
+    def _preflight(self, called: str, body: Body, prompt: array[int], lora: str | None) -> None:
+        """Raise Refused if all are turned away now, whatever they ask; the first prompt counts."""
+
+        def ask() -> Ask:
+            try:
+                limit = self._limit(body, len(prompt))
+            except Refused:
+                limit = 1
+            return self._ask(body, prompt, limit, lora)
+
+        if len(prompt) and (answer := self.live.knock(ask)):
+            self.names[called] = [answer.request.id]
+            assert answer.refusal
+            raise _turned_away(answer.refusal)
 
     def end(self, call: Generation) -> None:
         """Nobody waits for a call any more."""
@@ -164,10 +205,6 @@ class Desk:
         number = int(name) if name.isdecimal() and len(name) < 12 else -1
         return [number] if 0 <= number < len(self.live.journal) else []
 
-    def _check_model(self, model: str | None) -> None:
-        if model is not None and model != self.front.model:
-            raise Refused(404, f"The model `{model}` does not exist.", "model")
-
     def _limit(self, body: Body, prompt: int) -> int:
         """Most tokens of an answer. Raises Refused for what is too long or makes no sense."""
         if prompt == 0:
@@ -187,7 +224,7 @@ class Desk:
             raise Refused(400, f"{said}got {body.min_tokens}.", "min_tokens")
         return limit
 
-    def _ask(self, body: Body, prompt: array[int], limit: int) -> Ask:
+    def _ask(self, body: Body, prompt: array[int], limit: int, lora: str | None) -> Ask:
         emits = limit
         if body.simkv.output_tokens is not None:
             emits = body.simkv.output_tokens
@@ -200,6 +237,7 @@ class Desk:
             segments=partial(self._segments, prompt),
             priority=body.priority,
             ignore_eos=body.ignore_eos,
+            lora=lora,
         )
 
     def _segments(self, prompt: array[int], number: int) -> list[Segment]:
@@ -208,6 +246,10 @@ class Desk:
     def _draw(self) -> int:
         assert self.front.lengths is not None
         return self.front.lengths(self._random)
+
+
+def _turned_away(refusal: Refusal) -> Refused:
+    return Refused(503, refusal.words, kind="Service Unavailable")
 
 
 def room(longest: int, prompt: int, wanted: int | None, param: str) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simkv.loop.world import specs
+from simkv.loop.world import ReplicaSpec, check_lora, specs
 from simkv.scenario.saving import to_yaml
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
@@ -61,7 +61,8 @@ class House:
         self.options = options
         # The clients are real: they come and go as they like, and nothing ends before them.
         self.scenario = scenario.model_copy(update={"timeout": None, "horizon": None})
-        self.live = Live(self.scenario, specs(self.scenario, folder), options.speed)
+        replicas = specs(self.scenario, folder)
+        self.live = Live(self.scenario, replicas, options.speed)
         self.live.warn = warn
         engine = scenario.engine
         spec = spec_of(engine)
@@ -74,9 +75,10 @@ class House:
             lengths=answers(scenario),
             seed=options.seed,
             by_priority=getattr(engine, "policy", None) != "fcfs",
+            loras=_loras(scenario, replicas),
         )
         self.desk = Desk(self.live, self.front)
-        self.figures = Meters(self.desk, engine, options.speed)
+        self.figures = Meters(self.desk, engine)
         self.teller = self._teller(spec.block_size(engine))
         self.explainer = Explainer(self.scenario, folder)
         self._ending = ending
@@ -89,7 +91,7 @@ class House:
         from simkv.serve.kvevents import CacheTeller
 
         where = options.kv_events, options.kv_replay, options.rank
-        return CacheTeller(self.live, where, block_size, self.desk.tokens)
+        return CacheTeller(self.live, where, block_size, self.desk.tokens, self.front.loras)
 
     @property
     def address(self) -> str:
@@ -175,6 +177,13 @@ class Street:
         finally:
             for house in self.houses:
                 house.close()
+
+
+def _loras(scenario: Scenario, replicas: Sequence[ReplicaSpec]) -> Sequence[str]:
+    """The adapters that are served. Raises InputError if an engine takes none."""
+    for name in scenario.lora.modules:
+        check_lora("lora.modules: it names", name, replicas)
+    return scenario.lora.modules
 
 
 def _model(scenario: Scenario) -> str:

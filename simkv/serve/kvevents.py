@@ -37,17 +37,20 @@ END = (-1).to_bytes(8, "big", signed=True)
 KvEvent = dict[str, Any]
 
 
-def block_stored(name: int, parent: int | None, tokens: array[int]) -> KvEvent:
-    """A block can be found from now on, after that of ``parent``."""
+def block_stored(
+    name: int, parent: int | None, tokens: array[int], lora: tuple[int, str] | None
+) -> KvEvent:
+    """A block can be found from now on, after that of ``parent``, under this adapter."""
     return {
         "type": "BlockStored",
         "block_hashes": [name],
         "parent_block_hash": parent,
         "token_ids": tokens.tolist(),
         "block_size": len(tokens),
-        "lora_id": None,
+        "lora_id": lora[0] if lora else None,
         "medium": "GPU",
-        "lora_name": None,
+        "lora_name": lora[1] if lora else None,
+        "extra_keys": [[lora[1]] if lora else None],
         "group_idx": 0,
     }
 
@@ -59,13 +62,18 @@ def block_removed(names: list[int]) -> KvEvent:
 
 #: The tokens of a request, prompt and what it has emitted, up to so many.
 TokensOf = Callable[[int, int], "array[int]"]
+#: Number and name of the adapter that a request asks for.
+LoraOf = Callable[[int], tuple[int, str] | None]
 
 
 class CacheWatcher:
     """Notices which blocks of a pool got or lost their key since it last looked."""
 
-    def __init__(self, pool: BlockPool, block_size: int, tokens_of: TokensOf) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, tokens_of: TokensOf, lora_of: LoraOf
+    ) -> None:
         self._pool, self._size, self._tokens_of = pool, block_size, tokens_of
+        self._lora_of = lora_of
         self._keys: npt.NDArray[np.int64] = pool.keys().copy()
         self._hashes: dict[int, int] = {}
         self._tables: dict[int, array[int]] = {}
@@ -100,13 +108,15 @@ class CacheWatcher:
     def _of(self, owner: int, table: array[int], places: list[int]) -> Iterator[KvEvent]:
         size = self._size
         tokens = self._tokens_of(owner, (places[-1] + 1) * size)
+        lora = self._lora_of(owner)
+        own_keys = lora[1].encode() if lora else b""
         for place in places:
             above = self._hashes.get(int(self._keys[table[place - 1]])) if place else None
             own = tokens[place * size : (place + 1) * size]
-            salt = (above or 0).to_bytes(8, "big")
+            salt = (above or 0).to_bytes(8, "big") + own_keys
             named = int.from_bytes(blake2b(salt + own.tobytes(), digest_size=8).digest(), "big")
             self._hashes[int(self._keys[table[place]])] = named
-            yield block_stored(named, above, own)
+            yield block_stored(named, above, own, lora)
 
 
 class Publisher:
@@ -163,7 +173,8 @@ class Publisher:
 class CacheTeller:
     """Publishes what happens in the caches of all replicas, each on addresses of its own.
 
-    ``where`` are the addresses for batches and for what was missed, and the first replica's rank.
+    ``where`` are the addresses for batches and for what was missed, and the first replica's rank;
+    ``loras`` are the adapters in the order of their numbers, from 1 on.
     Raises InputError if the engine publishes nothing, or if the first address cannot be had.
     """
 
@@ -173,8 +184,10 @@ class CacheTeller:
         where: tuple[str, str | None, int],
         block_size: int,
         tokens_of: TokensOf,
+        loras: Sequence[str] = (),
     ) -> None:
         self._live = live
+        self._numbers = {name: number for number, name in enumerate(loras, 1)}
         self._endpoint, self._replay, self._first = where
         self._size, self._tokens_of = block_size, tokens_of
         self._of: dict[int, tuple[CacheWatcher, Publisher]] = {}
@@ -193,9 +206,13 @@ class CacheTeller:
             )
         rank = self._first + self._live.replicas.index(replica)
         publisher = Publisher(self._endpoint, self._replay, rank)
-        watcher = CacheWatcher(pool, self._size, self._tokens_of)
+        watcher = CacheWatcher(pool, self._size, self._tokens_of, self._lora)
         self._of[id(replica)] = watcher, publisher
         return watcher, publisher
+
+    def _lora(self, number: int) -> tuple[int, str] | None:
+        name = self._live.journal[number].lora
+        return None if name is None else (self._numbers[name], name)
 
     def _told(self, replica: Replica, _: Sequence[int]) -> None:
         watcher, publisher = self._get(replica)

@@ -56,6 +56,7 @@ class Ask:
     segments: Callable[[int], Sequence[Segment]]
     priority: int = 0
     ignore_eos: bool = False
+    lora: str | None = None
 
 
 class Live:
@@ -101,6 +102,7 @@ class Live:
         """The clock starts now, in the loop that runs."""
         self._loop = asyncio.get_running_loop()
         self._start = time.monotonic()
+        self._began = time.time()
         self.env.process(self.server.run())
         self._plan()
 
@@ -108,6 +110,10 @@ class Live:
     def now(self) -> float:
         """Simulated seconds since the start; what has happened is before that."""
         return max(self._elapsed, nextafter(self.env.now, inf))
+
+    def wall(self, moment: float) -> float:
+        """What the wall clock shows at a simulated moment (s since 1970)."""
+        return self._began + moment / self.speed
 
     @property
     def _elapsed(self) -> float:
@@ -168,6 +174,20 @@ class Live:
         """A request comes now."""
         with self._careful():
             self.env.run(until=self.now)
+        return self._enter(ask)
+
+    def knock(self, ask: Callable[[], Ask]) -> Reply | None:
+        """A request comes now, but only to be turned away if all of them are.
+
+        Of several replicas behind a router nobody can tell before it has chosen.
+        """
+        with self._careful():
+            self.env.run(until=self.now)
+        door = self.replicas[0].door
+        alike = all(replica.door is door for replica in self.replicas)
+        return self._enter(ask()) if door and alike and door.shut() else None
+
+    def _enter(self, ask: Ask) -> Reply:
         number = len(self.journal)
         request = Request(
             id=number,
@@ -176,6 +196,7 @@ class Live:
             arrival=self.env.now,
             priority=ask.priority,
             ignore_eos=ask.ignore_eos,
+            lora=ask.lora,
             segments=tuple(ask.segments(number)),
             output_tokens=ask.output_tokens,
         )

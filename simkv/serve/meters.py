@@ -61,6 +61,35 @@ class Counts:
             spread.add(value)
 
 
+class AskedAdapters:
+    """Which LoRA adapters somebody asks for, as vLLM 0.33.0 tells it, and when that was last so.
+
+    It hears of a request with its first token (``EngineCoreOutput.events``), and names adapters
+    that anybody runs or waits for under both labels (``LoRARequestStates.update_scheduler_stats``).
+    """
+
+    def __init__(self) -> None:
+        self._under_way: Counter[str] = Counter()
+        self._at: float | None = None
+        self._seen: dict[str, float] = {}
+
+    def change(self, name: str | None, by: int, now: float) -> None:
+        """A step came back: one more or one less asks for an adapter, or for none."""
+        if now != self._at:
+            self.told()
+        self._at = now
+        if name is not None:
+            self._under_way[name] += by
+            if not self._under_way[name]:
+                del self._under_way[name]
+
+    def told(self) -> dict[str, float]:
+        """By the names that there were together, when a step last came back to them (s)."""
+        if self._at is not None:
+            self._seen[",".join(self._under_way)] = self._at
+        return self._seen
+
+
 class Meter:
     """Counts for one replica: streamed answers apart from others.
 
@@ -84,10 +113,12 @@ class Meter:
         self._last: dict[int, float] = {}
         self._tokens: Counter[int] = Counter()
         self._rows = 0
+        self.adapters = AskedAdapters()
 
     def told(self, numbers: Iterable[int]) -> None:
         """The clients of these requests are given a token now."""
         now, last = self.replica.env.now, self._last
+        self.adapters.change(None, 0, now)
         for number in numbers:
             tally = self.tallies[self._streams(number)]
             tally.counts["generation_tokens"] += 1
@@ -103,6 +134,7 @@ class Meter:
         """The first token of an answer."""
         life = self.replica.record.lives[number]
         self._first[number] = now
+        self.adapters.change(life.request.lora, 1, now)
         cached, prompt = self._cached(life), life.request.prompt_tokens
         tally.see("ttft", now - life.request.arrival)
         tally.counts["prompt_tokens"] += prompt
@@ -125,6 +157,8 @@ class Meter:
         if life.refusal:
             tally.by_label["turned_away"][life.refusal.knob] += 1
             return
+        if first is not None:
+            self.adapters.change(request.lora, -1, self.replica.env.now)
         finished = life.outcome is Outcome.FINISHED
         reason = (
             self._reason(life, tokens)

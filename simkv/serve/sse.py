@@ -64,7 +64,7 @@ class Writer:
             "id": call.name,
             "object": dialect.chunk_kind,
             "created": int(time.time()),
-            "model": desk.front.model,
+            "model": call.model,
         }
         options = body.stream_options
         self._usage = bool(options and options.include_usage)

@@ -22,6 +22,7 @@ from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
 from simkv.scenario.load import resolve
+from simkv.schedulers.vllm.config import VllmConfig
 
 HERE = Path(__file__).parents[2] / "scenarios"
 LOAD = {
@@ -134,7 +135,9 @@ def test_iterations_tell_how_many_there_were(tmp_path: Path, version: str) -> No
     found = read(path)
     assert found.series is not None
     assert found.steps is not None
-    lines = of_steps(found.steps, found.series, result.scenario.engine.max_num_batched_tokens)
+    config = result.scenario.engine
+    assert isinstance(config, VllmConfig)
+    lines = of_steps(found.steps, found.series, config.max_num_batched_tokens)
     member = drawn_from_lines(lines, KnownEngine(6400.0, 16, 5000), 0)
     lives = list(result.record.lives.values())
     assert len(member) == pytest.approx(len(lives), rel=0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -147,7 +148,7 @@ def test_ranks_are_rebuilt_as_a_fleet(result: Result, tmp_path: Path) -> None:
 
 def test_presence_is_that_of_all_ranks(result: Result) -> None:
     parts = list(result.parts.values())
-    at = pd.Series([2.0, 8.0]).to_numpy(float)
+    at = np.array([2.0, 8.0])
     both = at_times(parts, at)
     assert both["running"].tolist() == [
         sum(at_times([part], at)["running"].iloc[place] for part in parts) for place in (0, 1)

@@ -61,7 +61,7 @@ WHOLE: dict[str, Tree] = {
     },
     "costs": {"step_scale": {"decode": 2.0}, "timeout": 9.0, "horizon": 60.0, "engine_ready": 1.0},
     "adapters": {
-        "lora": {"adapter_mib": 40.0, "host_gb_s": 10.0, "disk_gb_s": 0.5},
+        "lora": {"adapter_mib": 40.0, "host_gb_s": 10.0, "disk_gb_s": 0.5, "modules": ["a", "b"]},
         "workload": {
             "arrivals": {"num_prompts": 6, "request_rate": 2.0, "seed": 3, **LENGTHS}
             | {"lora_modules": ["a", "b"], "lora_assignment": "round-robin"}

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import resource
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
+from simkv.serve.house import House, Options, Street
+from simkv.serve.scenario import to_serve
 from tests.conftest import ROOT
 
 #: A step takes 10 ms, and a token of a prompt 0.1 ms more.
@@ -31,6 +39,16 @@ engine:
 profile: assumed-costs.json
 """
 COSTS = ROOT / "scenarios" / "assumed-costs.json"
+#: A machine may be as slow as this (s) before a test fails that waits for something.
+PATIENCE = 300.0
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    """Wait for a state, however long that takes."""
+    deadline = time.monotonic() + PATIENCE
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def scenario(blocks: int = 1000, longest: int = 4096) -> str:
@@ -47,7 +65,9 @@ class Served:
     folder: Path
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.url, timeout=60, verify=False, trust_env=False)
+        self.client = httpx.Client(
+            base_url=self.url, timeout=PATIENCE, verify=False, trust_env=False
+        )
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
@@ -55,12 +75,90 @@ class Served:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.client.get(path, **options)
 
+    def wait_for_load(self, calls: int) -> None:
+        """Wait until so many calls are under way."""
+        wait_until(lambda: self.get("/load").json() == {"server_load": calls})
+
+    def wait_for_metric(self, sample: str, value: float) -> None:
+        """Wait until the metric that begins so has this value."""
+        wait_until(lambda: self.metric(sample) == value)
+
+    def metric(self, sample: str) -> float:
+        """The value of the metric that begins so."""
+        lines = self.get("/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith(sample)]
+        return float(line.split()[-1])
+
+    def stream(self, body: dict[str, Any]) -> Stream:
+        """A call whose answer is streamed, until the client leaves."""
+        return Stream(self.url, body)
+
     def end(self) -> str:
         """Tell it to end, as Kubernetes does; returns what it printed."""
         self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, out
         return out
+
+
+class Stream:
+    """A call on a socket of its own, sent already; closing it is how a client leaves."""
+
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        where, content = urlsplit(url), json.dumps({**body, "stream": True}).encode()
+        self._socket = socket.create_connection((where.hostname, where.port), PATIENCE)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+        self._socket.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
+        self._file = self._socket.makefile("rb", buffering=0)  # else `first` would miss some
+        assert b" 200 " in self._file.readline()
+        while self._file.readline().strip():  # the rest of the head
+            pass
+
+    def chunk(self) -> dict[str, Any]:
+        """The next event; empty after the last."""
+        while not (line := self._file.readline()).startswith(b"data: "):
+            assert line
+        return {} if b"[DONE]" in line else dict(json.loads(line.removeprefix(b"data: ")))
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    @staticmethod
+    def first(streams: list[Stream]) -> Stream:
+        """Of streams of which nothing was read yet the one on which something comes."""
+        ready, _, _ = select.select([stream._socket for stream in streams], [], [], PATIENCE)
+        (found,) = [stream for stream in streams if stream._socket in ready]
+        return found
+
+
+@asynccontextmanager
+async def inside(
+    folder: Path, text: str, **options: Any
+) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
+    """A server of this scenario's text in this process, without a socket: cheap, but not all."""
+    path = folder / "served.yaml"
+    path.write_text(text)
+    shutil.copy(COSTS, folder)
+    scenario = next(iter(to_serve(path, [])[1].values()))
+    (house,) = Street(scenario, folder, Options(port=0, **options), lambda _: None).houses
+    site = house.site
+    site.live.start()
+    over = httpx.ASGITransport(site.app)
+    try:
+        async with httpx.AsyncClient(transport=over, base_url="http://x", timeout=None) as client:
+            yield house, client
+    finally:
+        site.live.cut_off()
+        house.close()
+        site.socket.close()
+
+
+async def until(so: Callable[[], bool]) -> None:
+    """Wait for a state of what is in this process."""
+    async with asyncio.timeout(PATIENCE):
+        while not so():
+            await asyncio.sleep(0.002)
 
 
 @contextmanager

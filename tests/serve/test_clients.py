@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 
 import openai
@@ -162,10 +161,7 @@ def test_a_client_that_is_gone_leaves_the_engine(served: Served) -> None:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         assert served.get("/load").json() == {"server_load": 1}
-    deadline = time.monotonic() + 10
-    while served.get("/load").json() != {"server_load": 0}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    served.wait_for_load(0)
     assert "with" in served.get("/explain").text
 
 

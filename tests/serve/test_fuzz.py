@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,10 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     with serving(folder, scenario(200, 2048), "--model-name", "m", "--speed", "1000") as server:
         yield server
-        deadline = time.monotonic() + 20
-        while server.get("/load").json() != {"server_load": 0}:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        server.wait_for_load(0)
         text = server.get("/metrics").text
         assert "vllm:num_requests_running" in text
         for line in text.splitlines():

@@ -13,7 +13,7 @@ import zmq
 from simkv.core.errors import InputError
 from simkv.serve.house import Options, Street
 from simkv.serve.scenario import made_up
-from tests.serve.house import scenario, serving
+from tests.serve.house import PATIENCE, scenario, serving
 
 
 def free_port() -> int:
@@ -67,35 +67,42 @@ class Router:
 def test_a_router_sees_the_simulated_cache(tmp_path: Path, context: Any) -> None:
     events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     options = ("--kv-events", events, "--kv-replay", replay, "--speed", "20")
-    with serving(tmp_path, scenario(40, 512), *options) as served:
+    text = scenario(40, 512).replace("profile:", "  enable_lora: true\nprofile:")
+    with serving(tmp_path, text + "lora: {modules: [sql]}\n", *options) as served:
         listener = context.socket(zmq.SUB)
+        listener.rcvtimeo = context.rcvtimeo = int(1000 * PATIENCE)
         listener.connect(events)
         listener.subscribe("")
         prompt = list(range(200))
         router = Router()
         received = []
+
+        def receive() -> None:
+            topic, number, _ = listener.recv_multipart()
+            assert topic == b""
+            received.append(int.from_bytes(number, "big"))
+
         while not listener.poll(100):  # a subscription takes a moment to arrive
             served.post("/v1/completions", {"prompt": prompt, "max_tokens": 20})
             prompt = [token + 1000 for token in prompt]
         for number in range(3):
             other = [token + 100_000 * (number + 1) for token in prompt]
             served.post("/v1/completions", {"prompt": other, "max_tokens": 20})
-        while listener.poll(500):
-            topic, number, payload = listener.recv_multipart()
-            assert topic == b""
-            received.append(int.from_bytes(number, "big"))
-        assert received == list(range(received[0], received[0] + len(received)))
         asker = context.socket(zmq.DEALER)
         asker.connect(replay)
         asker.send_multipart([b"", (0).to_bytes(8, "big")])
         replayed = []
         while True:
-            _, topic, number, payload = asker.recv_multipart()
+            _, _, number, payload = asker.recv_multipart()
             if int.from_bytes(number, "big", signed=True) == -1:
                 break
             replayed.append(int.from_bytes(number, "big"))
             router.take(payload)
-        assert replayed == list(range(received[-1] + 1))
+        assert replayed == list(range(len(replayed)))
+        receive()
+        while received[-1] < replayed[-1]:
+            receive()
+        assert received == list(range(received[0], len(replayed)))
         assert router.removed > 0  # 39 blocks do not hold four answers
         cached = router.hits(other)
         assert cached == 12  # all whole blocks of the last prompt
@@ -104,6 +111,15 @@ def test_a_router_sees_the_simulated_cache(tmp_path: Path, context: Any) -> None
         (found,) = served.get(f"/explain/{name}?format=json").json()["requests"]
         computed = round((found["intervals"][0]["seconds"] - 0.01) / 1e-4)
         assert computed == len(other) + 1 - 16 * cached
+        served.post("/v1/completions", {**body, "model": "sql"})
+        seen = [listener.recv_multipart()[2] for _ in range(2)]
+        told = [event for payload in seen for event in msgspec.msgpack.decode(payload)[1]]
+        adapted = [event for event in told if event["type"] == "BlockStored"]
+        assert len(adapted) == cached
+        for event in adapted:  # the same tokens under another adapter are other blocks
+            assert (event["lora_name"], event["lora_id"]) == ("sql", 1)
+            assert event["extra_keys"] == [["sql"]]
+            assert event["block_hashes"][0] not in router.blocks
         listener.close(0)
         asker.close(0)
 

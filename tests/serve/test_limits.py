@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from simkv.core.outcome import Outcome
 from simkv.measure.simulate import run_file
-from tests.serve.house import Served, scenario, serving
+from tests.serve.house import Served, inside, scenario, serving, until
 
 SGLANG = """\
 name: served
@@ -19,48 +18,26 @@ profile: assumed-costs.json
 """
 LONG = {"prompt": [1, 2, 3], "max_tokens": 2000}
 TRY_AGAIN = "and cannot accept new requests. Please try again later or on a different instance."
+REJECTED = 'vllm:admission_rejections_total{{model_name="served",reason="{}"}}'
+LIMITED = "  max_num_queued_reqs: {}\n  max_num_queued_tokens: 2000\nprofile:"
 
 
 @contextmanager
 def under_way(served: Served, count: int, tokens: int = 3) -> Iterator[None]:
     """So many streams that do not end before this does, with prompts of so many tokens."""
-    over = threading.Event()
-    body = {"prompt": [1] * tokens, "max_tokens": 2000, "stream": True}
-
-    def stream() -> None:
-        with served.client.stream("POST", "/v1/completions", json=body) as got:
-            for _ in got.iter_lines():
-                if over.is_set():
-                    return
-
-    def wait_for(load: int) -> None:
-        deadline = time.monotonic() + 20
-        while served.get("/load").json() != {"server_load": load}:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    clients = [threading.Thread(target=stream) for _ in range(count)]
-    for number, client in enumerate(clients, 1):
-        client.start()
-        wait_for(number)
+    streams = []
+    for number in range(count):
+        streams.append(served.stream({"prompt": [1] * tokens, "max_tokens": 2000}))
+        served.wait_for_load(number + 1)
     yield
-    over.set()
-    for client in clients:
-        client.join()
-    wait_for(0)
-
-
-def counted(served: Served, reason: str) -> float:
-    labels = f'model_name="served",reason="{reason}"'
-    lines = served.get("/metrics").text.splitlines()
-    (line,) = [x for x in lines if x.startswith(f"vllm:admission_rejections_total{{{labels}}}")]
-    return float(line.split()[-1])
+    for stream in streams:
+        stream.close()
+    served.wait_for_load(0)
 
 
 def test_vllm_is_busy(tmp_path: Path) -> None:
-    limits = "  max_num_queued_reqs: 3\n  max_num_queued_tokens: 2000\n"
-    text = scenario().replace("profile:", f"{limits}profile:")
-    with serving(tmp_path, text, "--record", "came.csv", "--speed", "0.2") as served:
+    text = scenario().replace("profile:", LIMITED.format(3))
+    with serving(tmp_path, text, "--record", "came.csv", "--speed", "0.002") as served:
         with under_way(served, 3):
             refused = served.post("/v1/completions", {**LONG, "request_id": "mine"})
             assert refused.status_code == 503
@@ -73,12 +50,12 @@ def test_vllm_is_busy(tmp_path: Path) -> None:
             several = served.post("/v1/completions", {"prompt": [[1], [2]], "max_tokens": 5})
             assert several.status_code == 503  # one would have had room
             assert served.get("/load").json() == {"server_load": 2}
-        with under_way(served, 1, tokens=2000):  # their prefill takes a second of ours
+        with under_way(served, 1, tokens=2000):  # their prefill takes two minutes of ours
             full = served.post("/v1/completions", {"prompt": "x"})
             assert full.status_code == 503
             assert "prefill token backlog limit" in full.json()["error"]["message"]
-        assert counted(served, "max_num_queued_reqs") == 3
-        assert counted(served, "max_num_queued_tokens") == 1
+        assert served.metric(REJECTED.format("max_num_queued_reqs")) == 3
+        assert served.metric(REJECTED.format("max_num_queued_tokens")) == 1
         assert "rejected after 0" in served.get("/explain/mine").text
         assert "Traceback" not in served.end()
     (tmp_path / "again.yaml").write_text(text + "workload: {trace: came.csv}\n")
@@ -86,8 +63,40 @@ def test_vllm_is_busy(tmp_path: Path) -> None:
     assert [i for i, life in lives.items() if life.outcome is Outcome.REJECTED] == [3, 4, 8, 10]
 
 
+def test_a_full_queue_is_told_before_what_is_wrong_with_a_prompt(tmp_path: Path) -> None:
+    """vLLM 0.33.0 asks for the model, then for room, and only then looks at the prompt."""
+    text = scenario().replace("profile:", LIMITED.format(1))
+    too_long = {"prompt": [1] * 5000}
+
+    async def visit() -> None:
+        async with inside(tmp_path, text) as (house, client):
+
+            async def status(**fields: object) -> int:
+                return (await client.post("/v1/completions", json=fields)).status_code
+
+            first = asyncio.ensure_future(client.post("/v1/completions", json=LONG))
+            await until(lambda: house.desk.under_way == 1)
+            assert await status(**too_long) == 503
+            assert await status(prompt="x", max_tokens=0) == 503
+            assert await status(prompt=[[1], [2]]) == 503
+            assert await status(**too_long, model="other") == 404
+            counted = (await client.get("/metrics")).text.splitlines()
+            assert REJECTED.format("max_num_queued_reqs") + " 3.0" in counted
+            assert [r.prompt_tokens for r in house.live.journal] == [3, 5000, 1, 1]
+            first.cancel()
+            await until(lambda: house.desk.under_way == 0)
+            assert await status(**too_long) == 400
+            assert len(house.live.journal) == 4
+            house.write(tmp_path / "came.csv")
+
+    asyncio.run(visit())
+    (tmp_path / "again.yaml").write_text(text + "workload: {trace: came.csv}\n")
+    lives = run_file(tmp_path / "again.yaml")["run"].record.lives
+    assert [i for i, life in lives.items() if life.outcome is Outcome.REJECTED] == [1, 2, 3]
+
+
 def test_sglang_s_queue_is_full(tmp_path: Path) -> None:
-    with serving(tmp_path, SGLANG) as served, under_way(served, 2):
+    with serving(tmp_path, SGLANG, "--speed", "0.2") as served, under_way(served, 2):
         whole = served.post("/v1/completions", LONG)
         assert whole.status_code == 503
         assert whole.json()["error"]["message"] == "The request queue is full."

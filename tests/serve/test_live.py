@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.serve.again import scenario_of, write_trace
 from simkv.serve.live import Ask, Live
 from simkv.workload.workload import generate
-from tests.serve.house import COSTS, scenario
+from tests.serve.house import COSTS, PATIENCE, scenario
 
 VLLM = scenario(66, 1024)
 FLEET = "fleet: {replicas: 2, router: least_loaded}\n"
@@ -42,6 +45,33 @@ SERVED = {
     "pipeline": OTHER + "{name: fastdeploy, num_blocks: 40}\npipeline: {}\n",
 }
 WORKLOAD = "workload: {requests: [{prompt_tokens: 1, output_tokens: 1}]}\n"
+
+
+class Jumping(asyncio.SelectorEventLoop):
+    """A loop whose clock jumps to the next timer, so that nobody sleeps and no machine is slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        plain = self._selector.select
+
+        def select(timeout: float | None = None) -> list[Any]:
+            self._now += max(timeout or 0.0, 1e-4)  # a turn takes some time, too
+            return plain(0)
+
+        self._selector.select = select
+
+    def time(self) -> float:
+        return self._now
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Runner]:
+    """Runs what is served in time that is not real."""
+    with asyncio.Runner(loop_factory=Jumping) as found:
+        clock = found.get_loop().time
+        monkeypatch.setattr("simkv.serve.live.time", SimpleNamespace(monotonic=clock, time=clock))
+        yield found
 
 
 def loaded(tmp_path: Path, text: str = VLLM) -> Scenario:
@@ -84,11 +114,13 @@ def columns(record: Record) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_a_run_of_what_came_decides_the_same(tmp_path: Path, kind: str) -> None:
+def test_a_run_of_what_came_decides_the_same(
+    tmp_path: Path, kind: str, runner: asyncio.Runner
+) -> None:
     """Step for step, and clients have received what the run says they did."""
     served = loaded(tmp_path, SERVED[kind])
     live = Live(served, specs(served, tmp_path), speed=10)
-    got = asyncio.run(visit(live, 7))
+    got = runner.run(visit(live, 7))
     again = scenario_of(served, live.journal)
     run = serve_scenario(again, specs(again, tmp_path))
     outcomes = {life.outcome for life in run.record.lives.values()}
@@ -115,10 +147,10 @@ def test_a_run_of_what_came_decides_the_same(tmp_path: Path, kind: str) -> None:
             assert got[number] == life.tokens
 
 
-def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path) -> None:
+def test_a_trace_of_what_came_is_read_without_loss(tmp_path: Path, runner: asyncio.Runner) -> None:
     served = loaded(tmp_path)
     live = Live(served, specs(served, tmp_path), speed=10)
-    asyncio.run(visit(live, 8))
+    runner.run(visit(live, 8))
     write_trace(tmp_path / "came.csv", live.journal)
     path = tmp_path / "again.yaml"
     path.write_text(scenario(66, 1024) + "workload: {trace: came.csv}\n")
@@ -139,7 +171,7 @@ def test_a_failure_of_our_own_ends_all_answers(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         live.replicas[0].scheduler.schedule = broken  # type: ignore[method-assign,assignment]
         reply = live.submit(Ask(5, 5, 5, lambda _: []))
-        await asyncio.wait_for(reply.news(0), 10)
+        await asyncio.wait_for(reply.news(0), PATIENCE)
         return reply.outcome
 
     assert asyncio.run(client()) is Outcome.STALLED

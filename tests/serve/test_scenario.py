@@ -31,7 +31,7 @@ def drawn(folder: Path, text: str, **asked: object) -> set[int | None]:
     front = Front("vllm", "0.33.0", "m", texts(None), 4096, answers(served))
     desk = Desk(Live(served, specs(served, folder)), front)
     body = CompletionBody.model_validate({"prompt": "x", "max_tokens": 99, **asked})
-    return {desk._ask(body, array("q", [1]), 99).output_tokens for _ in range(100)}
+    return {desk._ask(body, array("q", [1]), 99, None).output_tokens for _ in range(100)}
 
 
 @pytest.mark.parametrize(
