@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
@@ -34,6 +29,11 @@ from simkv.report.style import (
     title_and_legend,
 )
 from simkv.why.ledger import Kind, Tile, ledger, pauses, wasted
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 
@@ -136,6 +136,9 @@ def _evenly(lives: Sequence[Life], count: int) -> list[Life]:
 
 def draw_lanes(records: Mapping[str, Record], title: str) -> Figure:
     """One panel per variant, one lane per request in order of arrival, the first on top."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     columns = 1 if len(records) <= 3 else 2
     rows = -(-len(records) // columns)
     most = max((min(len(record.lives), MOST_LANES) for record in records.values()), default=0)
@@ -167,6 +170,8 @@ def draw_lanes(records: Mapping[str, Record], title: str) -> Figure:
 
 def _draw(axes: Axes, record: Record, shown: Sequence[Life], end: float, bins: int) -> set[str]:
     """Draw the lanes of ``shown``; returns the kinds of their bars."""
+    from matplotlib.colors import to_rgb
+
     edges = np.linspace(0.0, end, bins + 1)
     shares = np.zeros((max(len(shown), 1), len(BARS), bins))
     seen: set[str] = set()

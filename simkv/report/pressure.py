@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from simkv.loop.record import Record
 from simkv.report.style import (
@@ -26,6 +22,10 @@ from simkv.report.style import (
     title_and_legend,
 )
 from simkv.why.ledger import pauses
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Bins of time across the whole picture.
 BINS = 300
@@ -81,6 +81,10 @@ def _between(edges: Floats, corners: Floats, amounts: Floats) -> Floats:
 
 def draw_pressure(records: Mapping[str, Record], title: str) -> Figure:
     """Per variant the share of KV blocks held, and below it how many ran and waited."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     columns = columns_for(len(records))
     rows = -(-len(records) // columns)
     figure = Figure(figsize=(WIDTH, 0.9 + rows * 3.6))

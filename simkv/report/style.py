@@ -7,18 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import matplotlib
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simkv.core.files import writing
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
+
+if TYPE_CHECKING:  # a page of HTML has these colours, too, and draws nothing
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # From the palettes of M. Okabe and K. Ito and of P. Tol, which the colour-blind can tell apart.
 BLUE, SKY = "#0072B2", "#56B4E9"
@@ -62,6 +60,8 @@ _SETTINGS: dict[Any, Any] = {
 @contextmanager
 def house_style() -> Iterator[None]:
     """Draw with these settings, whatever the user's own; afterwards all is as it was."""
+    import matplotlib
+
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
@@ -70,6 +70,8 @@ def house_style() -> Iterator[None]:
 
 def logarithmic(axes: Axes, which: str) -> None:
     """Make the ``x`` or ``y`` axis logarithmic, with plain numbers beside it."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -115,6 +117,8 @@ def head(axes: Axes, variant: str, record: Record, columns: int) -> None:
 
 def number_requests(axis_of: Axes, which: str, lives: Sequence[Life]) -> None:
     """Label places 0, 1, 2 … of the ``x`` or ``y`` axis with the ids of ``lives``."""
+    from matplotlib.ticker import MaxNLocator
+
     axis = axis_of.xaxis if which == "x" else axis_of.yaxis
     ids = {place: str(life.request.id) for place, life in enumerate(lives)}
     axis.set_major_locator(MaxNLocator(nbins=8, integer=True))
@@ -177,6 +181,8 @@ def mark_standstill(axes: Axes, record: Record, label: bool = True) -> None:
 
 def marks(seen: Iterable[Outcome | None]) -> list[Artist]:
     """Legend entries for the failures among ``seen``."""
+    from matplotlib.lines import Line2D
+
     found = set(seen)
     return [
         Line2D(

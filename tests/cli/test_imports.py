@@ -21,7 +21,7 @@ finally:
 """
 #: What takes long to import, of what simkv installs.
 HEAVY = {"junitparser", "matplotlib", "numpy", "pandas", "pyarrow", "pydantic", "rich"}
-HEAVY |= {"ruamel", "scipy", "simpy", "torch"}
+HEAVY |= {"jinja2", "ruamel", "scipy", "simpy", "torch"}
 SIMULATING = {"numpy", "pydantic", "ruamel", "simpy"}
 #: What a run has no use for that is of one engine, without a trace, hardware or a fleet's threads.
 UNUSED = (
@@ -48,6 +48,7 @@ workload: {requests: [{arrival: 0, prompt_tokens: 100, output_tokens: 10}]}
         ("--help", set()),
         ("run tiny.yaml --no-plots --steps --ledger", SIMULATING | {"rich"}),
         ("explain tiny.yaml", SIMULATING),
+        ("report tiny.yaml --out tiny.html --no-whatif", SIMULATING | {"jinja2", "rich"}),
         ("blocks --help", {"pydantic"}),  # by way of typer
         ("policies", SIMULATING),
     ],
