@@ -108,6 +108,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
             _whole(least if chunked else max(max_num_seqs, max_model_len), 200)
         ),
         "mamba_cache_mode": draw(st.sampled_from([None, None, "align", "all"])),
+        "mamba_prefill_checkpoints": draw(st.booleans()),
         "max_num_scheduled_tokens": draw(rarely(_whole(1, 40))),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": draw(st.booleans()),

@@ -76,6 +76,21 @@ def test_a_block_larger_than_a_chunk_may_be_is_refused_or_filled_in_pieces() -> 
         engine(variant="0.26.0", **knobs)
 
 
+def test_kernels_that_write_a_state_within_a_chunk_need_no_cut_but_a_block_more() -> None:
+    cut, whole = (
+        engine(max_num_batched_tokens=64, mamba_prefill_checkpoints=given)
+        for given in (False, True)
+    )
+    assert chunks(cut, Prompt(0, 21, 20)) == [20, 1]
+    assert chunks(whole, Prompt(0, 21, 20)) == [21]
+    assert whole.blocks_held() == {0: 6 + 2 * 2}  # in either state group that of 20 tokens, of 21
+    assert hits(whole, chat(1, 3), chat(2, 2)) == [0, 16]
+    step(whole)
+    assert whole.blocks_held() == {0: 6 + 2}
+    with pytest.raises(ValueError, match=r"came with vLLM 0.32, 0.31.0 does not have it"):
+        engine(variant="0.31.0", mamba_prefill_checkpoints=True)
+
+
 def chat(i: int, own: int) -> Prompt:
     """16 tokens of a chat that all have, and some of its own."""
     return Prompt(i, 16 + own, 1, segments=(Segment("chat", 0, 16), Segment(f"u{i}", 0, own)))
@@ -87,8 +102,8 @@ def hits(scheduler: VllmScheduler, *prompts: Prompt) -> list[int]:
     for prompt in prompts:
         scheduler.add(prompt)
         found.append(step(scheduler).context[0])
-        while scheduler.num_running:
-            step(scheduler, tuple(scheduler.running_ids()))
+        while prompt.id in scheduler.running_ids():
+            step(scheduler, (prompt.id,))
     return found
 
 

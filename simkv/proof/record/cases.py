@@ -216,6 +216,8 @@ def _states(case: DrawnCase, draw: random.Random) -> DrawnCase:
             threshold = config.long_prefill_token_threshold
             knobs["long_prefill_token_threshold"] = max(threshold, size) if threshold else 0
             knobs["max_num_batched_tokens"] = max(config.max_num_batched_tokens, size)
+    if "mamba_prefill_checkpoints" not in fixed:
+        knobs["mamba_prefill_checkpoints"] = random.Random(f"{case.requests}").random() < 0.5
     most = max(config.max_model_len // size, 1)
     blocks = 1 + draw.randint(most, 2 * most) + draw.randint(1, 2 * len(groups) + most)
     return case._replace(

@@ -118,6 +118,10 @@ class VllmConfig:
     """Of which states the prefix cache can start: those at the ends of chunks, which then end where
     blocks do (align, as is if left out), or of every block (all, in 0.24 to 0.31, which take it by
     themselves up to 0.28 for models that can). [--mamba-cache-mode]"""
+    mamba_prefill_checkpoints: bool = False
+    """Whether kernels write the state at the end of a block from within a chunk, too, so that the
+    last chunk of a prompt goes past it: Mamba2's since 0.32, gated delta nets' of FlashInfer since
+    0.33. [vLLM asks the model's layers]"""
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] | None = None
     """Share of the GPU's memory that vLLM takes, from which with `hardware` the blocks follow; left
     out 0.92, up to 0.19 0.9. No decision depends on it. [--gpu-memory-utilization]"""
@@ -211,7 +215,8 @@ class VllmConfig:
         tokens, window = self.max_model_len, 0
         if isinstance(group, str):
             mode = self.states(rules_of(self.variant))
-            return {"none": 1, "align": 2, "all": blocks_for(tokens, self.block_size)}[mode]
+            aligned = 3 if self.mamba_prefill_checkpoints else 2
+            return {"none": 1, "align": aligned, "all": blocks_for(tokens, self.block_size)}[mode]
         if window := group:
             steps = self.depth if rules_of(self.variant).frees_processed else 1
             tokens = min(window - 1 + steps * self.max_num_batched_tokens, tokens)

@@ -81,6 +81,10 @@ class VllmMemory:
         size = self.block_size
         return blocks_for(computed + n, size) - blocks_for(computed, size)
 
+    def beyond(self, r: RequestState, start: int, n: int) -> int:  # noqa: ARG002
+        """Blocks beyond those that ``n`` tokens of ``r`` behind ``start`` fill; it is to run."""
+        return 0
+
     def room(self, *, running: bool) -> int:
         """Free blocks that an admission may take, while others are ``running`` or not."""
         return self.pool.free - (self.watermark if running else 0)

@@ -26,6 +26,7 @@ LATER = {
     "max_num_queued_tokens": None,
     "kv_cache_groups": [0],
     "mamba_cache_mode": None,
+    "mamba_prefill_checkpoints": False,
 }
 
 

@@ -98,6 +98,7 @@ class VllmScheduler(VllmBook):
                 under_way = self.decoding.in_flight(r) if decodes else r.in_flight
                 self.memory.let_go(r, computed, under_way)
             needed = self.memory.to_grow(computed, n)
+            needed += 0 if decodes else self.memory.beyond(r, computed, n)
             lost = 0
             while needed > self.memory.pool.free:
                 victim = self._victim()

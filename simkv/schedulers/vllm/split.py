@@ -2,16 +2,27 @@
 
 A state is written where a chunk ends, and can be found where a block ends. So vLLM lets chunks end
 with blocks: ``Scheduler._mamba_block_aligned_split`` of 0.24.0 to 0.33.0, for groups of one block
-size, without drafts and for kernels that write no state within a chunk.
+size and without drafts.
 """
 
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr
 
+from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.versions import VllmRules
+
+
+def ends_within(start: int, end: int, proof: int, size: int) -> bool:
+    """Whether a chunk of tokens has the end of a block in it whose state its kernel writes too.
+
+    It is the last one before the token ``proof``, and at least a block behind the ``start``.
+    """
+    last = (proof - 1) // size * size
+    reaches = blocks_for(end, size) > start // size + 1
+    return start % size == 0 and start + size <= last < end and reaches
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -24,6 +35,7 @@ class StateSplit:
         self._largest = min(largest, config.long_prefill_token_threshold or largest)
         self._wide, self._at_any = rules.wide_states, rules.keeps_junctions
         self._left = 1 if rules.leaves_last else 0
+        self._within = config.mamba_prefill_checkpoints
 
     def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
         """How many of ``n`` tokens behind ``start`` to compute; 0 where none would reach an end.
@@ -39,7 +51,8 @@ class StateSplit:
             aligned = end // size * size
             if not self._wide or aligned > start or size <= self._largest:
                 end = aligned
-        stops = [last]
+        within = self._within and end >= prefill and ends_within(start, end, prefill, size)
+        stops = [0 if within else last]
         if self._wide and start % size:
             stops.append((start // size + 1) * size)
         if start < r.junction < end and (waits or self._at_any):

@@ -22,6 +22,7 @@ from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.memory import Hits, VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.split import ends_within
 from simkv.schedulers.vllm.versions import VllmRules
 from simkv.schedulers.vllm.windows import WindowMemory
 
@@ -38,14 +39,17 @@ class StateTable:
         self.length = hit
         self.older = -1
 
-    def reach(self, blocks: int) -> bool:
-        """Let the table have so many places, the last one with a new block if there is more."""
+    def reach(self, blocks: int, new: int = 1) -> int:
+        """Let the table have so many places, if these are more with so many ``new`` blocks.
+
+        They are at the end. Returns how many there are.
+        """
         if blocks <= self.length:
-            return False
+            return 0
         self.older = self.length - 1
-        self.places.append(blocks - 1)
+        self.places += range(blocks - new, blocks)
         self.length = blocks
-        return True
+        return new
 
     def behind(self, blocks: int, *, gaps: bool) -> list[list[int]]:
         """Places to let go of when the newest token is in the last of ``blocks``, in two turns.
@@ -65,7 +69,8 @@ class StateTable:
 class StateMemory(WindowMemory):
     """Tables of several groups, some of which have states: in ``_single`` one at a time.
 
-    ``_tables`` are by request; ``_fresh`` are the keys of states that this step registered.
+    ``_tables`` are by request; ``_fresh`` are the keys of states that this step registered. Those
+    ``_within`` their next chunk write a state more.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
@@ -76,6 +81,8 @@ class StateMemory(WindowMemory):
         self._single = [state and self._mode != "all" for state in states]
         self._tables: dict[int, StateTable] = {}
         self._fresh: set[int] = set()
+        self._exports = config.mamba_prefill_checkpoints and self._mode == "align"
+        self._within: set[int] = set()
 
     def begin(self) -> None:
         """A step begins."""
@@ -85,6 +92,15 @@ class StateMemory(WindowMemory):
         """Blocks more for ``n`` tokens behind ``computed`` ones."""
         needed = super().to_grow(computed, n)
         return needed - sum(self._single) if needed and self._mode == "none" else needed
+
+    def beyond(self, r: RequestState, start: int, n: int) -> int:
+        """Blocks for states within the last chunk of a prompt."""
+        end, prefill = start + n, max(r.prompt.prompt_tokens, r.length - 1)
+        self._within.discard(r.id)
+        if not self._exports or end < prefill or not ends_within(start, end, end, self.block_size):
+            return 0
+        self._within.add(r.id)
+        return sum(self._single)
 
     def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
@@ -116,12 +132,14 @@ class StateMemory(WindowMemory):
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
         """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
         blocks = blocks_for(end, self.block_size)
-        another = self._tables[r.id].reach(1 if self._mode == "none" else blocks)
+        new = 2 if r.id in self._within else 1
+        self._within.discard(r.id)
+        new = self._tables[r.id].reach(1 if self._mode == "none" else blocks, new)
         for g, owner in enumerate(self._owners(r.id)):
             if not self._single[g]:
                 self._take_for(r, g, owner, blocks)
-            elif another:
-                self._pool.take(owner, 1)
+            elif new:
+                self._pool.take(owner, new)
 
     def release(self, r: RequestState, unused: int = 0) -> None:
         """Take the blocks of ``r`` back, group by group."""

@@ -239,6 +239,7 @@ RELEASES: Mapping[int, Release] = {
         "5df63a720",
         "of a prompt that ends with a block the state before its last block is kept",
         {"leaves_last": True},
+        {"mamba_prefill_checkpoints": False},
         without={
             "mamba_cache_mode": Fixed(
                 "align", "ended with vLLM 0.31, in {version} it is always align; leave it out"

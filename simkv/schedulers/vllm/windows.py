@@ -92,10 +92,12 @@ class WindowMemory(VllmMemory):
     def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
         revived = sum(self._pool.unheld(blocks) for blocks in hits.groups)
-        needed = self.missing(hits, end)
+        start, whole = hits.tokens, 0
         if self.whole:
-            hit, blocks = hits.tokens // self.block_size, blocks_for(r.length, self.block_size)
-            needed = max(needed, self._in_whole(blocks, hit))
+            blocks = blocks_for(r.length, self.block_size)
+            whole = self._in_whole(blocks, start // self.block_size)
+            whole += self.beyond(r, start, r.length - start)
+        needed = max(self.missing(hits, end) + self.beyond(r, start, end - start), whole)
         return needed + revived <= self.room(running=running)
 
     def share(self, r: RequestState, hits: Hits) -> None:
