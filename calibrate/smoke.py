@@ -138,6 +138,8 @@ class Stage(NamedTuple):
     look_at: str
 
 
+#: How many times longer a rehearsal may take, on a machine that others use.
+SLACK = 10
 STAGES = {
     "imports": Stage(imports, 40, "calibrate/wheels.txt; the driver, if torch finds no device"),
     "attention": Stage(attention, 60, "simkv/lab/kernels.py: decode, reduce, prefill"),
@@ -162,16 +164,17 @@ def main() -> int:
         given = Options(arguments.out, device, model_name, arguments.fa3)
         print(STAGES[arguments.stage].run(given))
         return 0
-    failed = [name for name in arguments.stages if not passed(name, sys.argv[1:])]
+    slack = SLACK if arguments.rehearse else 1
+    failed = [name for name in arguments.stages if not passed(name, sys.argv[1:], slack)]
     for name in failed:
         print(f"FAILED {name}: look at {STAGES[name].look_at}; {arguments.out}/smoke-{name}.log")
     print(f"{len(arguments.stages) - len(failed)} of {len(arguments.stages)} stages passed")
     return 1 if failed else 0
 
 
-def passed(name: str, arguments: list[str]) -> bool:
+def passed(name: str, arguments: list[str], slack: int = 1) -> bool:
     """Run a stage as a process, print its line, keep what it said."""
-    begin, limit = perf_counter(), STAGES[name].limit_s
+    begin, limit = perf_counter(), slack * STAGES[name].limit_s
     command = [sys.executable, __file__, *arguments, "--stage", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)

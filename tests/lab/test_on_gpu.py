@@ -96,7 +96,7 @@ def test_a_stage_that_fails_or_takes_too_long_is_told_and_the_rest_goes_on(
 
 def test_a_rehearsal_of_the_first_command(tmp_path):
     """All of it lies in a few files in the end; what has no time left is told and left out."""
-    done = on_gpu("first", tmp_path / "out", BUDGET="5")
+    done = on_gpu("first", tmp_path / "out", BUDGET="300", LIMIT="1200")
     assert done.returncode == 0, done.stdout
     assert "FAILED" not in done.stdout, done.stdout
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -135,7 +135,7 @@ def test_a_rehearsal_of_the_second_command(tmp_path):
     about = json.loads(plan.read_text())
     about["cases"] = [case for case in about["cases"] if case["name"] == "prefill-heavy"]
     plan.write_text(json.dumps(about))
-    done = on_gpu("validate", tmp_path / "v", plan.parent, BUDGET="40")
+    done = on_gpu("validate", tmp_path / "v", plan.parent, BUDGET="400")
     assert done.returncode == 0, done.stdout + done.stderr
     names = {path.name for path in (tmp_path / "v").iterdir()}
     assert names >= {"log.txt", "validation.md", "validation.json", "validation.tar.gz"}
