@@ -99,6 +99,19 @@ OF_FLEETS: Mapping[str, Metric] = {
     "fleet.mean_in_system": Metric("fleet.mean_in_system", "mean requests in the fleet"),
     "fleet.imbalance": Metric("fleet.imbalance", "imbalance (busiest / mean)"),
 }
+#: Those that only a run with speculative decoding has, as ``vllm bench serve`` names them.
+OF_DRAFTS: Mapping[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric("spec_decode.acceptance_rate", "acceptance rate", "%", True),
+        Metric("spec_decode.acceptance_length", "acceptance length", "", True),
+        Metric("spec_decode.num_drafts", "drafts"),
+        Metric("spec_decode.draft_tokens", "draft tokens"),
+        Metric("spec_decode.accepted_tokens", "accepted tokens", "", True),
+    )
+}
+#: Those that not every run has, and which has them.
+OF_SOME = dict.fromkeys(OF_FLEETS, "fleets") | dict.fromkeys(OF_DRAFTS, "engines that draft")
 
 
 def figure(figures: Mapping[str, Any], name: str) -> Any:
@@ -111,7 +124,7 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
 
 def heading(name: str) -> str:
     """What a figure is called in a table or a picture; of one that is worked out, its name."""
-    metric = REGISTRY.get(name) or OF_FLEETS.get(name)
+    metric = REGISTRY.get(name) or OF_FLEETS.get(name) or OF_DRAFTS.get(name)
     return metric.heading if metric else name
 
 

@@ -75,12 +75,15 @@ class BlockKeys:
     Block ``i`` has the key of (key of block ``i - 1``, its tokens), as real engines chain their
     hashes, but numbered instead of hashed, so that two contents never collide. Only the first block
     of a run is looked up by what it holds: the others of the same stream follow by counting.
+
+    With ``ahead`` the key of a block also covers so many tokens behind it, and waits for them.
     """
 
     ROOT = 0
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, ahead: int = 0) -> None:
         self.block_size = block_size
+        self.ahead = ahead
         self._runs: dict[tuple[object, ...], int] = {}
         # Stream and offset at which each run begins; None if its one block takes in several.
         self._heads: list[tuple[str, int] | None] = [None]
@@ -89,6 +92,12 @@ class BlockKeys:
         """Append to ``keys`` until it names every full block of the first ``tokens`` tokens."""
         size = self.block_size
         position, end = len(keys) * size, tokens // size * size
+        if self.ahead:
+            for start in range(position, end, size):
+                parent = keys[-1] if keys else self.ROOT
+                covered = content.slices(start, start + size + self.ahead)
+                keys.append(self._run(None, parent, covered))
+            return
         while position < end:
             parent = keys[-1] if keys else self.ROOT
             stream, start, stop = content.segment_at(position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 
@@ -40,13 +41,40 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How many drafts of a request the model accepts, which is drawn for each place in its output.
+
+    A number in ``rates`` is the chance of each draft if those before it were accepted. A tuple has
+    by position the share of drafts that are accepted there, which never rises; behind its end none
+    are. The same ``seed`` and place give the same, whoever asks and in whatever order.
+    """
+
+    rates: float | tuple[float, ...]
+    seed: int
+
+    def accepted(self, place: int, drafts: int) -> int:
+        """Of so many drafts that follow on output token ``place``, how many are accepted."""
+        luck, count = Random((self.seed << 32) + place).random(), 0
+        while count < drafts and luck < self._rate(count):
+            count += 1
+        return count
+
+    def _rate(self, position: int) -> float:
+        if isinstance(self.rates, tuple):
+            return self.rates[position] if position < len(self.rates) else 0.0
+        return self.rates ** (position + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Request(Prompt):
     """A prompt and what will come of it.
 
     ``output_tokens`` is how many tokens the model really emits; schedulers take a ``Prompt`` and
     so cannot read it (the type checker holds them to that). ``timeout`` is how long the client
-    waits for the last token, in seconds after ``arrival``; ``None`` waits for ever.
+    waits for the last token, in seconds after ``arrival``; ``None`` waits for ever. ``acceptance``
+    tells what becomes of drafts, where the engine has any; without it none is accepted.
     """
 
     output_tokens: int = 1
     timeout: float | None = None
+    acceptance: Acceptance | None = None

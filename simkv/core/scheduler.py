@@ -8,7 +8,7 @@ torch nor pandas.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from simkv.core.request import Prompt
@@ -84,6 +84,22 @@ class Cause(NamedTuple):
     why: Need = "blocks"
 
 
+@dataclass(slots=True)
+class Drafted:
+    """Drafts of a batch that the model verifies, by request.
+
+    ``tokens``: so many of a request's tokens in the step are drafts, the last ones. Those of
+    ``padding`` are no drafter's, and none of them is accepted. ``accepted`` is written by whoever
+    knows the model, before the batch is completed: the request gets so many tokens more than one.
+    When the step has run, the drafter runs ``passes`` times.
+    """
+
+    passes: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+    padding: set[int] = field(default_factory=set)
+    accepted: dict[int, int] = field(default_factory=dict)
+
+
 @dataclass(slots=True, init=False)
 class Batch:
     """One decision: what the model is to compute in the next step.
@@ -130,6 +146,7 @@ class Batch:
     swapped_in: list[Swap]
     loads: list[tuple[int, int]]
     lora_loads: tuple[int, int]
+    drafted: Drafted | None
 
     # Written out, as every step makes one: that of a dataclass takes longer, compiled much longer.
     def __init__(
@@ -155,6 +172,7 @@ class Batch:
         loads: list[tuple[int, int]] | None = None,
         refused: dict[int, Refusal] | None = None,
         lora_loads: tuple[int, int] = (0, 0),
+        drafted: Drafted | None = None,
     ) -> None:
         self.scheduled = [] if scheduled is None else scheduled
         self.context = [] if context is None else context
@@ -177,6 +195,7 @@ class Batch:
         self.swapped_in = [] if swapped_in is None else swapped_in
         self.loads = [] if loads is None else loads
         self.lora_loads = lora_loads
+        self.drafted = drafted
 
     def preempt(self, victim: int, by: int | None, why: Need = "blocks") -> None:
         """Note that the blocks of ``victim`` were taken back, and the cause (see ``Cause``)."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from simkv.core.scheduler import Batch
+from simkv.core.scheduler import Batch, Drafted
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,6 +25,8 @@ class Load(NamedTuple):
     compute ``group_tokens`` in all and ``group_most`` at most, 0 stands for an engine by itself.
     Before the step starts, so many blocks of KV are swapped to and from host memory, and
     ``lora_copies`` adapters are copied to the GPU, ``lora_reads`` of them read from disk before.
+    Decodes verify ``draft_tokens`` beside their own tokens, and the drafter runs ``draft_passes``
+    times after the step.
     """
 
     prefill_seqs: int
@@ -43,6 +45,8 @@ class Load(NamedTuple):
     group_ranks: int = 0
     lora_copies: int = 0
     lora_reads: int = 0
+    draft_tokens: int = 0
+    draft_passes: int = 0
 
 
 def pairs(tokens: int, context: int) -> int:
@@ -53,9 +57,12 @@ def pairs(tokens: int, context: int) -> int:
 def load_of(batch: Batch, *, spread: bool = False) -> Load:
     """Sum up the newest batch; in a mixed one a row of a single token on top of KV is a decode.
 
-    With ``spread`` the shortest and the longest decode are looked for, row by row.
+    Drafts do not count as tokens of their row. With ``spread`` the shortest and the longest decode
+    are looked for, row by row.
     """
     load = _computed(batch)
+    if batch.drafted:
+        load = _with_drafts(load, batch, batch.drafted)
     if batch.swapped_out or batch.swapped_in:
         load = load._replace(
             swap_out_blocks=sum(swap.blocks for swap in batch.swapped_out),
@@ -66,7 +73,11 @@ def load_of(batch: Batch, *, spread: bool = False) -> Load:
     if not spread or not load.decode_seqs:
         return load
     always = batch.kind == "decode"
-    contexts = [r.context for r in batch.rows() if always or (r.tokens == 1 and r.context)]
+    contexts = [
+        r.context
+        for r in batch.rows()
+        if always or (_own(batch, r.id, r.tokens) == 1 and r.context)
+    ]
     return load._replace(shortest=min(contexts), longest=max(contexts))
 
 
@@ -77,8 +88,8 @@ def _computed(batch: Batch) -> Load:
         decode_seqs += len(batch.scheduled)
         return Load(0, 0, 0, decode_seqs, decode_context + sum(batch.context), 0, emits)
     prefill_seqs = prefill_tokens = prefill_context = prefill_pairs = 0
-    for (_, tokens), context in zip(batch.scheduled, batch.context, strict=True):
-        if tokens == 1 and context and batch.kind == "mixed":
+    for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
+        if context and batch.kind == "mixed" and _own(batch, i, tokens) == 1:
             decode_seqs += 1
             decode_context += context
         else:
@@ -88,6 +99,22 @@ def _computed(batch: Batch) -> Load:
             prefill_pairs += pairs(tokens, context)
     prefill = (prefill_seqs, prefill_tokens, prefill_context)
     return Load(*prefill, decode_seqs, decode_context, prefill_pairs, emits)
+
+
+def _own(batch: Batch, i: int, tokens: int) -> int:
+    """Tokens of a row without its drafts."""
+    return tokens - batch.drafted.tokens.get(i, 0) if batch.drafted else tokens
+
+
+def _with_drafts(load: Load, batch: Batch, drafted: Drafted) -> Load:
+    """With the drafts that decodes verify; those beside a prompt are among its tokens."""
+    prefill = {
+        i
+        for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True)
+        if batch.kind == "prefill" or not context or _own(batch, i, tokens) > 1
+    }
+    tokens = sum(n for i, n in drafted.tokens.items() if i not in prefill)
+    return load._replace(draft_tokens=tokens, draft_passes=drafted.passes if load.emits else 0)
 
 
 class Executor(Protocol):

@@ -34,11 +34,21 @@ class SimulatedExecutor:
     A LoRA adapter that is not there costs ``loading`` seconds before the step: to the GPU, and if
     it is not in host memory from disk before that, one after the other in the engine's thread
     (vLLM 0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
+
+    A draft that is verified costs what one more decode without KV to read costs: its rows of the
+    products, and a token sampled. A pass of the drafter takes the share ``drafting`` of a step in
+    which the model decodes as many sequences. Neither was calibrated.
     """
 
-    def __init__(self, profile: Profile, loading: tuple[float, float] = (0.0, 0.0)) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        loading: tuple[float, float] = (0.0, 0.0),
+        drafting: float = 0.0,
+    ) -> None:
         self.profile = profile
         self._copy_s, self._read_s = loading
+        self._drafting = drafting
         self.busy = 0.0
         self.outside_s = 0.0
         self.outside: dict[Feature, float] = {}
@@ -48,11 +58,20 @@ class SimulatedExecutor:
         self._range = list(profile.range.items())
 
     def run(self, load: Load) -> float:
-        seconds = self._cost(load)
+        drafting = self._draft(load) if load.draft_passes else 0.0
+        if load.draft_tokens:
+            rows = load.decode_seqs + load.draft_tokens
+            load = load._replace(decode_seqs=rows, emits=load.emits + load.draft_tokens)
+        seconds = self._cost(load) + drafting
         if load.lora_copies:
             seconds += load.lora_copies * self._copy_s + load.lora_reads * self._read_s
         self._account(load, seconds)
         return seconds
+
+    def _draft(self, load: Load) -> float:
+        """Seconds of the drafter after a step with this load."""
+        step = Load(0, 0, 0, load.emits, load.decode_context, 0, load.emits)
+        return load.draft_passes * self._drafting * self._cost(step)
 
     def foresee(self, load: Load, steps: int) -> Sequence[float] | Floats:
         if not self._cost.linear:

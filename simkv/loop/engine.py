@@ -21,6 +21,7 @@ from simkv.costs.load import Executor, Floats, Load
 from simkv.loop.ahead import InFlight, Leap, Rest, alike, ends_of
 from simkv.loop.clock import Process, passed
 from simkv.loop.cycles import CycleWatch
+from simkv.loop.drafting import each_token, emitted
 from simkv.loop.record import Life, Standstill
 from simkv.loop.replica import Replica
 from simkv.loop.steplog import Backlog
@@ -196,8 +197,9 @@ class Engine(Replica):
         for i in batch.joined:
             heappush(self._finishes, (row + self._left[i] - 1, i, row))
         last_of = []
+        drafted, lives = batch.drafted, self.record.lives
         for i in batch.emits:
-            self._left[i] -= 1
+            self._left[i] -= emitted(lives[i].request, self._left[i], drafted) if drafted else 1
             if self._left[i] == 0:
                 last_of.append(i)
         group = self.record.decoding() if self.delivered and batch.decodes else ()
@@ -226,6 +228,10 @@ class Engine(Replica):
                 ended.add(heappop(self._finishes)[1])
         completion = self.scheduler.complete(batch, ended)
         self.changed = True
+        delivered = completion.delivered
+        if batch.drafted:
+            self.record.verified(batch.drafted, delivered, row)
+            delivered = each_token(delivered, batch.drafted)
         if len(completion.delivered) != len(batch.emits):
             self._note_dropped(batch, completion, row)
         lives = self.record.lives
@@ -235,15 +241,16 @@ class Engine(Replica):
         if self.door:
             self.door.told(completion.delivered)
         if self.delivered:
-            self.delivered([*completion.delivered, *flight.group])
+            self.delivered([*delivered, *flight.group])
         for i in completion.finished:
             self.resolve(lives[i], Outcome.FINISHED)
         return bool(completion.delivered or batch.decodes)
 
     def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:
         """Tokens that were computed and thrown away have to be computed again, if ever."""
+        accepted = batch.drafted.accepted if batch.drafted else {}
         for i in set(batch.emits) - set(completion.delivered):
-            self._left[i] += 1
+            self._left[i] += 1 + accepted.get(i, 0)
             self.record.lives[i].own_mishaps().dropped.append(row)
 
     def _next_finish(self) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.core.scheduler import Batch, Cause, Held, Refusal, Why
+from simkv.core.scheduler import Batch, Cause, Drafted, Held, Refusal, Why
 from simkv.costs.load import Load
 from simkv.loop.spans import (
     DECODE,
@@ -57,7 +57,9 @@ class Life:
     are its prefill rows and whatever else it started from another context than it had reached.
     ``aside`` are the times from which it sat aside, and why; an empty word ends that. The client
     gets the first token and the last at once, the others when there are ``every`` so many.
-    ``refusal`` is why it was turned away for a limit, if it was.
+    ``more`` are pairs of a row and how many tokens it emitted there beyond one, accepted drafts;
+    ``beyond`` of ``tokens`` are of these. ``refusal`` is why it was turned away for a limit, if it
+    was.
     """
 
     request: Request
@@ -80,6 +82,15 @@ class Life:
     spans: array[int] = field(default_factory=lambda: array("i"))
     chunk_rows: array[int] = field(default_factory=lambda: array("i"))
     mishaps: Mishaps | None = None
+    more: array[int] | None = None
+    beyond: int = 0
+
+    def more_in(self, first: int, last: int) -> int:
+        """Tokens beyond one each that it emitted in these rows."""
+        if self.more is None:
+            return 0
+        rows, counts = self.more[::2], self.more[1::2]
+        return sum(counts[bisect_left(rows, first) : bisect_right(rows, last)])
 
     @property
     def segments(self) -> list[RowSpan]:
@@ -151,13 +162,23 @@ class Shortfall(NamedTuple):
     company: float
 
 
+@dataclass(slots=True)
+class Drafting:
+    """What became of drafts, as vLLM counts them (``SpecDecodingStats``): ``num_drafts`` are rows
+    with drafts, padded ones too. Tokens past the end of an output are not accepted here."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
 class Record:
     """Everything that a run leaves behind, written while it goes.
 
     ``alone_s`` is the time that each request would take by itself, where the executor knows it.
     ``heads`` are the times from which a request stood at the head of the queue, and why it was
     held there; None where nobody waited. ``shortfalls`` are of requests that timed out. Tokens go
-    to clients by ``every`` so many.
+    to clients by ``every`` so many. ``drafting`` counts drafts, where there are any.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -166,6 +187,7 @@ class Record:
         self.lives: dict[int, Life] = {}
         self.steps = StepLog()
         self.idle_passes = 0
+        self.drafting: Drafting | None = None
         self.standstill: Standstill | None = None
         self.end = 0.0
         self.alone_s: dict[int, float] = {}
@@ -231,8 +253,12 @@ class Record:
         lives = self.lives
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
             life = lives[i]
-            _count_tokens(life, context, tokens)
-            decode = tokens == 1 and life.emitting and i in emits
+            drafts = batch.drafted.tokens.get(i, 0) if batch.drafted else 0
+            decode = tokens - drafts == 1 and life.emitting and i in emits
+            if decode and batch.drafted:  # may lie where drafts were rejected
+                life.computed, life.has_kv = max(life.computed, context + tokens), True
+            else:
+                _count_tokens(life, context, tokens)
             if not (note(life.spans, row, decode=decode, emits=i in emits) and decode):
                 life.chunk_rows.extend((row, tokens, context))
         for i in emits:
@@ -240,6 +266,19 @@ class Record:
         for i in batch.joined:
             self._decoding_since[i] = row
         return row
+
+    def verified(self, drafted: Drafted, delivered: Iterable[int], row: int) -> None:
+        """Note what became of the drafts in the batch of ``row``, of those who get their tokens."""
+        counts = self.drafting = self.drafting or Drafting()
+        for i in delivered:
+            if tokens := drafted.tokens.get(i, 0):
+                counts.num_drafts += 1
+                counts.num_draft_tokens += tokens
+                if accepted := drafted.accepted[i]:
+                    counts.num_accepted_tokens += accepted
+                    life = self.lives[i]
+                    life.more = array("i") if life.more is None else life.more
+                    life.more.extend((row, accepted))
 
     def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append the rows of the steps that follow the newest one with the same batch of decodes.
@@ -297,7 +336,9 @@ class Record:
                 break
             if life.first_token is None:
                 life.first_token = ends[first]
-            life.tokens += count
+            beyond = life.more_in(first, first + count - 1)
+            life.beyond += beyond
+            life.tokens += count + beyond
             last_token = ends[first + count - 1]
             life.last_token = until if last_token == until else last_token  # one float for both
 

@@ -163,7 +163,9 @@ def replica_of(
 
 def executor_of(scenario: Scenario, spec: ReplicaSpec, changed: Change | None) -> Executor:
     """What tells how long the steps of a replica take."""
-    executor: Executor = SimulatedExecutor(spec.profile, scenario.lora.seconds)
+    executor: Executor = SimulatedExecutor(
+        spec.profile, scenario.lora.seconds, scenario.drafter.share
+    )
     if changed is not None:
         executor = changed(executor)
     if scenario.step_scale is not None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from simkv.core.figures import STATISTICS
 from simkv.core.outcome import FAILURES, Outcome
 from simkv.core.quantiles import quantile
-from simkv.loop.record import Life, Record, emitting_rows
+from simkv.loop.record import Drafting, Life, Record, emitting_rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,7 +73,7 @@ def tpot(life: Life) -> float | None:
 def token_rows(life: Life) -> list[tuple[int, int]]:
     """Rows of the step log at whose end the client got a token, as ranges (first, last)."""
     ranges: list[tuple[int, int]] = []
-    left = life.tokens
+    left = life.tokens - life.beyond
     for first, last in emitting_rows(life):
         if not left:
             break
@@ -182,6 +182,20 @@ def summary(record: Record) -> dict[str, Any]:
         "e2e_ms": _plain(latencies).statistics_ms(),
         "steps": len(record.steps),
         "idle_passes": record.idle_passes,
+        **({} if record.drafting is None else {"spec_decode": _drafting(record.drafting)}),
+    }
+
+
+def _drafting(counts: Drafting) -> dict[str, float]:
+    """What became of drafts, under the names of ``vllm bench serve`` (0.33.0)."""
+    drafts, tokens = counts.num_drafts, counts.num_draft_tokens
+    accepted = counts.num_accepted_tokens
+    return {
+        "acceptance_rate": 100.0 * accepted / tokens if tokens else 0.0,
+        "acceptance_length": 1.0 + accepted / drafts if drafts else 0.0,
+        "num_drafts": drafts,
+        "draft_tokens": tokens,
+        "accepted_tokens": accepted,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from simkv.core.figures import LATENCIES, OF_FLEETS, STATISTICS, figure, heading
+from simkv.core.figures import LATENCIES, OF_DRAFTS, OF_FLEETS, STATISTICS, figure, heading
 from simkv.core.outcome import FAILURES, Outcome, in_words
 from simkv.measure.expect import Check, show
 from simkv.measure.result import Result
@@ -109,6 +109,9 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     for key, (_, title) in LATENCIES.items():
         yield f"{title:-^{WIDTH}}"
         yield from _rows(figures, (f"{key}.{name}" for name in STATISTICS))
+    if "spec_decode" in figures:
+        yield f"{'Speculative Decoding':-^{WIDTH}}"
+        yield from _rows(figures, OF_DRAFTS)
     yield f"{'Scheduling':-^{WIDTH}}"
     yield from _rows(figures, _SCHEDULING)
     yield _row("Starved requests:", figures["starved"])

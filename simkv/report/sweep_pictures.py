@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from simkv.core.errors import InputError, nearest
-from simkv.core.figures import FIGURES, OF_FLEETS, heading
+from simkv.core.figures import FIGURES, OF_SOME, heading
 from simkv.report.style import (
     BLUE,
     DARK,
@@ -116,7 +116,7 @@ def parse_pareto(text: str) -> Pareto:
 
 
 def _known(figure: str, where: str) -> None:
-    known = (*FIGURES, *OF_FLEETS)
+    known = (*FIGURES, *OF_SOME)
     if figure not in known:
         raise InputError(
             f"{where}: {figure!r} is not a figure of summary.json{nearest(figure, known)}; "
@@ -128,7 +128,8 @@ def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> No
     """Raise InputError if a table of runs has not got one of the figures."""
     for figure in figures:
         if figure not in frame:
-            what = "only fleets have it" if figure in OF_FLEETS else "this table has no such figure"
+            of = OF_SOME.get(figure)
+            what = f"only {of} have it" if of else "this table has no such figure"
             raise InputError(f"{where}: {figure}: {what}")
 
 

@@ -111,6 +111,16 @@ class LoraSection(Section):
         return size / self.host_gb_s, size / self.disk_gb_s
 
 
+class DrafterSection(Section):
+    """What speculative decoding takes beside the model's steps; n-grams of the prompt take nothing.
+
+    The default is assumed: one layer of 32, with the embedding and the output layer.
+    """
+
+    share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """A pass of the drafter, as a share of a step in which the model decodes as many sequences."""
+
+
 class Scenario(Section):
     """One experiment: a workload, an engine with its knobs, and what its steps cost.
 
@@ -140,6 +150,8 @@ class Scenario(Section):
     """How many times as long as that a step takes, by what it does."""
     lora: World[LoraSection] = LoraSection()
     """What loading a LoRA adapter takes."""
+    drafter: World[DrafterSection] = DrafterSection()
+    """What drafting takes, in engines that draft."""
     timeout: World[Span | None] = None
     """Seconds after which a client gives up; left out, it waits for ever."""
     horizon: World[Span | None] = None

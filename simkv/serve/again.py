@@ -25,7 +25,7 @@ from simkv.measure.simulate import run_scenario
 from simkv.report.explain import story, story_of
 from simkv.scenario.scenario import Scenario
 from simkv.why.ledger import WORDS
-from simkv.workload.forms import Listed
+from simkv.workload.forms import Listed, acceptance_fields
 from simkv.workload.rows import Pieces, Rows, piece_of
 from simkv.workload.source import Selection, Source
 from simkv.workload.traces.own import used_columns, write_file
@@ -46,6 +46,7 @@ def scenario_of(
             ignore_eos=request.ignore_eos,
             lora=request.lora,
             timeout=request.timeout,
+            **acceptance_fields(request),
             segments=list(request.segments) or None,
         )
         for request in requests
@@ -72,9 +73,16 @@ def _rows(requests: Sequence[Request], source: Source) -> Rows:
         priority=np.array([r.priority for r in requests], np.int64),
         timeout=np.array([r.timeout or np.nan for r in requests], np.float64),
         ignore_eos=np.array([r.ignore_eos for r in requests], np.bool_),
+        acceptance=np.array([_chance(r) for r in requests], np.float64),
         lora=np.array([-1 if r.lora is None else source.loras.number(r.lora) for r in requests]),
         pieces=Pieces.of(pieces),
     )
+
+
+def _chance(request: Request) -> float:
+    """How many drafts are accepted, as far as a trace can tell; its draws are those of a trace."""
+    rates = request.acceptance.rates if request.acceptance else np.nan
+    return np.nan if isinstance(rates, tuple) else rates
 
 
 def _shared(request: Request) -> Iterator[Any]:

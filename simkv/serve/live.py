@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from math import inf, nextafter
 
 import simpy
@@ -31,6 +32,7 @@ from simkv.loop.world import ReplicaSpec, replica_of, server_of, sessions
 from simkv.scenario.scenario import Scenario
 from simkv.serve.reply import Reply
 from simkv.workload.clients import Clients
+from simkv.workload.forms import acceptance_of
 
 #: Nobody leaves sooner after its arrival (s).
 SOONEST = 1e-6
@@ -199,6 +201,7 @@ class Live:
             lora=ask.lora,
             segments=tuple(ask.segments(number)),
             output_tokens=ask.output_tokens,
+            acceptance=acceptance_of(self._scenario.workload.acceptance, number),
         )
         self.journal.append(request)
         answer = self.answers[number] = Reply(request)
@@ -231,9 +234,9 @@ class Live:
     def _deliver(self, replica: Replica, numbers: Sequence[int]) -> None:
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
-        for number in numbers:
+        for number, times in groupby(numbers):
             if answer := self.answers.get(number):
-                answer.give(due, replica if self._resumes else None)
+                answer.give(due, replica if self._resumes else None, len(list(times)))
         for tell in self.told:
             tell(replica, numbers)
 

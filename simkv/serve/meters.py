@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life
@@ -119,10 +120,10 @@ class Meter:
         """The clients of these requests are given a token now."""
         now, last = self.replica.env.now, self._last
         self.adapters.change(None, 0, now)
-        for number in numbers:
-            tally = self.tallies[self._streams(number)]
-            tally.counts["generation_tokens"] += 1
-            self._tokens[number] += 1
+        for number, times in groupby(numbers):
+            tally, tokens = self.tallies[self._streams(number)], len(list(times))
+            tally.counts["generation_tokens"] += tokens
+            self._tokens[number] += tokens
             before = last.get(number)
             if before is None:
                 self._begin(number, tally, now)

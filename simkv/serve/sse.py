@@ -96,15 +96,17 @@ class Writer:
                 parts.append(self._event([self._choice(index, self.dialect.opening, None)]))
             last = answer.tokens - 1 if answer.outcome is Outcome.FINISHED else -1
             while sent < answer.tokens:
-                text = word(number, sent)
-                if sent == last or self._running_usage:
-                    reason = self.reason(answer) if sent == last else None
+                end = answer.message(sent)
+                text = "".join(word(number, place) for place in range(sent, end))
+                closes = sent <= last < end
+                if closes or self._running_usage:
+                    reason = self.reason(answer) if closes else None
                     choice = self._choice(index, self.dialect.chunk(text), reason)
                     usage = self.call.usage() if self._running_usage else None
                     parts.append(self._event([choice], usage))
                 else:
                     parts.append(b"".join((before, text.encode(), after)))
-                sent += 1
+                sent = end
             if parts:
                 yield b"".join(parts)
             if due is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 #: More than this is refused before anything is built: a typo, or a run for another tool.
 MOST_REQUESTS = 10_000_000
@@ -17,6 +17,17 @@ Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
 Count = Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
 Time = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Seed = Annotated[int, Field(ge=0)]
+
+
+def _never_rise(rates: list[float]) -> list[float]:
+    if sorted(rates, reverse=True) != rates:
+        raise ValueError(f"rates must not rise from position to position; found {rates}")
+    return rates
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+#: The chance of each draft if those before it are accepted, or shares accepted by position.
+Rates = Share | Annotated[list[Share], Field(min_length=1), AfterValidator(_never_rise)]
 
 
 def stream(seed: int, *purpose: int) -> np.random.Generator:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from simkv.core.request import Request, Segment
+from simkv.core.request import Acceptance, Request, Segment
 from simkv.core.scheduler import blocks_for
-from simkv.workload.fields import MOST_REQUESTS, MOST_TOKENS, Count, Strict, Time, Tokens
+from simkv.workload.fields import (
+    MOST_REQUESTS,
+    MOST_TOKENS,
+    Count,
+    Rates,
+    Seed,
+    Strict,
+    Time,
+    Tokens,
+)
 
 
 class Shape(Strict):
@@ -54,6 +63,7 @@ class Shape(Strict):
         timeout: float | None,
         segments: tuple[Segment, ...] = (),
         lora: str | None = None,
+        acceptance: Acceptance | None = None,
     ) -> Request:
         """Request ``number`` of this shape; ``segments`` are its prompt's if it shares any."""
         if self.prefix_group is not None and not segments:
@@ -70,7 +80,24 @@ class Shape(Strict):
             lora=lora or self.lora,
             output_tokens=min(output, self.max_tokens or output),
             timeout=timeout,
+            acceptance=acceptance,
         )
+
+
+def acceptance_of(rates: Rates | None, seed: int) -> Acceptance | None:
+    """What a request with these rates does with drafts; None if nothing is said."""
+    if rates is None:
+        return None
+    return Acceptance(tuple(rates) if isinstance(rates, list) else rates, seed)
+
+
+def acceptance_fields(request: Request) -> dict[str, Any]:
+    """The fields of a listed request that does the same with drafts."""
+    if request.acceptance is None:
+        return {}
+    rates, seed = request.acceptance.rates, request.acceptance.seed
+    told = list(rates) if isinstance(rates, tuple) else rates
+    return {"acceptance": told, "acceptance_seed": seed}
 
 
 def shared_prefix(group: str, tokens: int, number: int, prompt: int) -> tuple[Segment, ...]:
@@ -102,6 +129,10 @@ class Listed(Shape):
     """Tokens that it will emit; no scheduler sees this."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds after which its client gives up, if not the scenario's."""
+    acceptance: Rates | None = None
+    """Share of its drafts that the model accepts, if not the workload's."""
+    acceptance_seed: Seed | None = None
+    """Of the draw of how many; left out, its number."""
     hash_ids: Annotated[
         list[int] | None,
         Field(description="A name for each block of the prompt, as in Mooncake traces."),

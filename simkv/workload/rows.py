@@ -121,9 +121,9 @@ class Rows:
     """Requests as columns of equal length.
 
     ``arrival`` (s) is on the trace's own clock, NaN where it has none. In ``max_tokens`` 0 means
-    what will be emitted; ``timeout`` (s) and ``think_time`` (s) are NaN where there is none;
-    ``session`` and ``lora`` are numbers or -1; ``number`` is the row's place in its file. Columns
-    that are None have these defaults everywhere.
+    what will be emitted; ``timeout`` (s), ``think_time`` (s) and ``acceptance`` are NaN where there
+    is none; ``session`` and ``lora`` are numbers or -1; ``number`` is the row's place in its file.
+    Columns that are None have these defaults everywhere.
     """
 
     arrival: Floats
@@ -135,6 +135,7 @@ class Rows:
     ignore_eos: Flags | None = None
     has_images: Flags | None = None
     lora: Ints | None = None
+    acceptance: Floats | None = None
     session: Ints | None = None
     think_time: Floats | None = None
     number: Ints | None = None
@@ -201,6 +202,7 @@ DEFAULTS: dict[str, Any] = {
     "ignore_eos": False,
     "has_images": False,
     "lora": -1,
+    "acceptance": np.nan,
     "session": -1,
     "think_time": np.nan,
     "number": -1,

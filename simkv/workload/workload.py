@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import fields
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -22,7 +22,9 @@ from simkv.core.errors import InputError, nearest
 from simkv.core.request import Request
 from simkv.workload.clients import After, Clients
 from simkv.workload.fields import (
+    MOST_REQUESTS,
     Count,
+    Rates,
     Seed,
     Strict,
     Time,
@@ -30,7 +32,7 @@ from simkv.workload.fields import (
     locate,
     stream,
 )
-from simkv.workload.forms import Burst, Listed
+from simkv.workload.forms import Burst, Listed, acceptance_of
 from simkv.workload.generators import Arrivals, FiniteRate, Pace, Rate, Sessions
 from simkv.workload.source import Selection
 from simkv.workload.trace import Trace, cached_trace
@@ -94,6 +96,9 @@ class Workload(Strict):
     """Requests drawn from an arrival process and distributions of lengths."""
     sessions: Sessions | None = None
     """Conversations, each turn of which repeats what was said before."""
+    acceptance: Rates | None = None
+    """Share of drafts that the model accepts, where the engine has any: of each draft, if those
+    before it were accepted (0.7), or of all by position ([0.8, 0.6, 0.4]); left out, none is."""
     max_concurrency: Count | None = None
     """Most requests in flight; the others wait in the client."""
     trace: Annotated[
@@ -204,6 +209,33 @@ def generate(workload: Workload, timeout: float | None) -> list[Request]:
 
 def _requests(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, After]]:
     """The requests, and which of them wait for others."""
+    requests, after = _sent(workload, timeout)
+    return list(_with_acceptance(workload, requests)), after
+
+
+def _with_acceptance(workload: Workload, requests: Sequence[Request]) -> Iterable[Request]:
+    """The requests with what they do with drafts, as they say themselves or the workload does."""
+    column = workload.loaded.rows.acceptance if workload.trace is not None else None
+    if workload.acceptance is None and column is None:
+        return requests
+    form = workload.arrivals or workload.sessions or workload
+    own = [None] * len(requests) if column is None else column.tolist()
+    return (
+        request
+        if request.acceptance
+        else replace(
+            request,
+            acceptance=acceptance_of(
+                workload.acceptance if rate is None or rate != rate else rate,
+                form.seed * MOST_REQUESTS + request.id,
+            ),
+        )
+        for request, rate in zip(requests, own, strict=True)
+    )
+
+
+def _sent(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, After]]:
+    """What is sent, and which of them wait for others."""
     if workload.requests is not None:
         return _listed(workload.requests, timeout), {}
     if workload.sessions is not None:
@@ -224,6 +256,10 @@ def _listed(rows: Sequence[Listed], timeout: float | None) -> list[Request]:
             row.output_tokens,
             row.timeout or timeout,
             row.prompt,
+            acceptance=acceptance_of(
+                row.acceptance,
+                number if row.acceptance_seed is None else row.acceptance_seed,
+            ),
         )
         for number, row in enumerate(rows)
     ]

@@ -61,8 +61,12 @@ def _shifted(life: Life, rows: int) -> Life:
             dropped=[row + rows for row in life.dropped],
             preempted_rows=[row + rows for row in life.preempted_rows],
         )
+    more = None
+    if life.more is not None:
+        more = array("i", [n + rows * (k % 2 == 0) for k, n in enumerate(life.more)])
     return replace(
         life,
+        more=more,
         spans=later(life.spans, rows, (1, 2)),
         chunk_rows=later(life.chunk_rows, rows, (0,)),
         mishaps=mishaps,
@@ -82,6 +86,8 @@ def _one(lives: Sequence[Life]) -> Life:
         first_token=first_tokens[0] if first_tokens else None,
         last_token=last_tokens[-1] if last_tokens else None,
         tokens=sum(life.tokens for life in lives),
+        beyond=sum(life.beyond for life in lives),
+        more=array("i", chain.from_iterable(life.more or () for life in lives)) or None,
         spans=array("i", chain.from_iterable(life.spans for life in lives)),
         seen=lives[0].seen,
         chunk_rows=array("i", chain.from_iterable(life.chunk_rows for life in lives)),

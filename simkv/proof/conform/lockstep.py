@@ -63,8 +63,9 @@ def closing(ending: str, why: str, proved: int | None = None) -> Line:
 
 def _deliver(recorder: Recorder, emitted: Emitted, batch: Batch, members: list[int]) -> bool:
     """Complete a batch with the decode group that it had; whether anybody got a token."""
+    emitted.accept(batch)
     completion = recorder.complete(batch, emitted.ended(batch, members))
-    emitted.count(completion, members)
+    emitted.count(batch, completion, members)
     return bool(completion.delivered or batch.decodes)
 
 
@@ -128,18 +129,35 @@ class Emitted:
 
     def __init__(self, requests: list[Line]) -> None:
         self._left = {request["id"]: request["output_tokens"] for request in requests}
+        self._accepts = {r["id"]: r["accepts"] for r in requests if r.get("accepts")}
+        self._given = dict.fromkeys(self._left, 0)
+
+    def accept(self, batch: Batch) -> None:
+        """Say how many of its drafts each request gets: so many are accepted at each output."""
+        if not (drafted := batch.drafted):
+            return
+        for i, tokens in drafted.tokens.items():
+            accepts = self._accepts.get(i, [0])
+            most = 0 if i in drafted.padding else min(tokens, self._left[i] - 1)
+            drafted.accepted[i] = max(min(accepts[self._given[i] % len(accepts)], most), 0)
 
     def ended(self, batch: Batch, members: Iterable[int] = ()) -> set[int]:
         """Ids of ``batch`` whose token of this step is the last that the model emits.
 
         ``members`` are those of its decode group.
         """
-        return {i for i in (*batch.emits, *members) if self._left[i] == 1}
+        return {i for i in (*batch.emits, *members) if self._left[i] == 1 + _more(batch, i)}
 
-    def count(self, completion: Completion, members: Iterable[int] = ()) -> None:
+    def count(self, batch: Batch, completion: Completion, members: Iterable[int] = ()) -> None:
         """Note the tokens that were delivered, to all of ``members`` too."""
         for i in (*completion.delivered, *members):
-            self._left[i] -= 1
+            self._left[i] -= 1 + _more(batch, i)
+            self._given[i] += 1 + _more(batch, i)
+
+
+def _more(batch: Batch, i: int) -> int:
+    """Tokens that a request gets in a batch beyond one."""
+    return batch.drafted.accepted.get(i, 0) if batch.drafted else 0
 
 
 class StallWatch:

@@ -145,16 +145,20 @@ def names_of(version: str, count: int) -> list[str]:
     """``count`` names of random cases of a release: plain ones, with clients that leave, with
     adapters.
 
-    Beside them are half as many with groups of layers, where the release has them.
+    Beside them are half as many with groups of layers and a quarter as many with drafts, where the
+    release has them.
     """
     rules = rules_of(base_of(version))
     dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
     kinds = ("rand", "gone", "lora", *(("tied",) if dies_of_ties else ()))
     names = [f"{kinds[i % len(kinds)]}-{FIRST + i // len(kinds):03}" for i in range(count)]
-    if "kv_cache_groups" in rules.fixed:
-        return names
-    groups = ("win", "mamba", "wingone", "mambagone")
-    return names + [f"{groups[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 2)]
+    if "kv_cache_groups" not in rules.fixed:
+        groups = ("win", "mamba", "wingone", "mambagone")
+        names += [f"{groups[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 2)]
+    if "num_speculative_tokens" not in rules.fixed:
+        drafts = ("spec", "specgone")
+        names += [f"{drafts[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 4)]
+    return names
 
 
 def by_hand(version: str) -> list[str]:
@@ -227,6 +231,33 @@ def _states(case: DrawnCase, draw: random.Random) -> DrawnCase:
     )
 
 
+def _drafts(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """With a drafter, and how many drafts the model accepts at the tokens of each output."""
+    config, rules = case.config, rules_of(case.config.variant)
+    method = draw.choice(rules.draft_methods)
+    drafts = draw.randint(1, min(draw.choice([1, 3, 8]), config.max_model_len))
+    slots = config.max_num_seqs if method == "draft_model" else 0
+    threshold = config.long_prefill_token_threshold
+    knobs: dict[str, Any] = {
+        "num_speculative_tokens": drafts,
+        "speculative_method": method,
+        "max_num_batched_tokens": config.max_num_batched_tokens + draw.randint(slots, 2 * slots),
+        "long_prefill_token_threshold": threshold
+        and min(max(threshold, drafts + 1), config.max_model_len),
+    }
+    if knobs["long_prefill_token_threshold"] <= drafts:
+        knobs["long_prefill_token_threshold"] = 0
+    if method not in rules.async_drafts:
+        knobs["async_scheduling"] = False
+    if rules.slots_of_budget and "max_num_scheduled_tokens" not in rules.fixed:
+        knobs["max_num_scheduled_tokens"] = None
+    requests = [
+        {**request, "accepts": [draw.randint(0, drafts) for _ in range(draw.randint(1, 9))]}
+        for request in case.requests
+    ]
+    return case._replace(config=replace(config, **knobs), requests=requests)
+
+
 def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """Where some clients leave, about half of them while they are served."""
     aborts = [
@@ -258,7 +289,7 @@ def case_of(version: str, name: str) -> DrawnCase:
     adapters, or one by hand.
 
     ``win-`` and ``wingone-`` are the same with groups of layers, ``mamba-`` and ``mambagone-`` with
-    states among them, where the release has them.
+    states among them, ``spec-`` and ``specgone-`` with drafts, where the release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)
@@ -276,6 +307,8 @@ def case_of(version: str, name: str) -> DrawnCase:
         case = _windows(case, draw)
     if kind.startswith("mamba"):
         case = _states(case, draw)
+    if kind.startswith("spec"):
+        case = _drafts(case, draw)
     return _aborts(case, draw) if kind.endswith("gone") else case
 
 

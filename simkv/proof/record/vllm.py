@@ -1,8 +1,8 @@
 """Records decisions of the scheduler in a wheel of vLLM, unmodified, on random small workloads.
 
 What stands in for the rest of vLLM is in ``hollow.py``. The model is a fake: a request whose last
-known token is computed emits one. Wheels from 0.9.2 to 0.33.0 can be driven. Nothing of vLLM is
-kept but what it decided.
+known token is computed emits one, and as many more as it accepts of its drafts. Wheels from 0.9.2
+to 0.33.0 can be driven. Nothing of vLLM is kept but what it decided.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from math import lcm
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from simkv.proof.conform.trace import FORMAT, DecisionTrace
 from simkv.proof.record.case import DrawnCase
+from simkv.proof.record.drafter import Speculation
 from simkv.proof.record.hollow import CORE, Hollow, Off, taken
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import VARIANTS, rules_of, variant_of
@@ -27,6 +28,14 @@ STANDSTILL = 400
 
 #: What requests are made of that have none, where releases ask.
 NO_IMAGES = dict.fromkeys(("multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders"))
+
+
+class Launched(NamedTuple):
+    """A batch: vLLM's ``output``, who emits, and the ``drafts`` that the model might accept."""
+
+    output: Any
+    emits: list[str]
+    drafts: dict[str, int]
 
 
 class Driver:
@@ -42,9 +51,12 @@ class Driver:
         self.config, self.requests, self.aborts = config, requests, aborts
         self.instead = instead
         self.numbers: dict[Any, int] = {}
+        self.speculation = Speculation(config)
         self.scheduler = self._scheduler()
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.left = {r["id"]: r["output_tokens"] for r in requests}
+        self.accepts = {r["id"]: r.get("accepts", ()) for r in requests}
+        self.drafted: set[str] = set()  # who has drafts that the model may accept
         self.freed: list[int] = []
         manager = self.scheduler.kv_cache_manager
         free = manager.free
@@ -78,8 +90,7 @@ class Driver:
                 line["aborted"], still = gone, 0
                 alive -= set(gone)
             if line["delivered"]:
-                output, emits = under_way.popleft()
-                tokens, line["finished"] = self._deliver(output, emits, alive)
+                tokens, line["finished"] = self._deliver(under_way.popleft(), alive)
                 still = 0 if tokens else still + 1
             alive -= set(line["finished"])
             line["waiting"] = [int(r.request_id) for r in self._waiting()]
@@ -111,7 +122,7 @@ class Driver:
             self.scheduler.finish_requests(f"{i:04}", status)
         return there
 
-    def _schedule(self) -> tuple[dict[str, Any], tuple[Any, list[str]]]:
+    def _schedule(self) -> tuple[dict[str, Any], Launched]:
         scheduler = self.scheduler
         before = [int(r.request_id) for r in scheduler.running]
         held = {r.request_id: {*self._blocks(r.request_id)} for r in scheduler.running}
@@ -120,15 +131,21 @@ class Driver:
         output = scheduler.schedule()
         rows = output.num_scheduled_tokens
         live = scheduler.requests
+        verified = output.scheduled_spec_decode_tokens
+
+        def drafts(i: str) -> int:
+            return len(verified.get(i, ()))
+
         start = {i: live[i].num_computed_tokens - n for i, n in rows.items()}
         emits = [
             i
             for i, n in rows.items()
-            if start[i] + n >= lengths[i] + max(_placeholders(live[i]) - 1, 0)
+            if start[i] + n >= lengths[i] + max(_placeholders(live[i]) - 1 - drafts(i), 0)
         ]
-        # One token, and it is the newest that was emitted.
+        # One token and its drafts, and it is the newest that was emitted.
         decodes = [
-            n == 1 and start[i] >= live[i].num_prompt_tokens and i in emits for i, n in rows.items()
+            n - drafts(i) == 1 and start[i] >= live[i].num_prompt_tokens and i in emits
+            for i, n in rows.items()
         ]
         kind = "mixed" if any(decodes) else "prefill"
         if all(decodes):
@@ -148,19 +165,24 @@ class Driver:
             line["new_blocks"] = [[int(i), blocks] for i, blocks in new.items() if blocks]
             cached = sum(b.block_hash is not None for b in self.pool.blocks)
             line["cached_blocks_after_schedule"] = cached
-        return line, (output, emits)
+        self.drafted -= {f"{i:04}" for i in self.freed}
+        real = {i: drafts(i) if i in self.drafted else 0 for i in rows if drafts(i)}
+        if verified:
+            line["drafts"] = [[int(i), drafts(i)] for i in rows if drafts(i)]
+            line["padding"] = sorted(int(i) for i, n in real.items() if not n)
+        self.drafted = {*emits} | (self.drafted - rows.keys())
+        return line, Launched(output, emits, real)
 
-    def _deliver(self, output: Any, emits: list[str], alive: set[int]) -> tuple[int, list[int]]:
+    def _deliver(self, launched: Launched, alive: set[int]) -> tuple[int, list[int]]:
         """Give the batch its tokens. Returns how many counted, and who has ended."""
+        output, emits, drafts = launched
         ids = list(output.num_scheduled_tokens)
         tokens, counted = [], 0
         for i in ids:
             emitted: list[int] = []
             if i in emits:
                 counted += int(i) in alive
-                self.left[int(i)] -= 1
-                nth = -1 if self.left[int(i)] == 0 else self.left[int(i)]
-                emitted = [-1 if nth == -1 else self._number(f"o{i}", self._outputs(i))]
+                emitted = self._emitted(i, drafts.get(i, 0))
             tokens.append(emitted)
         self.scheduler.update_from_output(
             output,
@@ -171,9 +193,27 @@ class Driver:
                 prompt_token_id_logprobs_dict={},
             ),
         )
+        if self.config.num_speculative_tokens and self.config.depth == 1:
+            self._propose(ids, emits)
         return counted, [
             int(i) for i in ids if int(i) in alive and i not in self.scheduler.requests
         ]
+
+    def _emitted(self, i: str, drafts: int) -> list[int]:
+        """The tokens of a request whose newest one and so many drafts were computed; -1 ends it."""
+        outputs, accepts = self._outputs(i), self.accepts[int(i)]
+        accepted = min(accepts[outputs % len(accepts)], drafts) if drafts and accepts else 0
+        tokens = 1 + max(min(accepted, self.left[int(i)] - 1), 0)
+        self.left[int(i)] -= tokens
+        emitted = [self._number(f"o{i}", outputs + n) for n in range(tokens)]
+        return [*emitted[:-1], -1] if self.left[int(i)] == 0 else emitted
+
+    def _propose(self, ids: list[str], emits: list[str]) -> None:
+        """Drafts for all that were in a step; of n-grams for those that got a token in it."""
+        ngrams = self.config.speculative_method == "ngram"
+        drafts = [-2] * self.config.num_speculative_tokens
+        proposed = [[] if ngrams and i not in emits else drafts[:] for i in ids]
+        self.scheduler.update_draft_token_ids(Off(req_ids=ids, draft_token_ids=proposed))
 
     def _outputs(self, i: str) -> int:
         request = self.scheduler.requests.get(i)
@@ -192,10 +232,10 @@ class Driver:
     def _hashes(self, request: Any) -> list[bytes]:
         """Keys of the full blocks of ``request`` that have none yet."""
         size, keys = self.config.block_size, list(request.block_hashes)
-        known = len(keys)
+        known, ahead = len(keys), self.speculation.hash_lookahead
         lora = request.lora_request.lora_name if request.lora_request else ""
-        for index in range(known, request.num_tokens // size):
-            tokens = tuple(request.all_token_ids[index * size : (index + 1) * size])
+        for index in range(known, (request.num_tokens - ahead) // size):
+            tokens = tuple(request.all_token_ids[index * size : (index + 1) * size + ahead])
             number = self._number(keys[-1] if keys else b"", tokens, lora)
             keys.append(number.to_bytes(8, "big"))
         return keys[known:]
@@ -241,9 +281,9 @@ class Driver:
             k: v for k, v in dataclasses.asdict(config).items() if k not in ("name", "variant")
         }
         # Whatever is not a knob of simkv is off.
-        off = dict.fromkeys(
-            ("max_num_encoder_input_tokens", "num_speculative_tokens", "encoder_cache_size"), 0
-        )
+        off = dict.fromkeys(("max_num_encoder_input_tokens", "encoder_cache_size"), 0)
+        if rules_of(config.variant).slots_of_budget and config.num_speculative_tokens:
+            off["max_num_scheduled_tokens"] = config.scheduled_with_slots
         scheduler_config = Off(
             knobs | off | {"chunked_prefill_enabled": config.enable_chunked_prefill}
         )
@@ -280,19 +320,17 @@ class Driver:
                     data_parallel_rank=0,
                     data_parallel_index=0,
                 ),
-                observability_config=Off(),
+                observability_config=Off(per_request_spec_decode_metrics="none"),
                 aux_output_config=Off(),
                 ec_manager_config=Off(get_encoder_cache_manager_obj=lambda: None),
-                num_speculative_tokens=0,
                 max_in_flight_tokens=config.depth * config.max_num_batched_tokens,
-                num_lookahead_tokens=0,
-                num_prefill_lookahead_tokens=0,
-                num_hash_lookahead_tokens=0,
+                **self.speculation.given,
             ),
             kv_cache_config=cache,
             structured_output_manager=Off(
                 should_advance=lambda *_, **__: False,
                 accept_tokens=lambda *_, **__: True,
+                validate_tokens=lambda _, tokens: tokens,
                 grammar_bitmask=lambda *_, **__: None,
             ),
             log_stats=False,

@@ -14,6 +14,7 @@ from simkv.core.blocks import BlockCounter, BlockPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Row
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.drafts import Drafts
 from simkv.schedulers.vllm.interval import PrefillInterval
 from simkv.schedulers.vllm.lockstep import Lockstep
 from simkv.schedulers.vllm.lora import Loras
@@ -56,6 +57,9 @@ class VllmBook:
         self._max_tokens = config.max_num_scheduled_tokens or config.max_num_batched_tokens
         if rules.two_budgets:
             self._max_tokens = min(self._max_tokens, config.max_num_batched_tokens)
+        self.drafts = Drafts(config, rules) if config.num_speculative_tokens else None
+        if self.drafts and rules.slots_of_budget:
+            self._max_tokens = config.scheduled_with_slots
         self.loras = Loras(config.max_loras, config.max_cpu_loras or config.max_loras)
         self._live: dict[int, RequestState] = {}
         self._admissions = 0
@@ -102,11 +106,11 @@ class VllmBook:
         touched = {i: live[i] for i in (*rows, *ended, *(r.id for r in stopped)) if i in live}
         for r in sorted(touched.values(), key=attrgetter("order")):
             n, emit = rows.get(r.id, 0), r.id in emits
-            lasting = not n or self._deliver(r, n, emit=emit)
+            lasting = not n or self._deliver(r, n, batch, emit=emit)
             if n and not emit:
                 continue
             length = group.length(r) if r in group else r.length
-            if lasting:
+            if lasting and not (self.drafts and self.drafts.late):
                 self.memory.register(r, length - 1)  # all but the new token have KV now
             if length >= r.stop_length or r.id in ended:
                 self._remove(r)
@@ -115,14 +119,14 @@ class VllmBook:
         self._tokens_delivered += len(completion.delivered)
         return completion
 
-    def _deliver(self, r: RequestState, n: int, *, emit: bool) -> bool:
+    def _deliver(self, r: RequestState, n: int, batch: Batch, *, emit: bool) -> bool:
         """Its ``n`` tokens in the oldest batch are computed. Returns whether it has their KV."""
         stale = r.stale > 0
         r.in_flight -= n
         if stale:
             r.stale -= n
         if emit:
-            r.length += 1
+            r.length += self.drafts.deliver(r, batch, stale=stale) if self.drafts else 1
             if not stale:
                 r.placeholders -= 1
         return not stale
@@ -187,7 +191,8 @@ class VllmBook:
         priority.
         """
         running = tuple(
-            (r.id, self._computed(r), r.placeholders, r.in_flight) for r in self.running.values()
+            (r.id, self._computed(r), r.placeholders, r.in_flight, r.drafts)
+            for r in self.running.values()
         )
         paced, blocks = self.interval.fingerprint(), self.memory.fingerprint()
         skips = self.rules.skip_blocked or self.config.enable_lora

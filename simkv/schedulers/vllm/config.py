@@ -18,6 +18,8 @@ OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_s
 
 #: What a group of layers sees: the tokens of its window, 0 for all, or a state in place of them.
 LayerGroup = Annotated[int, Ge(0)] | Literal["mamba"]
+#: More drafts in a step are refused as typos.
+MOST_DRAFTS = 1000
 
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 
@@ -107,6 +109,12 @@ class VllmConfig:
     [--max-loras]"""
     max_cpu_loras: Annotated[int, Gt(0)] | None = None
     """Adapters that have room in host memory; left out, max_loras. [--max-cpu-loras]"""
+    num_speculative_tokens: Annotated[int, Ge(0), Le(MOST_DRAFTS)] = 0
+    """Tokens that are drafted for a request and verified in its next step; 0 is no speculative
+    decoding. The workload says how many are accepted. [--speculative-config]"""
+    speculative_method: Literal["eagle", "ngram", "draft_model"] = "eagle"
+    """Who drafts: heads on the model (eagle3 and mtp of one module go by the same), the prompt, or
+    a model of its own. [--speculative-config, "method"]"""
     num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
     """Blocks in host memory that take the KV of preempted requests, in the variant that swaps.
     [vLLM V0 made them from --swap-space]"""
@@ -172,6 +180,8 @@ class VllmConfig:
             raise ValueError(
                 f"max_cpu_loras: {self.max_cpu_loras} must be at least max_loras {self.max_loras}"
             )
+        if self.num_speculative_tokens:
+            self._check_drafts(rules)
         if (self.max_num_active_seqs or 0) > self.max_num_seqs:
             raise ValueError(
                 f"max_num_active_seqs: {self.max_num_active_seqs} must be at most max_num_seqs "
@@ -189,11 +199,61 @@ class VllmConfig:
             )
         parse_rule(self.rule, SEAMS)
 
+    def _check_drafts(self, rules: VllmRules) -> None:
+        method, drafts = self.speculative_method, self.num_speculative_tokens
+        if method not in rules.draft_methods:
+            raise ValueError(
+                f"speculative_method: {method} came later than vLLM {self.variant}; expected "
+                f"{' or '.join(rules.draft_methods)}"
+            )
+        if self.async_scheduling and method not in rules.async_drafts:
+            raise ValueError(
+                f"async_scheduling: vLLM {self.variant} schedules asynchronously with "
+                f"{' or '.join(rules.async_drafts)} only, not with {method}; leave it out"
+            )
+        if self.rule is not None:
+            raise ValueError("rule: there are no seams for rules with num_speculative_tokens")
+        if self.kv_cache_groups != (0,):
+            raise ValueError(
+                f"kv_cache_groups: {list(self.kv_cache_groups)} is not modelled with "
+                "num_speculative_tokens; say [0]"
+            )
+        if rules.pads_drafts and 0 < self.long_prefill_token_threshold <= drafts:
+            raise ValueError(
+                f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be 0 or "
+                f"above num_speculative_tokens {drafts}: vLLM {self.variant} pads to one more"
+            )
+        slots = self.draft_slots
+        left = self.max_num_batched_tokens
+        if rules.slots_of_budget:
+            slots *= self.max_num_seqs
+            left -= (self.max_num_scheduled_tokens or 1) - 1
+        if left <= slots and (rules.slots_of_budget or rules.slots_by_request):
+            raise ValueError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves nothing beside the "
+                f"{slots} slots of the draft model"
+            )
+
+    @property
+    def draft_slots(self) -> int:
+        """Tokens of a step that the drafter takes for each request."""
+        return int(self.num_speculative_tokens > 0 and self.speculative_method == "draft_model")
+
+    @property
+    def scheduled_with_slots(self) -> int:
+        """Most tokens of a step where slots for ``max_num_seqs`` requests are taken off before."""
+        left = self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
+        return left if self.max_num_scheduled_tokens is None else self.max_num_scheduled_tokens
+
     @property
     def depth(self) -> int:
         """Batches under way at a time."""
-        given = self.async_scheduling
-        return 2 if (rules_of(self.variant).async_scheduling if given is None else given) else 1
+        given, rules = self.async_scheduling, rules_of(self.variant)
+        if given is None:
+            given = rules.async_scheduling
+            if self.num_speculative_tokens:
+                given = given and self.speculative_method in rules.async_drafts
+        return 2 if given else 1
 
     @property
     def has_states(self) -> bool:

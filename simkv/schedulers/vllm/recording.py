@@ -27,6 +27,8 @@ LATER = {
     "kv_cache_groups": [0],
     "mamba_cache_mode": None,
     "mamba_prefill_checkpoints": False,
+    "num_speculative_tokens": 0,
+    "speculative_method": "eagle",
 }
 
 
@@ -89,6 +91,9 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
     }
     if cache := scheduler.memory.cache:
         line["cached_blocks_after_schedule"] = cache.cached
+    if (drafted := batch.drafted) and drafted.tokens:
+        line["drafts"] = [[row.id, n] for row in rows if (n := drafted.tokens.get(row.id))]
+        line["padding"] = sorted(drafted.padding)
     return batch, line
 
 

@@ -34,6 +34,9 @@ class RequestState(Decoding):
     With groups of layers (windows.py): of each table so many blocks are ``gone`` at its head; at
     the ``junction`` (tokens) the longest hit of a single group ended.
 
+    With drafts (drafts.py): so many ``drafts`` are proposed for its next step, which are ``junk``
+    if the model cannot accept any. ``fresh``: it is taken in by the step that is being decided.
+
     ``order`` is its place in ``running``; ``joined`` belongs to the decode group. ``deferred``: it
     was passed over for what only others' steps can change, and has not run since.
     """
@@ -48,6 +51,8 @@ class RequestState(Decoding):
         self.deferred = False
         self.gone: list[int] = []
         self.junction = 0
+        self.drafts = 0
+        self.junk = self.fresh = False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

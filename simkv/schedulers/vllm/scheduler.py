@@ -1,4 +1,4 @@
-"""vLLM's V1 scheduler, for a text-only model on one engine without speculative decoding.
+"""vLLM's V1 scheduler, for a text-only model on one engine.
 
 There is no prefill phase and no decode phase: each request has tokens without KV to catch up on,
 and a step gives the running requests, then the waiting ones, as many as the token budget allows.
@@ -40,7 +40,9 @@ class VllmScheduler(VllmBook):
 
     def schedule(self) -> Batch:
         """One call of the engine's ``schedule``."""
-        step = Step(self._max_tokens, self._threshold(), self._hold())
+        slots = self.drafts.slots if self.drafts else 0
+        inputs = self.config.max_num_batched_tokens
+        step = Step(self._max_tokens, self._threshold(), self._hold(), inputs, slots)
         self.memory.begin()
         self._sort_out_decodes()
         self._continue_running(step)
@@ -74,6 +76,8 @@ class VllmScheduler(VllmBook):
 
     def _sort_out_decodes(self) -> None:
         """Who has only its next token to compute joins the group; who got its last one leaves."""
+        if self.drafts:
+            return  # nobody knows how many tokens a request will get
         for r in self.decoding.stopped(self.decoding.scheduled):
             self._leave(r)
         for r in list(self.catching_up.values()):
@@ -132,7 +136,7 @@ class VllmScheduler(VllmBook):
                 self._leave(r)
             others = list(self.catching_up.values())
             wanted = [self._next_tokens(r, step) for r in others]
-        step.budget -= len(group)
+        step.spend(len(group), len(group))
         if memory.tables is None:
             blocks = len(group.at_border())
             for r, n in zip(others, wanted, strict=True):
@@ -148,7 +152,7 @@ class VllmScheduler(VllmBook):
         for other in behind[:count]:
             if other in self.decoding:
                 self._leave(other)
-                step.budget += 1
+                step.restore(1)
             step.batch.aside[other.id] = "rule"
 
     def _decodes_come_first(self, step: Step) -> bool:
@@ -162,9 +166,12 @@ class VllmScheduler(VllmBook):
         """Tokens of a running request to compute now; 0 lets it sit out the step."""
         if step.hold and r.chunk:
             return 0
-        if self._last_is_under_way(r) and self._sees_the_end(r):
+        if self.drafts:
+            n = self.drafts.wanted(r)
+        elif self._last_is_under_way(r) and self._sees_the_end(r):
             return 0
-        n = r.length + r.placeholders - r.computed
+        else:
+            n = r.length + r.placeholders - r.computed
         if 0 < step.threshold < n:
             n = step.threshold
         n = min(n, step.budget)
@@ -191,7 +198,8 @@ class VllmScheduler(VllmBook):
             self._leave(r)
             had = 1
         if self.rules.drops_victims or r.order >= by.order:
-            step.budget += had
+            if had:
+                step.restore(had)
         elif had:
             step.tokens[r] = had
         del self.running[r.id]
@@ -202,6 +210,8 @@ class VllmScheduler(VllmBook):
         self._release(r, step.blocks.pop(r, 0))
         r.computed, r.placeholders = kept, 0
         r.stale = r.in_flight
+        if self.drafts:
+            self.drafts.preempted(r, had)
         self.waiting.put_back(r)
         step.batch.preempt(r.id, by.id)
         step.pass_over("blocks")
@@ -216,6 +226,7 @@ class VllmScheduler(VllmBook):
         With ``skip-blocked`` one without blocks only steps aside, and is tried first next time.
         """
         self._waiting_settled = True
+        step.admitting()
         while step.budget > 0 and self.waiting and len(self.running) < self._max_running:
             r = self._next_waiting(step)
             if r is None:
@@ -260,6 +271,11 @@ class VllmScheduler(VllmBook):
             self._waiting_settled = False
             step.pass_over("rule")
             return "stops"
+        if self.drafts and n == 1:
+            n = self.drafts.padded(start, step.ran, step.chunks, step.budget)
+            if not n:
+                step.pass_over("budget")
+                return "stops"
         if 0 < step.threshold < n:
             n = step.threshold
         if n > step.budget:
@@ -276,7 +292,7 @@ class VllmScheduler(VllmBook):
         self.waiting.remove(r)
         self._admissions += 1
         r.order = self._admissions
-        r.deferred = False
+        r.deferred, r.fresh = False, True
         self.loras.enter(r.prompt.lora)
         self.running[r.id] = self.catching_up[r.id] = r
         self.memory.share(r, hits)
@@ -322,7 +338,7 @@ class VllmScheduler(VllmBook):
         self.memory.take(r, blocks, r.computed + n)
         self.memory.register(r, min(r.computed + n, r.length))
         step.tokens[r] = n
-        step.budget -= n
+        step.spend(n)
 
     def _dispatch(self, step: Step) -> Batch:
         """Count the step's tokens as computed and write down the batch."""
@@ -336,7 +352,7 @@ class VllmScheduler(VllmBook):
         batch.joined, batch.left = group.depart()
         batch.lora_loads = self.loras.load()
         self._refused = []
-        self._rows = step.dispatch(group)
+        self._rows = step.dispatch(group, self.drafts)
         self.interval.stepped(empty=batch.kind == "idle", prefill=step.prefill)
         if isinstance(self.waiting, HeapQueue) and self.waiting.tied:
             batch.fatal = "TypeError: two waiting requests of equal priority and arrival"

@@ -20,6 +20,7 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.lookahead import DraftMemory
 from simkv.schedulers.vllm.memory import Hits, VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.split import ends_within
@@ -183,7 +184,9 @@ class StateMemory(WindowMemory):
 
 
 def memory_of(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
-    """The memory that a model with these groups of layers has."""
+    """The memory that a model with these groups of layers, and this drafter, has."""
+    if config.num_speculative_tokens:
+        return DraftMemory(config, rules)
     if config.kv_cache_groups == (0,):
         return VllmMemory(config, rules, tables=tables)
     return StateMemory(config, rules) if config.has_states else WindowMemory(config, rules)

@@ -41,6 +41,8 @@ class VllmTransferScheduler(VllmScheduler):
     ) -> None:
         if config.kv_cache_groups != (0,):
             raise InputError("kv_cache_groups: KV is sent of one group of layers only; say [0]")
+        if config.num_speculative_tokens:
+            raise InputError("num_speculative_tokens: KV is sent without drafts only; say 0")
         super().__init__(config, rules, tables=tables)
         self._keeps: set[int] = set()
         self._kept: dict[int, RequestState] = {}

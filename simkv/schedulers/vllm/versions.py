@@ -70,6 +70,18 @@ class VllmRules:
     a chunk may be, they end anywhere; else start-up refuses that. ``leaves_last``: of a prompt that
     ends with a block, the state is kept a block before.
 
+    With drafts (drafts.py, lookahead.py): ``draft_methods`` that the release has, of which
+    ``async_drafts`` may be scheduled asynchronously. Slots of a draft model come out of the budget
+    for ``max_num_seqs`` once (``slots_of_budget``), or for each request in a step
+    (``slots_by_request``). A request with one token to compute is let in with as many places as the
+    others have (``pads_drafts``), if it is a hit also beside nobody (``pads_hits``); where these
+    reach past ``max_model_len`` it goes without them (``pads_with_room``), else it waits. It gets
+    lookahead slots at once (``lookahead_at_admission``), or from its second step on.
+    ``drafts_for_chunks``: drafts follow on an unfinished prompt, too, and are thrown away.
+    ``keeps_drafts`` of the preempted. ``caches_accepted`` tokens at once, also when synchronous.
+    ``keys_cover_next``: of EAGLE the key of a block covers the token behind it; else a hit is a
+    block shorter than it could be.
+
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
     """
@@ -100,6 +112,18 @@ class VllmRules:
     keeps_junctions: bool = True
     wide_states: bool = True
     leaves_last: bool = True
+    draft_methods: tuple[str, ...] = ("eagle", "ngram", "draft_model")
+    async_drafts: tuple[str, ...] = ("eagle", "ngram", "draft_model")
+    slots_of_budget: bool = False
+    slots_by_request: bool = True
+    pads_drafts: bool = True
+    pads_with_room: bool = True
+    pads_hits: bool = True
+    lookahead_at_admission: bool = True
+    drafts_for_chunks: bool = False
+    keeps_drafts: bool = False
+    caches_accepted: bool = True
+    keys_cover_next: bool = True
 
     def refuse(self, version: str, config: object) -> None:
         """Raise ValueError if ``config`` sets a knob that ``version`` cannot be given."""
@@ -148,6 +172,17 @@ OLDEST = VllmRules(
     keeps_junctions=False,
     wide_states=False,
     leaves_last=False,
+    draft_methods=("eagle", "ngram"),
+    async_drafts=("eagle",),
+    slots_by_request=False,
+    pads_drafts=False,
+    pads_with_room=False,
+    pads_hits=False,
+    lookahead_at_admission=False,
+    drafts_for_chunks=True,
+    keeps_drafts=True,
+    caches_accepted=False,
+    keys_cover_next=False,
 )
 
 #: By the number after ``0.``, oldest first.
@@ -169,17 +204,29 @@ RELEASES: Mapping[int, Release] = {
         "asynchronous, nothing is computed past the last token; priority: a victim leaves its "
         "batch, ties are broken; chunks can be off",
         {"sees_the_end": True, "drops_victims": True, "breaks_ties": True},
-        {"enable_chunked_prefill": True},
+        {"enable_chunked_prefill": True, "num_speculative_tokens": 0},
     ),
     13: Release("72506c983"),
     14: Release(
         "b17039bcc",
         "asynchronous by default; LoRA: who is passed over for max_loras keeps its place",
-        {"async_scheduling": True, "turns_skipped": False},
+        {"async_scheduling": True, "turns_skipped": False, "keeps_drafts": False},
     ),
-    15: Release("f17644344"),
-    16: Release("89a77b108"),
-    17: Release("b31e9326a"),
+    15: Release(
+        "f17644344",
+        "drafts of a model of its own",
+        {"draft_methods": ("eagle", "ngram", "draft_model")},
+    ),
+    16: Release(
+        "89a77b108",
+        "no drafts for unfinished prompts; draft models asynchronously",
+        {"drafts_for_chunks": False, "async_drafts": ("eagle", "draft_model")},
+    ),
+    17: Release(
+        "b31e9326a",
+        "slots of a draft model come out of the budget",
+        {"slots_of_budget": True},
+    ),
     18: Release(
         "bcf2be961",
         "LoRA: who is passed over for max_loras waits ahead of the preempted",
@@ -194,14 +241,22 @@ RELEASES: Mapping[int, Release] = {
     20: Release("b8160878f"),
     21: Release("ad7125a43"),
     22: Release("0b3ba88f1"),
-    23: Release("0fc695fc6"),
+    23: Release(
+        "0fc695fc6",
+        "lookahead slots for drafts from the first step on",
+        {"lookahead_at_admission": True},
+    ),
     24: Release(
         "ee0da84ab",
         "of freed blocks those that are not cached are taken again first; watermark",
         {"keyless_first": True},
         {"watermark": 0.0, "kv_cache_groups": (0,), "mamba_cache_mode": None},
     ),
-    25: Release("dd10e03f9"),
+    25: Release(
+        "dd10e03f9",
+        "who has one token to compute is let in with as many places for drafts as the others",
+        {"pads_drafts": True},
+    ),
     26: Release(
         "ffd46bfab",
         "max_num_scheduled_tokens, which replaces the budget; blocks behind a window are given "
@@ -218,16 +273,25 @@ RELEASES: Mapping[int, Release] = {
     28: Release(
         "2cf0a6915",
         "both budgets limit a step; priority: a victim that sat the step out passes nobody over",
-        {"two_budgets": True, "finds_next": True},
+        {
+            "two_budgets": True,
+            "finds_next": True,
+            "slots_of_budget": False,
+            "slots_by_request": True,
+        },
     ),
     29: Release(
         "98dff2a81",
         "start-up asks whether the longest sequence fits beside the null block; queue limits; of "
         "windows the cache keeps only where a hit could end",
-        {"spares_null_block": True, "keeps_boundaries": True},
+        {"spares_null_block": True, "keeps_boundaries": True, "pads_with_room": True},
         {"max_num_queued_reqs": None, "max_num_queued_tokens": None},
     ),
-    30: Release("ced6857af", "all states behind are given back", {"frees_gaps": True}),
+    30: Release(
+        "ced6857af",
+        "all states behind are given back; places for drafts also for a hit that runs beside nobody",
+        {"frees_gaps": True, "pads_hits": True},
+    ),
     31: Release(
         "db9527a46",
         "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold; "
@@ -250,7 +314,13 @@ RELEASES: Mapping[int, Release] = {
         "4ba787ec9",
         "priority: those behind one that preempts itself go on; adapters of all who run count "
         "against max_loras; prefill_schedule_interval",
-        {"goes_on": True, "counts_all_loras": True},
+        {
+            "goes_on": True,
+            "counts_all_loras": True,
+            "caches_accepted": True,
+            "keys_cover_next": True,
+            "async_drafts": ("eagle", "ngram", "draft_model"),
+        },
         {"prefill_schedule_interval": 1},
     ),
 }
@@ -270,12 +340,15 @@ WHY = {
     "leave it out",
     "mamba_cache_mode": "groups of layers are modelled from vLLM {since} on, not for {{version}}; "
     "leave it out",
+    "num_speculative_tokens": "speculative decoding is modelled from vLLM {since} on, not for "
+    "{{version}}; leave it out",
     "prefill_schedule_interval": "one engine goes by it since vLLM {since}; in {{version}} it is "
     "unknown or for data-parallel ranks only; leave it out",
 }
 _NO_GROUPS = Fixed(
     (0,), "{version} is modelled for one group of layers that attend to everything; leave it out"
 )
+_NO_DRAFTS = Fixed(0, "{version} is not modelled with speculative decoding; leave it out")
 _NO_SWAP = {"num_cpu_blocks": Fixed(0, "vLLM {version} does not swap; leave it out")}
 
 
@@ -307,7 +380,13 @@ _LATEST = _rules(_NEWEST)
 RULES: Mapping[str, VllmRules] = {
     "0.33.0": _LATEST,
     "0.33.0-skip-blocked": replace(
-        _LATEST, skip_blocked=True, fixed={**_LATEST.fixed, "kv_cache_groups": _NO_GROUPS}
+        _LATEST,
+        skip_blocked=True,
+        fixed={
+            **_LATEST.fixed,
+            "kv_cache_groups": _NO_GROUPS,
+            "num_speculative_tokens": _NO_DRAFTS,
+        },
     ),
     "0.33.0-swap": replace(
         _LATEST,
@@ -318,6 +397,7 @@ RULES: Mapping[str, VllmRules] = {
                 value=False, why="{version} has no prefix cache; leave it out"
             ),
             "kv_cache_groups": _NO_GROUPS,
+            "num_speculative_tokens": _NO_DRAFTS,
         },
     ),
     **{name: _rules(_minor(name)) for name in MINORS.values() if _minor(name) < _NEWEST},

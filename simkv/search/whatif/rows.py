@@ -13,7 +13,7 @@ from simkv.core.scheduler import blocks_for
 from simkv.loop.record import Life
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.scenario import Scenario
-from simkv.workload.forms import Listed
+from simkv.workload.forms import Listed, acceptance_fields
 from simkv.workload.workload import clients
 
 #: Nothing shared with any other prompt.
@@ -56,6 +56,7 @@ def _row(r: Request, timeout: float | None) -> Listed:
         priority=r.priority,
         has_images=r.has_images,
         lora=r.lora,
+        **acceptance_fields(r),
         ignore_eos=r.ignore_eos,
         timeout=None if r.timeout == timeout else r.timeout,
         **_shared(r),

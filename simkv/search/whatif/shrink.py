@@ -396,6 +396,7 @@ class _Search:
             {"ignore_eos": False},
             {"priority": 0},
             {"lora": None},
+            {"acceptance": None, "acceptance_seed": None},
             {"max_tokens": None},
         ):
             plainer.append(_set(values))

@@ -111,7 +111,9 @@ def _known(record: Record, request: int, at: float) -> int:
     """Tokens of a request that are known at a time: its prompt and what it has emitted."""
     life, ends = record.lives[request], record.steps.end
     emitted = sum(
-        bisect_right(ends, at, first, last + 1) - first for first, last in emitting_rows(life)
+        (count := bisect_right(ends, at, first, last + 1) - first)
+        + (life.more_in(first, first + count - 1) if count else 0)
+        for first, last in emitting_rows(life)
     )
     return life.request.prompt_tokens + emitted
 

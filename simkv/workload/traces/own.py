@@ -2,7 +2,8 @@
 
 ``prompt_tokens`` and ``output_tokens`` are needed. May be there: ``arrival`` (s, from 0; a trace
 without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent), ``timeout``
-(s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (the name of an adapter), ``session``,
+(s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (the name of an adapter),
+``acceptance`` (from 0 to 1, of each draft if those before it are accepted), ``session``,
 ``think_time`` (s after the end of the session's request before it; empty: at its arrival), and
 ``prefix``: what the prompt begins with, as pieces ``stream:end`` or ``stream:start-end`` with
 blanks between.
@@ -92,6 +93,12 @@ def _patience(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    if (value := one_time(text)) > 1:
+        raise ValueError(f"should be a number from 0 to 1; {found(text)}")
+    return value
+
+
 def _check_prefix(text: str) -> str:
     parse_pieces(text, Names())
     return text
@@ -107,6 +114,7 @@ PARSERS: dict[str, Parser] = {
     "ignore_eos": one_by_one(_empty_or(_flag, False), np.bool_),
     "has_images": one_by_one(_empty_or(_flag, False), np.bool_),
     "lora": one_by_one(str),
+    "acceptance": one_by_one(_empty_or(_share, np.nan), np.float64),
     "session": one_by_one(str),
     "think_time": one_by_one(_empty_or(one_time, np.nan), np.float64),
     "prefix": one_by_one(_check_prefix),

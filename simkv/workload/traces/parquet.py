@@ -23,6 +23,7 @@ _KINDS = {
     "ignore_eos": "bool",
     "has_images": "bool",
     "lora": "string",
+    "acceptance": "float64",
     "session": "string",
     "prefix": "string",
 }
