@@ -7,7 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from simkv.core.request import Acceptance, Request, Segment
+from simkv.core.acceptance import Acceptance
+from simkv.core.request import Request, Segment
 from simkv.core.scheduler import blocks_for
 from simkv.workload.fields import (
     MOST_REQUESTS,

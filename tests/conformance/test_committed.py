@@ -13,7 +13,7 @@ import pytest
 from simkv.core.blocks import BlockPool
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.trace import TraceError, ending, read_trace
-from simkv.proof.record.rules import can_show, difference
+from simkv.proof.record.rules import OF_DRAFTS, can_show, difference
 from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.scheduler import Bucketed, July
 from simkv.schedulers.mistralrs.seed import Seed
@@ -130,6 +130,16 @@ NOT_IN_TRACES = {
     "caches_states",
     "swaps",
 }
+#: Rules about drafts are shown by the release that changed them and the one before it.
+NOT_IN_TRACES |= {"draft_methods", "async_drafts", *OF_DRAFTS}
+AT_CHANGES = [
+    (name, rule)
+    for minor, release in vllm_rules.RELEASES.items()
+    for rule in OF_DRAFTS
+    if rule in release.rules
+    for name in (f"0.{minor - 1}.0", f"0.{minor}.0")
+    if can_show(name, rule)
+]
 VLLM = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswith("0."))
 
 
@@ -140,7 +150,8 @@ VLLM = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswi
         for path in VLLM
         for rule in vllm_rules.VllmRules.__dataclass_fields__
         if rule not in NOT_IN_TRACES and can_show(path.name, rule)
-    ],
+    ]
+    + AT_CHANGES,
 )
 def test_a_changed_rule_of_a_version_of_vllm_is_noticed(
     version: str, rule: str, monkeypatch: pytest.MonkeyPatch

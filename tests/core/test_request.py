@@ -11,7 +11,7 @@ from simkv.core.request import Prompt, Request
 
 def test_a_prompt_does_not_know_what_will_be_emitted() -> None:
     hidden = {field.name for field in fields(Request)} - {field.name for field in fields(Prompt)}
-    assert hidden == {"output_tokens", "timeout"}
+    assert hidden == {"output_tokens", "timeout", "acceptance"}
 
 
 def test_requests_do_not_change() -> None:

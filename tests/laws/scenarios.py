@@ -24,6 +24,7 @@ from simkv.loop.door import door_of
 from simkv.loop.engine import Engine
 from simkv.loop.record import Record
 from simkv.loop.serve import serve
+from simkv.proof.record import rules as recorded_rules
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers import registry
 from simkv.schedulers.mistralrs.seams import WITHOUT
@@ -122,12 +123,32 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "max_loras": draw(_whole(1, 2)),
         "max_cpu_loras": draw(rarely(_whole(2, 3))),
     }
-    seams = knobs["policy"] == "fcfs" and "rule" not in VLLM.lacks[variant]
+    if not any(groups) and "num_speculative_tokens" not in rules_of(variant).fixed:
+        knobs |= _drafts(draw, variant, knobs)
+    drafts = knobs.get("num_speculative_tokens", 0)
+    seams = knobs["policy"] == "fcfs" and "rule" not in VLLM.lacks[variant] and not drafts
     knobs["rule"] = draw(rarely(rules("vllm"))) if seams else None
     if variant == "0.33.0-swap":
         knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
     fixed = rules_of(variant).fixed.keys() - {"enable_prefix_caching", "num_cpu_blocks"}
     return {k: v for k, v in knobs.items() if k not in fixed}
+
+
+def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
+    """Speculative decoding with the other knobs as it needs them; or none."""
+    rules, drafts = rules_of(variant), draw(rarely(_whole(1, 4)))
+    if not drafts:
+        return {}
+    method = draw(st.sampled_from(rules.draft_methods))
+    threshold = knobs["long_prefill_token_threshold"]
+    more: Knobs = {
+        "num_speculative_tokens": drafts,
+        "speculative_method": method,
+        "max_num_batched_tokens": knobs["max_num_batched_tokens"] + knobs["max_num_seqs"],
+        "long_prefill_token_threshold": threshold if threshold > drafts else 0,
+        "async_scheduling": knobs["async_scheduling"] and method in rules.async_drafts,
+    }
+    return more | ({"max_num_scheduled_tokens": None} if rules.slots_of_budget else {})
 
 
 def _sglang(draw: Draw, variant: str) -> Knobs:
@@ -209,13 +230,16 @@ AT_START += ("spares_null_block", "checks_threshold", "caches_states")
 #: Rules about groups of layers, which are drawn in one case of four only.
 OF_GROUPS = ("frees_processed", "keeps_boundaries")
 OF_GROUPS += ("frees_gaps", "keeps_junctions", "wide_states", "leaves_last")
+#: Rules about drafts, which are drawn as rarely.
+OF_DRAFTS = ("draft_methods", "async_drafts", *recorded_rules.OF_DRAFTS)
 
 
 def _variants(engine: EngineSpec) -> list[str]:
     """Variants that decide differently: of releases of vLLM with the same rules the newest."""
     if engine.name != "vllm":
         return list(engine.variants)
-    decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in AT_START + OF_GROUPS]
+    left_out = AT_START + OF_GROUPS + OF_DRAFTS
+    decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in left_out]
     newest: dict[tuple[Any, ...], str] = {}
     for variant, rules in RULES.items():
         newest.setdefault(tuple(getattr(rules, rule) for rule in decided), variant)
@@ -228,7 +252,7 @@ ENGINES: list[tuple[str, str]] = [
 ]
 
 
-def _request(draw: Draw, longest: int, images: bool, loras: bool = False) -> dict[str, Any]:
+def _request(draw: Draw, longest: int, images: bool, knobs: Knobs) -> dict[str, Any]:
     request: dict[str, Any] = {
         "arrival": draw(st.sampled_from([0.0, 0.0, 0.0, 0.3, 1.0, 2.5, 9.0, 40.0])),
         "prompt_tokens": draw(_whole(1, longest)),
@@ -241,7 +265,9 @@ def _request(draw: Draw, longest: int, images: bool, loras: bool = False) -> dic
         request["timeout"] = timeout
     if more := draw(rarely(_whole(1, 8))):
         request["max_tokens"] = request["output_tokens"] + more
-    if loras:
+    if knobs.get("num_speculative_tokens"):
+        request["acceptance"] = draw(st.sampled_from([None, 0.0, 0.5, 1.0, [0.9, 0.4]]))
+    if knobs.get("enable_lora", False):
         request["lora"] = draw(st.sampled_from([None, "a", "b", "c"]))
     if group := draw(st.sampled_from([None, "a", "b"])):
         request["prefix_group"] = group
@@ -256,12 +282,11 @@ def scenarios(draw: Draw, engine: str, variant: str) -> Scenario:
     images = bool(draw(rarely(st.just(1))))
     count = draw(_whole(1, 8))
     knobs = KNOBS[engine](draw, variant)
-    loras = knobs.get("enable_lora", False)
     return Scenario.model_validate(
         {
             "name": "random",
             "workload": {
-                "requests": [_request(draw, longest, images, loras) for _ in range(count)]
+                "requests": [_request(draw, longest, images, knobs) for _ in range(count)]
             },
             "engine": {"name": engine, "variant": variant, **knobs},
             "profile": draw(st.sampled_from(["unit-step", "l4-mistralrs-pr2034"])),

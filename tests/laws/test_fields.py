@@ -69,6 +69,12 @@ WHOLE: dict[str, Tree] = {
         "engine": {"name": "vllm", "num_gpu_blocks": 512, "max_model_len": 4096}
         | {"max_num_batched_tokens": 8192, "enable_lora": True, "max_loras": 2},
     },
+    "drafts": {
+        "drafter": {"share": 0.1},
+        "workload": {"acceptance": 0.7, "requests": [{"prompt_tokens": 9, "output_tokens": 4}]},
+        "engine": {"name": "vllm", "num_gpu_blocks": 512, "max_model_len": 4096}
+        | {"max_num_batched_tokens": 8192, "num_speculative_tokens": 2},
+    },
     "hardware": {"profile": None, "hardware": {"gpu": "L40S", "model": "llama-3.1-8b"}},
     "experts": {
         "profile": None,

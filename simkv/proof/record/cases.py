@@ -125,10 +125,44 @@ def _outgrows_the_cache(version: str) -> DrawnCase:
     return DrawnCase(config, _asks((0, 27, 5, 0)))
 
 
+def _drafting(version: str, drafts: int, *rows: tuple[int, int, int]) -> DrawnCase:
+    """Requests as (arrival step, prompt, outputs), whose prompts begin alike and are cached."""
+    config = VllmConfig(
+        variant=version,
+        block_size=1,
+        num_gpu_blocks=81,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=30,
+        num_speculative_tokens=drafts,
+        speculative_method="ngram",
+        async_scheduling=False,
+        enable_prefix_caching=True,
+    )
+    requests = _asks(*((step, prompt, outputs, 0) for step, prompt, outputs in rows))
+    alike = [
+        {**r, "prompt_segments": [["g0", 0, r["prompt_tokens"]]], "accepts": [1, 0, 2]}
+        for r in requests
+    ]
+    return DrawnCase(config, alike)
+
+
+def _hit_alone(version: str) -> DrawnCase:
+    """A prompt that is cached but for its last token, when nobody else runs."""
+    return _drafting(version, 2, (0, 8, 1), (3, 8, 4))
+
+
+def _hit_at_the_end(version: str) -> DrawnCase:
+    """The same beside others, where places for drafts would reach past ``max_model_len``."""
+    return _drafting(version, 4, (0, 27, 1), (1, 3, 20), (3, 27, 2))
+
+
 HAND_MADE: dict[str, Callable[[str], DrawnCase]] = {
     "victim-sat-out": _victim_sat_out,
     "victim-was-scheduled": _victim_was_scheduled,
     "outgrows-the-cache": _outgrows_the_cache,
+    "drafts-hit-alone": _hit_alone,
+    "drafts-hit-at-the-end": _hit_at_the_end,
 }
 
 
@@ -168,6 +202,8 @@ def by_hand(version: str) -> list[str]:
         "outgrows-the-cache": not rules.spares_null_block,
         "victim-sat-out": "policy" not in rules.fixed,
         "victim-was-scheduled": "policy" not in rules.fixed,
+        "drafts-hit-alone": "num_speculative_tokens" not in rules.fixed,
+        "drafts-hit-at-the-end": "num_speculative_tokens" not in rules.fixed,
     }
     return [name for name in HAND_MADE if starts[name]]
 

@@ -39,6 +39,20 @@ SEEN: dict[str, tuple[str, ...]] = {
     "sglang": sglang_versions.SHOWN,
 }
 
+#: Rules about drafts; combinations of them are not tried.
+OF_DRAFTS = (
+    "slots_of_budget",
+    "slots_by_request",
+    "pads_drafts",
+    "pads_with_room",
+    "pads_hits",
+    "lookahead_at_admission",
+    "drafts_for_chunks",
+    "keeps_drafts",
+    "caches_accepted",
+    "keys_cover_next",
+)
+
 #: The released rules, the newest first.
 RELEASED: Mapping[str, Mapping[str, Any]] = {
     "vllm": {name: RULES[name] for name in MINORS.values()},
@@ -56,6 +70,7 @@ SHOWN_BY = {
     **dict.fromkeys(("frees_processed", "keeps_boundaries"), "kv_cache_groups"),
     **dict.fromkeys(("keeps_junctions", "wide_states", "leaves_last"), "kv_cache_groups"),
     "frees_gaps": "kv_cache_groups",
+    **dict.fromkeys(OF_DRAFTS, "num_speculative_tokens"),
     **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
 }
 
@@ -66,10 +81,17 @@ Rules = TypeVar("Rules")
 def can_show(version: str, rule: str) -> bool:
     """Whether a release can show a rule at all: some need a knob that it does not have.
 
-    Where tokens under way count as computed, all states behind are given back in time.
+    Where tokens under way count as computed, all states behind are given back in time. Slots of a
+    draft model that are taken off the budget beforehand are enough for all.
     """
     rules = rules_of(version)
     if rule == "frees_gaps" and not rules.frees_processed:
+        return False
+    if rule in ("pads_with_room", "pads_hits") and not rules.pads_drafts:
+        return False
+    if rule.startswith("slots_") and "draft_model" not in rules.draft_methods:
+        return False
+    if rule == "slots_by_request" and rules.slots_of_budget:
         return False
     return SHOWN_BY.get(rule) not in rules.fixed
 
@@ -87,8 +109,9 @@ def difference(trace: DecisionTrace, rules: Any) -> Mismatch | None:
 def releases(engine: str) -> dict[str, Any]:
     """The rules of releases that decide differently, each by its newest release."""
     newest: dict[tuple[bool, ...], str] = {}
+    seen = (*SEEN[engine], *(OF_DRAFTS if engine == "vllm" else ()))
     for name, rules in RELEASED[engine].items():
-        newest.setdefault(tuple(getattr(rules, rule) for rule in SEEN[engine]), name)
+        newest.setdefault(tuple(getattr(rules, rule) for rule in seen), name)
     return {name: RELEASED[engine][name] for name in newest.values()}
 
 

@@ -289,7 +289,7 @@ RELEASES: Mapping[int, Release] = {
     ),
     30: Release(
         "ced6857af",
-        "all states behind are given back; places for drafts also for a hit that runs beside nobody",
+        "all states behind are given back; places for drafts also for a hit beside nobody",
         {"frees_gaps": True, "pads_hits": True},
     ),
     31: Release(
