@@ -3,16 +3,20 @@
 python benchmarks/evolve.py --seeds 10 --budget 200 --jobs 2
 
 Each begins with random rules over the variant before the fix (`bucketed`) on the forty requests,
-drawn by chance, at three cache sizes. The winner is then run with seeds that no search has seen,
-beside `pr2034`. It counts as found if on their mean none of the figures below is worse by more
-than a hundredth, at any of the three sizes. Prints a table; what was run is kept in --out.
+drawn by chance. An evaluation is a rule that is tried; those of the final count. The search and the
+final have seeds of their own and two cache sizes; the winner is then run with seeds that neither
+has seen, at three sizes, beside `pr2034`. It is as good if on their mean none of the figures below
+is worse by more than a hundredth at any of the sizes. What must come of it: at least eight of the
+ten searches find such a rule. Prints a table; what was run is kept in --out.
+
+This was settled with searches on other forty requests (--workload 50000 --first 100).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -22,17 +26,19 @@ from simkv.search.bench import Bench, bench_for
 from simkv.search.evolve.aims import goals_of
 from simkv.search.evolve.conditions import Ground, Tryout, ground_of
 from simkv.search.evolve.contest import Candidate, Contest, Entry
+from simkv.search.evolve.final import decided, seats_of
 from simkv.search.evolve.rules import draw_rules, grow_rules
 from simkv.search.evolve.words import rule_in_words
 
 HERE = Path(__file__).parent
 SCENARIO = HERE / "evolve-forty.yaml"
+#: Judged at all of these sizes; searched, and the final held, at the smallest and the largest.
 SIZES = (257, 513, 1025)
-OBJECTIVES = ("e2e_ms.mean", "slowest_e2e_s")
+OBJECTIVES = ("e2e_ms.mean", "slowest_e2e_s", "makespan_s")
 #: What must be as good as the fix has it: the figures that the pull request publishes.
-FIGURES = ("unserved", "e2e_ms.mean", "slowest_e2e_s", "makespan_s")
-#: Seeds to choose by.
-CHOSEN_BY = 3
+FIGURES = ("unserved", *OBJECTIVES)
+#: Seeds to search by, and for the final.
+CHOSEN_BY, FINAL_BY = 2, 4
 #: As good: not worse by more than this share, or than this where the fix has nothing.
 MARGIN = 0.01
 FIX = Candidate((("engine.variant", "pr2034"),))
@@ -50,30 +56,37 @@ class Found:
     worst: tuple[str, float]
 
 
-def ground(unseen: int) -> Ground:
-    """The forty requests with some seeds to choose by and others, at every size."""
-    scenarios = [load(SCENARIO, [f"engine.num_gpu_blocks={size}"])["run"] for size in SIZES]
-    return ground_of([(one, SCENARIO.parent) for one in scenarios], CHOSEN_BY, unseen)
+def ground(unseen: int, seed: int) -> Ground:
+    """The forty requests with some seeds to choose by, at two sizes, and others, at every size."""
+    files = [
+        (load(SCENARIO, [f"engine.num_gpu_blocks={size}", f"workload.arrivals.seed={seed}"])["run"])
+        for size in SIZES
+    ]
+    every = [(one, SCENARIO.parent) for one in files]
+    chosen = ground_of([every[0], every[-1]], CHOSEN_BY, FINAL_BY, unseen)
+    return replace(chosen, test=ground_of(every, CHOSEN_BY, FINAL_BY, unseen).test)
 
 
 def search(grow: Grow, on: Ground, seed: int, budget: int, bench: Bench) -> Found:
     """One search, and its winner beside the fix."""
     goals = goals_of(OBJECTIVES, {})
-    contest = Contest(on.train, goals, {}, bench)
+    contest = Contest(on.train, goals, {}, bench, firsts=on.scenarios)
     contest.start()
     seams = spec_of(on.train[0].scenario.engine).seams
-    grow(contest, seams, budget, seed)
+    seats = seats_of(budget, on)
+    grow(contest, seams, budget - seats, seed)
     tried = list(contest.standings.values())[1:]
+    winner = decided(contest, on, seats)[0].candidate
     (fix,) = contest.add([FIX], thorough=True)
     good = [n for n, one in enumerate(tried, start=1) if _as_good(one, fix)]
-    winner = min(tried, key=lambda one: one.score).candidate
     worst = max((_worse(winner, some, bench) for some in _by_size(on.test)), key=lambda one: one[1])
     return Found(str(winner.change[0][1]), good[0] if good else None, worst[1] <= MARGIN, worst)
 
 
 def _as_good(one: Entry, fix: Entry) -> bool:
     pairs = zip(one.loss, fix.loss, strict=True)
-    return one.unserved <= fix.unserved and all(a <= b + MARGIN for a, b in pairs)
+    whole = len(one.losses) == len(fix.losses)
+    return whole and one.unserved <= fix.unserved and all(a <= b + MARGIN for a, b in pairs)
 
 
 def _by_size(trials: Sequence[Tryout]) -> list[list[Tryout]]:
@@ -100,12 +113,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--workload", type=int, default=1, help="seed of the forty requests")
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--unseen", type=int, default=6)
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--out", type=Path, default=Path("runs/evolve-benchmark"))
     asked = parser.parse_args()
-    on = ground(asked.unseen)
+    on = ground(asked.unseen, asked.workload)
     seams = spec_of(on.train[0].scenario.engine).seams
     ways: dict[str, Grow] = {"search": grow_rules, "by chance": draw_rules}
     found: dict[str, list[Found]] = {way: [] for way in ways}

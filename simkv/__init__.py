@@ -6,7 +6,7 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than all of thi
 if TYPE_CHECKING:
     from typing import Any
 
-    from simkv.api import compare, pareto, plan, plot, run, sweep
+    from simkv.api import compare, evolve, pareto, plan, plot, run, sweep
     from simkv.core.errors import InputError
     from simkv.core.version import __version__
     from simkv.measure.simulate import run_file, run_scenario
@@ -16,6 +16,7 @@ __all__ = [
     "InputError",
     "__version__",
     "compare",
+    "evolve",
     "load",
     "pareto",
     "plan",
@@ -30,6 +31,7 @@ _HOME = {
     "InputError": "core.errors",
     "__version__": "core.version",
     "compare": "api",
+    "evolve": "api",
     "load": "scenario.load",
     "pareto": "api",
     "plan": "api",

@@ -1,4 +1,4 @@
-"""simkv from Python: run, compare, sweep and plan scenarios, with tables as pandas frames.
+"""simkv from Python: run, compare, sweep, plan and evolve scenarios, with tables as pandas frames.
 
 import simkv
 
@@ -8,6 +8,8 @@ outcome.requests                        # a row per request
 table = simkv.sweep("scenario.yaml", {"engine.num_gpu_blocks": [256, 512, 1024]})
 plan = simkv.plan("scenario.yaml", smallest="fleet.replicas=1..20", objectives=["starved<=0"])
 plan.answer                             # by variant
+found = simkv.evolve("scenario.yaml", objectives=["ttft_ms.mean"], budget=200)
+found.winner, found.holds               # fields and their values; whether it is surely better
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ from simkv.scenario.own.source import trusting
 from simkv.scenario.packaged import find
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import bench_for
+from simkv.search.evolve.evolve import Search
+from simkv.search.evolve.evolve import evolve as look_for_better
+from simkv.search.evolve.evolved import Evolved
 from simkv.search.knobs import assignment, axis_of
 from simkv.search.plan.plan import Plan, make_plan
 from simkv.search.plan.prepare import prepare
@@ -319,6 +324,41 @@ def _with_fields(function: Callable[..., Plans]) -> inspect.Signature:
 
 
 plan.__signature__ = _with_fields(plan)  # type: ignore[attr-defined]
+
+
+def evolve(
+    *scenarios: str | Path,
+    objectives: Iterable[str],
+    budget: int = 200,
+    overrides: Mapping[str, Any] | None = None,
+    goodput: Mapping[str, float] | None = None,
+    folder: str | Path | None = None,
+    jobs: int | None = None,
+    executor: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    advance: Callable[[int, int], None] | None = None,
+    trust: bool = False,
+    **asked: Any,
+) -> Evolved:
+    """Look for a better scheduler for ``objectives`` (``["ttft_ms.p99"]``), as ``simkv evolve``.
+
+    The rest of ``asked`` is ``over``, ``propose``, ``random``, ``variant``, ``train``, ``final``,
+    ``test``, ``seed`` and ``profile_error`` as on the command line; ``folder`` keeps runs, studies
+    and proposals, and the same call goes on from there. All else is as for ``sweep``. Raises
+    InputError for what cannot be searched, RunsFailed if what is shipped cannot be run.
+    """
+    wanted = Search(
+        tuple(find(Path(scenario)) for scenario in scenarios),
+        tuple(objectives),
+        budget,
+        overrides=_assignments(overrides),
+        goodput=tuple(f"{name}:{ms:g}" for name, ms in (goodput or {}).items()),
+        **asked | {"over": tuple(asked.get("over", ()))},
+    )
+    there = None if folder is None else _folder(folder)
+    store = there and there / "points.jsonl"
+    with trusting(trust), bench_for(store, jobs, executor, address) as bench:
+        return Evolved(look_for_better(wanted, bench, there, advance))
 
 
 def _assignments(fields: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from simkv.cli.common import Interrupted, Trust, complain, progress, show, tell_overruled
-from simkv.core.errors import InputError
-from simkv.core.files import check_folder
-
-#: By this a folder is known as one that belongs to a search.
-STORE = "points.jsonl"
+from simkv.cli.common import Trust, show, tell_overruled
+from simkv.cli.many import Address, Executor, Jobs, at_work, check_store
 
 
 def evolve(
@@ -61,9 +57,12 @@ def evolve(
         typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
     ] = None,
     train: Annotated[
-        int, typer.Option(min=1, help="Seeds, or windows of a trace, to choose by.")
+        int, typer.Option(min=1, help="Seeds, or windows of a trace, to search by.")
     ] = 3,
-    test: Annotated[int, typer.Option(min=1, help="Others, that the winner is judged by.")] = 6,
+    final: Annotated[
+        int, typer.Option(min=1, help="Others, that the winner is chosen by among the best few.")
+    ] = 6,
+    test: Annotated[int, typer.Option(min=1, help="Others again, that it is judged by.")] = 6,
     profile_error: Annotated[
         float | None,
         typer.Option(
@@ -75,32 +74,22 @@ def evolve(
         Path | None,
         typer.Option(help="Folder; default runs/<scenario>-evolve/. What it holds is not redone."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time; default one per core.")
-    ] = None,
-    executor: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where to run: here, or on a Ray cluster.")
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster; default RAY_ADDRESS, or one started here.")
-    ] = None,
-    trusted: Trust = False,
+    jobs: Jobs = None,
+    executor: Executor = "local",
+    address: Address = None,
+    _trusted: Trust = False,
 ) -> None:
     """Look for a better scheduler: rules of a small language, knobs (--over), code (--propose).
 
     The winner is judged by seeds or windows that it was not chosen by, at other cache sizes and
     rates and on both sides of the profile's error. Exit 1 if nothing better holds everywhere.
     """
-    if propose and not trusted:
-        raise InputError(f"--propose {propose}: what it writes is run; say --trust")
     from simkv.scenario.load import load
     from simkv.scenario.packaged import find
-    from simkv.search.bench import bench_for
     from simkv.search.evolve.evolve import Search
     from simkv.search.evolve.evolve import evolve as look
     from simkv.search.evolve.words import told
     from simkv.search.evolve.write import write_evolution
-    from simkv.search.jobs import RunsFailed
 
     files = tuple(find(file) for file in scenario)
     asked = Search(
@@ -114,6 +103,7 @@ def evolve(
         variant,
         tuple(set_ or ()),
         train,
+        final,
         test,
         seed,
         profile_error,
@@ -121,18 +111,9 @@ def evolve(
     tell_overruled(files[0], asked.overrides)
     name = next(iter(load(files[0], asked.overrides).values())).name
     folder = out or Path("runs") / f"{name}-evolve"
-    check_folder("--out", folder, "search", lambda there: (there / STORE).is_file())
-    try:
-        with (
-            bench_for(folder / STORE, jobs, executor, address) as bench,
-            progress("candidates", budget) as advance,
-        ):
-            found = look(asked, bench, folder, advance)
-    except KeyboardInterrupt:
-        raise Interrupted(folder / STORE) from None
-    except RunsFailed as error:
-        complain(error)
-        raise typer.Exit(1) from None
+    check_store(folder, "search")
+    with at_work(folder, jobs, executor, address, "candidates", budget) as (bench, advance):
+        found = look(asked, bench, folder, advance)
     show(*told(found))
     show(f"Written to {folder}: {', '.join(write_evolution(found, folder))}")
     if not found.holds:

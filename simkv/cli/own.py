@@ -59,7 +59,12 @@ def _knob(given: str) -> tuple[str, Any]:
 
 
 def export_scheduler(
-    file: Annotated[Path, typer.Argument(help="A rule over vLLM's decisions (Python). It is run.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A rule over vLLM's decisions: Python, which is run, or a scenario that has one."
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Default <file>_for_vllm.py."),
@@ -90,7 +95,7 @@ def export_scheduler(
     """
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
-    from simkv.proof.export import RELEASE, against, exported
+    from simkv.proof.export import RELEASE, against, class_in, exported
     from simkv.proof.record.wheel import sources
 
     there = out or file.with_name(f"{file.stem}_for_vllm.py")
@@ -106,11 +111,4 @@ def export_scheduler(
                     raise typer.Exit(1)
         print(f"{check} of {check} random cases: vLLM {RELEASE} decides as simulated")
     write_text(there, text)
-    print(f"Written to {there}: vllm serve --scheduler-cls {there.stem}.{_class_of(text)}")
-
-
-def _class_of(text: str) -> str:
-    """The scheduler class that a written file ends with, the asynchronous one."""
-    import re
-
-    return str(re.findall(r"^class (\w+)\(_Asks, AsyncScheduler\)", text, re.MULTILINE)[0])
+    print(f"Written to {there}: vllm serve --scheduler-cls {there.stem}.{class_in(text)}")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from simkv.cli.common import Interrupted, Trust, complain, progress, show, tell_overruled
+from simkv.cli.common import Trust, complain, show, tell_overruled
+from simkv.cli.many import Address, Executor, Jobs, at_work, check_store
 from simkv.core.errors import InputError
-from simkv.core.files import check_folder
 
-#: By this a folder is known as one that belongs to a plan, or a sweep.
-STORE = "points.jsonl"
 #: A word of ``--goodput ttft:500 tpot:50``, which may follow the option as in that tool.
 _GOOD = re.compile(r"[a-z0-9]+:\S*")
 
@@ -30,15 +28,9 @@ def plan(
         Path | None,
         typer.Option(help="Folder; default runs/<scenario>-plan/. What it holds is not redone."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time; default one per core.")
-    ] = None,
-    executor: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where to run: here, or on a Ray cluster.")
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster; default RAY_ADDRESS, or one started here.")
-    ] = None,
+    jobs: Jobs = None,
+    executor: Executor = "local",
+    address: Address = None,
     _trusted: Trust = False,
     **asked: Any,
 ) -> None:
@@ -48,8 +40,6 @@ def plan(
     meets the objectives. An interrupted plan goes on when the same command is given again.
     """
     from simkv.scenario.packaged import find
-    from simkv.search.bench import bench_for
-    from simkv.search.jobs import RunsFailed
     from simkv.search.plan.plan import make_plan
     from simkv.search.plan.prepare import prepare
     from simkv.search.plan.request import request_of
@@ -58,19 +48,9 @@ def plan(
     prepared = prepare(find(Path(file)), request_of({**asked, "goodput": limits}), complain)
     tell_overruled(find(Path(file)), prepared[0].asked.overrides)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
-    check_folder("--out", folder, "plan", lambda there: (there / STORE).is_file())
-    try:
-        with (
-            bench_for(folder / STORE, jobs, executor, address) as bench,
-            progress("runs") as advance,
-        ):
-            plans = [make_plan(one, bench, advance) for one in prepared]
-    except KeyboardInterrupt:
-        raise Interrupted(folder / STORE) from None
-    except RunsFailed as error:
-        complain(error)
-        complain(f"what is done is kept in {folder / STORE}")
-        raise typer.Exit(1) from None
+    check_store(folder, "plan")
+    with at_work(folder, jobs, executor, address) as (bench, advance):
+        plans = [make_plan(one, bench, advance) for one in prepared]
 
     from simkv.report.plan_files import write_plans
     from simkv.search.plan.words import comparison, sentences

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.common import Interrupted, Trust, complain, progress, show
+from simkv.cli.common import Trust, complain, show
+from simkv.cli.many import Address, Executor, Jobs, at_work, check_store
 from simkv.core.errors import InputError
-from simkv.core.files import check_folder, write_text
+from simkv.core.files import write_text
 from simkv.core.version import __version__
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from simkv.report.sweep_pictures import Pareto, Plot
     from simkv.search.sweep.sweep import Sweep
 
-#: By this a folder is known as one that belongs to a sweep.
-STORE = "points.jsonl"
 #: Columns of the table that are printed, and of how many rows.
 SHOWN = ("verdict", "finished", "output_throughput", "ttft_ms.p99", "e2e_ms.p99", "preemptions")
 MOST_ROWS = 40
@@ -63,15 +62,9 @@ def sweep(
         Path | None,
         typer.Option(help="Folder; default runs/<scenario>-sweep/. What it holds is not redone."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time; default one per core.")
-    ] = None,
-    executor: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where to run: here, or on a Ray cluster.")
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster; default RAY_ADDRESS, or one started here.")
-    ] = None,
+    jobs: Jobs = None,
+    executor: Executor = "local",
+    address: Address = None,
 ) -> None:
     """Run a scenario at many settings of its knobs; one table, plots and Pareto fronts.
 
@@ -80,8 +73,6 @@ def sweep(
     from simkv.core.figures import OF_FLEETS
     from simkv.report.sweep_pictures import parse_pareto, parse_plot
     from simkv.scenario.packaged import find
-    from simkv.search.bench import bench_for
-    from simkv.search.jobs import RunsFailed
     from simkv.search.knobs import VARIANTS, parse_axis
     from simkv.search.sweep.sample import parse_sample
     from simkv.search.sweep.sweep import finish, sweep_of
@@ -103,23 +94,13 @@ def sweep(
         if figure in OF_FLEETS and any(run.job.scenario.fleet is None for run in whole.runs):
             raise InputError(f"{figure}: only fleets have it, and not all points have a fleet")
     folder = out or Path("runs") / f"{whole.name}-sweep"
-    check_folder("--out", folder, "sweep", lambda there: (there / STORE).is_file())
+    check_store(folder, "sweep")
     for note in whole.notes:
         complain(f"note: {note}")
     for knob in whole.idle_knobs:
         complain(f"note: {knob} changes nothing at any point")
-    try:
-        with (
-            bench_for(folder / STORE, jobs, executor, address) as bench,
-            progress("runs") as advance,
-        ):
-            summaries = finish(whole, bench, advance)
-    except KeyboardInterrupt:
-        raise Interrupted(folder / STORE) from None
-    except RunsFailed as error:
-        complain(error)
-        complain(f"what is done is kept in {folder / STORE}")
-        raise typer.Exit(1) from None
+    with at_work(folder, jobs, executor, address) as (bench, advance):
+        summaries = finish(whole, bench, advance)
     asked = {
         "version": __version__,
         "scenario": str(scenario),

@@ -68,11 +68,15 @@ class Seam:
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression over what a view shows; ``names`` are those that it looks at."""
+    """An expression over what a view shows; ``names`` are those that it looks at.
+
+    ``python`` is what is reckoned of a view ``r``.
+    """
 
     text: str
     names: frozenset[str]
     call: Callable[[Any], float]
+    python: str
 
     def __call__(self, view: Any) -> float:
         """The value, 0 if it is no number."""
@@ -127,7 +131,8 @@ def parse_expression(text: str, names: Sequence[str], where: str) -> Expression:
     view = ast.arguments([], [ast.arg("r")], None, [], [], None, [])
     whole = ast.fix_missing_locations(ast.Expression(ast.Lambda(view, body)))
     scope = {"__builtins__": {}, "min": min, "max": max, "_over": _over}
-    return Expression(text, frozenset(used), eval(compile(whole, where, "eval"), scope))
+    call = eval(compile(whole, where, "eval"), scope)
+    return Expression(text, frozenset(used), call, ast.unparse(body))
 
 
 def _over(a: float, b: float) -> float:

@@ -8,6 +8,7 @@ it, on random small workloads, and compares every decision with the simulated on
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
@@ -19,6 +20,7 @@ from simkv.core.engine import EngineSpec
 from simkv.core.errors import InputError
 from simkv.proof.conform.conform import Mismatch, compare, replay
 from simkv.proof.conform.trace import DecisionTrace
+from simkv.proof.export_rule import ruled, written_out
 from simkv.proof.record.cases import case_of
 from simkv.proof.record.hollow import hollowed
 from simkv.proof.record.vllm import record
@@ -157,6 +159,10 @@ def rule_of(file: Path) -> tuple[EngineSpec, Any, OwnCode]:
 
 def exported(file: Path, knobs: dict[str, Any], module: str) -> str:
     """The text of the class for vLLM; ``knobs`` are the rule's own, by name. Raises InputError."""
+    if _is_scenario(file):
+        if knobs:
+            raise InputError(f"--set {min(knobs)}: a rule of the small language has no knobs")
+        return written_out(file, RELEASE, module)
     spec, of, source = rule_of(file)
     vllms = {field.name for field in fields(VllmKnobs)} | {"file"}
     own = {f.name for f in fields(spec.config)} - vllms
@@ -178,6 +184,15 @@ def exported(file: Path, knobs: dict[str, Any], module: str) -> str:
         "config": f"{knobs_class}({values})",
     }
     return _TOP.format(**parts) + _without_imports(source.code.decode()) + _END.format(**parts)
+
+
+def _is_scenario(file: Path) -> bool:
+    return file.suffix in (".yaml", ".yml")
+
+
+def class_in(text: str) -> str:
+    """The scheduler class that a written file ends with, the asynchronous one."""
+    return str(re.findall(r"^class (\w+)\(_Asks, AsyncScheduler\)", text, re.MULTILINE)[0])
 
 
 def _without_imports(text: str) -> str:
@@ -215,6 +230,8 @@ def parted(trace: DecisionTrace, simulated: EngineSpec) -> Mismatch | None:
 
 def simulated_by(file: Path, knobs: dict[str, Any]) -> EngineSpec:
     """vLLM under a rule, as the replay of a recording asks for it."""
+    if _is_scenario(file):
+        return ruled(file)
     spec, of, _ = rule_of(file)
 
     def build(config: Any) -> Any:
@@ -227,7 +244,7 @@ def recorded(
     file: Path, knobs: dict[str, Any], folder: Path, cases: int
 ) -> Iterator[DecisionTrace]:
     """What vLLM's scheduler in ``folder`` decides under a rule that was written out for it."""
-    text, rule = exported(file, knobs, file.stem), rule_of(file)[1].__name__
+    text = exported(file, knobs, file.stem)
     for number in range(cases):
         name = f"{('rand', 'gone')[number % 2]}-{200 + number // 2:03}"
         drawn = case_of(RELEASE, name)
@@ -236,10 +253,11 @@ def recorded(
             module = ModuleType("exported_rule")
             sys.modules[module.__name__] = module
             exec(compile(text, f"{file.stem}.py", "exec"), module.__dict__)
-            yield record(case, RELEASE, name, _subclass(module, rule))
+            yield record(case, RELEASE, name, _subclass(module, class_in(text)))
 
 
-def _subclass(module: ModuleType, rule: str) -> Any:
+def _subclass(module: ModuleType, name: str) -> Any:
     """The rule's class for one of vLLM's."""
+    rule = name.removesuffix("Scheduler")
     kinds = [getattr(module, f"{rule}{suffix}") for suffix in ("Scheduler", "SyncScheduler")]
     return lambda kind: next(one for one in kinds if one.__mro__[2] is kind)

@@ -60,6 +60,11 @@ def trusting(yes: bool) -> Iterator[None]:
         _TRUSTED.reset(token)
 
 
+def trusted() -> bool:
+    """Whether such files are run now."""
+    return _TRUSTED.get()
+
+
 @lru_cache(maxsize=1)
 def _points() -> tuple[EntryPoint, ...]:
     """The schedulers of installed packages: every package's files are read, so once."""
@@ -86,7 +91,7 @@ def from_package(name: str) -> tuple[Any, OwnCode]:
 
 def from_file(path: Path, name: str) -> tuple[Any, OwnCode]:
     """The scheduler in a file. Raises InputError if it may not be run, or is none."""
-    if not _TRUSTED.get():
+    if not trusted():
         raise InputError(
             f"{path} is code that the scenario would run; read it, then say --trust (in Python "
             "trust=True)"

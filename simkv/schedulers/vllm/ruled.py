@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from simkv.core.request import Prompt
 from simkv.core.rule import Expression, parse_rule
+from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import PriorityQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
@@ -117,11 +118,14 @@ class RuledVllm(VllmScheduler):
     def _place(self, by: Expression) -> Callable[[RequestState], Place]:
         return lambda r: (by(RequestView(self, r)), r.prompt.arrival, r.id)
 
-    def _admit_waiting(self, step: Step) -> None:
+    def schedule(self) -> Batch:
         if self._older and isinstance(self.waiting, RuledQueue):
             if "age" in self.rule["waiting_order"].names:
                 self.waiting.sort()
             self._older = False
+        return super().schedule()
+
+    def _admit_waiting(self, step: Step) -> None:
         self._held_back = False
         super()._admit_waiting(step)
 
@@ -138,6 +142,8 @@ class RuledVllm(VllmScheduler):
         chunk = self.rule.get("chunk")
         if chunk is None:
             return super()._threshold()
+        if self.rules.threshold_spares_lone and len(self.running) + len(self.waiting) == 1:
+            return 0
         return int(min(max(chunk(EngineView(self)), 0), self.config.max_model_len))
 
     def _victim(self) -> RequestState:

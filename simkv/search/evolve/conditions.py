@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from simkv.search.fields import with_field
 from simkv.search.plan.uncertain import error_of
 from simkv.search.seeds import repeated, seed_of, with_form
 
-#: Seeds from this one on are held back; those below are for choosing.
-HELD_BACK = 1000
+#: Seeds from the first on are for the final, from the second on for judging; those below for the
+#: search.
+FINAL, HELD_BACK = 500, 1000
 #: By so much caches and rates are changed to judge the winner.
 SIZES, RATES = (0.75, 1.25), (0.8, 1.25)
 
@@ -43,39 +45,49 @@ class Angle:
 
 @dataclass(frozen=True)
 class Ground:
-    """All trials: those to choose by, those held back, and what must be said of them.
+    """All trials: those to search by, to choose among the best by, and to judge the winner by.
 
-    ``apart`` is how the two differ; None if nothing is held back, because there is nothing to draw.
+    The first ``scenarios`` of the search are of a scenario each. ``apart`` is how those to judge by
+    differ; None if there is nothing to draw, and so neither a final nor anything unseen.
     """
 
     train: tuple[Tryout, ...]
+    final: tuple[Tryout, ...]
     test: tuple[Tryout, ...]
     apart: str | None
+    scenarios: int = 1
 
 
-def ground_of(scenarios: Sequence[tuple[Scenario, Path]], train: int, test: int) -> Ground:
-    """Each scenario with ``train`` seeds to choose by and ``test`` others; of a trace windows."""
-    parts = [_split(scenario, folder, train, test) for scenario, folder in scenarios]
+def ground_of(
+    scenarios: Sequence[tuple[Scenario, Path]], train: int, final: int, test: int
+) -> Ground:
+    """Each scenario with so many seeds for each of the three; of a trace windows."""
+    parts = [_split(scenario, folder, train, final, test) for scenario, folder in scenarios]
     words = dict.fromkeys(part.apart for part in parts)
+    in_turn = zip_longest(*(part.train for part in parts))
     return Ground(
-        tuple(trial for part in parts for trial in part.train),
+        tuple(trial for turn in in_turn for trial in turn if trial is not None),
+        () if None in words else tuple(trial for part in parts for trial in part.final),
         tuple(trial for part in parts for trial in part.test),
         None if None in words else "; ".join(str(word) for word in words),
+        len(parts),
     )
 
 
-def _split(scenario: Scenario, folder: Path, train: int, test: int) -> Ground:
+def _split(scenario: Scenario, folder: Path, train: int, final: int, test: int) -> Ground:
+    ends = train, train + final
     if seed_of(scenario.workload) is not None:
-        several = [*range(train), *range(HELD_BACK, HELD_BACK + test)]
-        trials = [Tryout(f"seed {i}", repeated(scenario, i), folder) for i in several]
-        return Ground(tuple(trials[:train]), tuple(trials[train:]), f"{test} other seeds")
-    if scenario.workload.trace is not None:
-        trials = _windows(scenario, folder, train + test)
-        return Ground(
-            tuple(trials[:train]), tuple(trials[train:]), f"the {test} later windows of the trace"
-        )
-    only = (Tryout("as it is", scenario, folder),)
-    return Ground(only, only, None)
+        seeds = [*range(train), *range(FINAL, FINAL + final), *range(HELD_BACK, HELD_BACK + test)]
+        trials = [Tryout(f"seed {i}", repeated(scenario, i), folder) for i in seeds]
+        apart = f"{test} other seeds"
+    elif scenario.workload.trace is not None:
+        trials = _windows(scenario, folder, train + final + test)
+        apart = f"the {test} later windows of the trace"
+    else:
+        only = (Tryout("as it is", scenario, folder),)
+        return Ground(only, (), only, None)
+    search, last, judged = trials[: ends[0]], trials[ends[0] : ends[1]], trials[ends[1] :]
+    return Ground(tuple(search), tuple(last), tuple(judged), apart)
 
 
 def _windows(scenario: Scenario, folder: Path, count: int) -> list[Tryout]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import mean
 from typing import Any
 
 from simkv.core.errors import InputError
-from simkv.scenario.objectives import figures
+from simkv.scenario.objectives import OF_FATE, figures
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import Bench
 from simkv.search.evolve.aims import NO_FIGURE, Aim, says_fate
@@ -19,6 +21,8 @@ from simkv.search.jobs import Job, RunsFailed, job_of
 UNSERVED = 10.0
 #: What each part of a rule counts, as a share of a figure.
 PART = 0.0005
+#: So many of the best are run on.
+STAY = 10
 
 
 @dataclass(frozen=True)
@@ -47,25 +51,40 @@ SHIPPED = Candidate()
 
 @dataclass(frozen=True)
 class Entry:
-    """How a candidate did on all trials: a mean ``loss`` for each goal against what is shipped.
+    """How a candidate did: of each trial that it ran a loss for each goal against what is shipped.
 
-    ``unserved`` is the share of requests that it leaves unserved and the shipped one does not.
-    ``fitness`` is what it is chosen by: loss, unserved and length together, for each goal. ``why``
-    says why it could not be run.
+    ``left_out`` is of each trial the share of requests that it leaves unserved and the shipped one
+    does not. A trial of the ``trials`` that it did not run counts as what is shipped does there.
+    ``why`` says why it could not be run.
     """
 
     candidate: Candidate
-    loss: tuple[float, ...]
-    unserved: float
+    losses: tuple[tuple[float, ...], ...]
+    left_out: tuple[float, ...]
+    trials: int
     values: tuple[Mapping[str, float | None], ...] = ()
     why: str = ""
     fate: bool = False
 
-    @property
+    @cached_property
+    def loss(self) -> tuple[float, ...]:
+        """For each goal the mean over the trials."""
+        return tuple(sum(some) / self.trials for some in zip(*self.losses, strict=True))
+
+    @cached_property
+    def unserved(self) -> float:
+        """The mean of ``left_out`` over the trials."""
+        return sum(self.left_out) / self.trials
+
+    @cached_property
     def fitness(self) -> tuple[float, ...]:
-        """Less is better."""
+        """What it is chosen by, for each goal: loss, unserved and length; less is better."""
         more = PART * self.candidate.parts + (0.0 if self.fate else UNSERVED * self.unserved)
         return tuple(loss + more for loss in self.loss)
+
+    def after(self, trials: int) -> Entry:
+        """How it stood when it had run so many."""
+        return replace(self, losses=self.losses[:trials], left_out=self.left_out[:trials])
 
     @property
     def gains(self) -> bool:
@@ -80,13 +99,17 @@ class Entry:
 
 @dataclass
 class Contest:
-    """What has been tried on some trials; ``standings`` are in the order in which it came."""
+    """What has been tried on some trials; ``standings`` are in the order in which it came.
+
+    The first ``firsts`` trials are of a scenario each.
+    """
 
     trials: Sequence[Tryout]
     goals: Sequence[Aim]
     limits: Mapping[str, float]
     bench: Bench
     endings: bool = False
+    firsts: int = 1
     standings: dict[str, Entry] = field(default_factory=dict)
 
     def job(self, candidate: Candidate, trial: Tryout) -> Job:
@@ -119,22 +142,30 @@ class Contest:
         (found,) = self.summaries([SHIPPED], self.trials)
         if isinstance(found, str):
             raise RunsFailed(f"what is shipped cannot be run: {found}")
-        nothing = (0.0,) * len(self.goals)
-        values = tuple(figures(summary) for summary in found)
-        self.standings[SHIPPED.key] = Entry(SHIPPED, nothing, 0.0, values)
+        every = len(self.trials)
+        nothing = ((0.0,) * len(self.goals),) * every
+        values = tuple(map(_figures, found))
+        self.standings[SHIPPED.key] = Entry(SHIPPED, nothing, (0.0,) * every, every, values)
         return self.standings[SHIPPED.key]
 
     def add(self, candidates: Sequence[Candidate], *, thorough: bool = False) -> list[Entry]:
         """Try candidates; returns how they stand. What was tried before is not tried again.
 
-        Unless ``thorough``, who gains nothing at all in the first trial is not run in the others.
+        Unless ``thorough``, it goes in heats: the first trial, the first of each scenario, all.
+        Who gains nothing at all so far, or is not among the ``STAY`` best by the trials that it
+        has run, is run in no more.
         """
-        new = {one.key: one for one in candidates if one.key not in self.standings}
-        first = self._try(list(new.values()), self.trials[:1])
-        more = [one.candidate for one in first if thorough or one.gains]
-        whole = self._try(more, self.trials) if len(self.trials) > 1 else []
-        self.standings.update({one.candidate.key: one for one in (*first, *whole)})
+        left = list({one.key: one for one in candidates if one.key not in self.standings}.values())
+        every = len(self.trials)
+        for heat in sorted({every} if thorough else {1, self.firsts, every}):
+            ran = self._try(left, self.trials[:heat])
+            self.standings.update({one.candidate.key: one for one in ran})
+            left = [one.candidate for one in ran if one.gains and self._stays(one, heat)]
         return [self.standings[one.key] for one in candidates]
+
+    def _stays(self, one: Entry, heat: int) -> bool:
+        so_far = [other.after(heat) for other in self.standings.values()]
+        return sum(_beats(other, one) for other in so_far if len(other.losses) == heat) < STAY
 
     def _try(self, candidates: list[Candidate], trials: Sequence[Tryout]) -> list[Entry]:
         found = self.summaries(candidates, trials)
@@ -142,28 +173,42 @@ class Contest:
 
     def _standing(self, candidate: Candidate, found: list[dict[str, Any]] | str) -> Entry:
         if isinstance(found, str):
-            lost = (NO_FIGURE,) * len(self.goals)
-            return Entry(candidate, lost, 1.0, why=found)
-        values = tuple(figures(summary) for summary in found)
+            return lost(candidate, len(self.goals), len(self.trials), found)
+        values = tuple(map(_figures, found))
         shipped = self.standings[SHIPPED.key].values
-        pairs = list(zip(values, shipped, found, strict=False))
-        loss = tuple(
-            sum(goal.loss(ours[goal.figure], theirs[goal.figure]) for ours, theirs, _ in pairs)
-            / len(pairs)
-            for goal in self.goals
+        losses = tuple(
+            tuple(goal.loss(ours[goal.figure], self._shipped(goal, trial)) for goal in self.goals)
+            for trial, ours in enumerate(values)
         )
-        unserved = sum(
+        left_out = tuple(
             ((ours["unserved"] or 0) - (theirs["unserved"] or 0)) / max(summary["requests"], 1)
-            for ours, theirs, summary in pairs
+            for ours, theirs, summary in zip(values, shipped, found, strict=False)
         )
         fate = says_fate(self.goals)
-        return Entry(candidate, loss, unserved / len(pairs), values, fate=fate)
+        return Entry(candidate, losses, left_out, len(self.trials), values, fate=fate)
+
+    def _shipped(self, goal: Aim, trial: int) -> float | None:
+        """What is shipped has in a trial; where it serves nobody, its mean over the others."""
+        values = [one[goal.figure] for one in self.standings[SHIPPED.key].values]
+        known = [value for value in values if value is not None]
+        return values[trial] if values[trial] is not None or not known else mean(known)
 
     def front(self) -> list[Entry]:
         """Those that nobody beats in every goal, the best on the whole first."""
         ran = [one for one in self.standings.values() if not one.why]
         free = [one for one in ran if not any(_beats(other, one) for other in ran)]
         return sorted(free, key=lambda one: (one.score, one.candidate.parts))
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """The figures of a run; if nobody was served only those that tell of that."""
+    found = figures(summary)
+    return found if summary["finished"] else {k: found[k] if k in OF_FATE else None for k in found}
+
+
+def lost(candidate: Candidate, goals: int, trials: int, why: str) -> Entry:
+    """How a candidate stands that cannot be run."""
+    return Entry(candidate, ((NO_FIGURE,) * goals,) * trials, (1.0,) * trials, trials, why=why)
 
 
 def _beats(one: Entry, other: Entry) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from simkv.core.engine import EngineSpec
@@ -17,16 +17,18 @@ from simkv.core.errors import InputError, nearest
 from simkv.core.rule import Seam
 from simkv.scenario.limits import parse_limits
 from simkv.scenario.load import load
+from simkv.scenario.own.source import trusted
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.search.bench import Advance, Bench
 from simkv.search.evolve.aims import Aim, goals_of, says_fate
 from simkv.search.evolve.conditions import Ground, Tryout, ground_of, stands
 from simkv.search.evolve.contest import Contest, Entry
+from simkv.search.evolve.final import decided, seats_of
 from simkv.search.evolve.judge import Bill, Ruling, judge_winner
 from simkv.search.evolve.knobs import tune
 from simkv.search.evolve.propose import Proposer, propose
-from simkv.search.evolve.rules import draw_rules, grow_rules, pruned
+from simkv.search.evolve.rules import draw_rules, grow_rules
 from simkv.search.fields import NoSuchField, with_field
 from simkv.search.knobs import VARIANTS, Axis, parse_axis
 
@@ -39,8 +41,9 @@ class Search:
     """What is looked for: in these scenarios, for these objectives, with so many candidates.
 
     ``over`` are knobs as for ``--over``; ``propose`` is a command that writes schedulers; without
-    both, rules are searched. ``random`` draws rules only. ``train`` and ``test`` are how many seeds
-    (or windows of a trace) candidates are chosen and the winner is judged by.
+    both, rules are searched. ``random`` draws rules only. ``train``, ``final`` and ``test`` are how
+    many seeds (or windows of a trace) are searched by, the best few compete on, and the winner is
+    judged by.
     """
 
     scenarios: tuple[Path, ...]
@@ -53,6 +56,7 @@ class Search:
     variant: str | None = None
     overrides: tuple[str, ...] = ()
     train: int = 3
+    final: int = 6
     test: int = 6
     seed: int = 0
     profile_error: float | None = None
@@ -60,7 +64,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Evolution:
-    """What came of a search. ``what`` was tried, in plural; ``failed`` could not be run."""
+    """What came of a search. ``what`` was tried, in plural; ``failed`` could not be run.
+
+    ``winner`` is as it stood in the ``final``, of which there is none without something to draw.
+    """
 
     name: str
     what: str
@@ -69,6 +76,7 @@ class Evolution:
     seams: tuple[Seam, ...]
     standings: tuple[Entry, ...]
     front: tuple[Entry, ...]
+    final: tuple[Entry, ...]
     winner: Entry
     judged: tuple[Ruling, ...]
     costs: tuple[Bill, ...]
@@ -78,7 +86,7 @@ class Evolution:
 
     @property
     def tried(self) -> int:
-        """Candidates, without what is shipped."""
+        """Candidates of the search, without what is shipped; those of the final come on top."""
         return len(self.standings) - 1
 
     @property
@@ -102,14 +110,14 @@ def evolve(
     limits = dict(parse_limits(search.goodput)) if search.goodput else {}
     goals = goals_of(search.objectives, limits)
     scenarios = [_scenario(path, search) for path in search.scenarios]
-    ground = ground_of(scenarios, search.train, search.test)
-    contest = Contest(ground.train, goals, limits, bench)
+    ground = ground_of(scenarios, search.train, search.final, search.test)
+    contest = Contest(ground.train, goals, limits, bench, firsts=ground.scenarios)
     engine = spec_of(scenarios[0][0].engine)
-    look = _how(search, engine, contest, folder)
+    seats = seats_of(search.budget, ground)
+    look = _how(replace(search, budget=search.budget - seats), engine, contest, folder)
     contest.start()
     look(advance)
-    winner = pruned(contest, contest.front()[0])
-    front = contest.front()
+    winner, final = decided(contest, ground, seats)
     judged: list[Ruling] = []
     costs: list[Bill] = []
     ways, notes = stands(ground, search.profile_error)
@@ -122,7 +130,8 @@ def evolve(
         ground,
         engine.seams,
         tuple(contest.standings.values()),
-        tuple(front),
+        tuple(contest.front()),
+        tuple(final),
         winner,
         tuple(judged),
         tuple(costs),
@@ -147,6 +156,10 @@ def _scenario(path: Path, search: Search) -> tuple[Scenario, Path]:
 def _how(search: Search, engine: EngineSpec, contest: Contest, folder: Path | None) -> _Look:
     if search.over and search.propose:
         raise InputError("--propose: goes without --over; expected one of them")
+    if search.propose and not trusted():
+        raise InputError(
+            f"--propose {search.propose}: what it writes is run; say --trust (in Python trust=True)"
+        )
     if search.propose:
         kept = (folder or Path()) / "proposals"
         return lambda advance: propose(

@@ -20,7 +20,7 @@ from simkv.measure.simulate import run_scenario
 from simkv.scenario.own.spec import own_spec
 from simkv.search.bench import Advance
 from simkv.search.evolve.conditions import Tryout
-from simkv.search.evolve.contest import Candidate, Contest, Entry
+from simkv.search.evolve.contest import Candidate, Contest, Entry, lost
 
 #: Seconds that a proposal may take.
 PATIENCE = 600.0
@@ -73,7 +73,7 @@ def propose(
         file = proposer.ask(told, number)
         candidate = code_of(file, contest.trials[0])
         if isinstance(candidate, str):
-            last = Entry(_refused(file), (10.0,) * len(contest.goals), 1.0, why=candidate)
+            last = lost(_refused(file), len(contest.goals), len(contest.trials), candidate)
             contest.standings[last.candidate.key] = last
         else:
             (last,) = contest.add([candidate])

@@ -65,14 +65,15 @@ def draw_rules(
         pass
 
 
-def pruned(contest: Contest, winner: Entry) -> Entry:
-    """The rule without the decisions that it could as well leave to the engine."""
+def pruned(contest: Contest, winner: Entry, most: int = PATIENCE) -> Entry:
+    """The rule without the decisions that it could as well leave to the engine; ``most`` tries."""
     lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
-    for line in lines if len(lines) > 1 else []:
+    for line in lines[:most] if len(lines) > 1 else []:
+        most -= 1
         shorter = "\n".join(other for other in lines if other != line)
         (entry,) = contest.add([rule_of(shorter)], thorough=True)
         if entry.score <= winner.score:
-            return pruned(contest, entry)
+            return pruned(contest, entry, most)
     return winner
 
 

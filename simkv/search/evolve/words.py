@@ -36,10 +36,10 @@ def told(found: Evolution) -> list[str]:
 
 def _head(found: Evolution) -> str:
     goals = "; ".join(map(str, found.goals))
-    return (
-        f"{found.name}: {found.tried} {found.what} tried on {len(found.ground.train)} trials, "
-        f"for {goals}"
-    )
+    where = f"tried on {len(found.ground.train)} trials"
+    if found.final:
+        where += f", {len(found.final)} in a final on {len(found.ground.final)} others"
+    return f"{found.name}: {found.tried} {found.what} {where}, for {goals}"
 
 
 def _winner(found: Evolution) -> list[str]:
@@ -48,7 +48,8 @@ def _winner(found: Evolution) -> list[str]:
     losses = ", ".join(
         f"{goal.figure} {-loss:+.1%}" for goal, loss in zip(found.goals, best.loss, strict=True)
     )
-    lines.append(f"where it was chosen: gains {losses}; unserved {best.unserved:+.1%}")
+    where = "in the final" if found.final else "where it was chosen"
+    lines.append(f"{where}: gains {losses}; unserved {best.unserved:+.1%}")
     return lines
 
 

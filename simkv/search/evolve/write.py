@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
     The last has what is shipped and the winner as variants, on the first trial; profiles and
     schedulers that are files are copied beside it.
     """
-    front = {one.candidate.key for one in found.front}
-    rows = [_row(number, one, found, front) for number, one in enumerate(found.standings)]
-    write_rows(folder / "candidates.csv", rows)
+    write_rows(folder / "candidates.csv", candidate_rows(found))
     write_text(folder / "evolve.md", "\n".join(told(found)) + "\n")
     trial = found.ground.train[0]
     both = {"shipped": SHIPPED.of(trial), "evolved": found.winner.candidate.of(trial)}
@@ -39,8 +36,24 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
     return ["candidates.csv", "evolve.md", "winner.yaml"]
 
 
-def _row(number: int, one: Entry, found: Evolution, front: Collection[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {"number": number}
+def candidate_rows(found: Evolution) -> list[dict[str, Any]]:
+    """A row per candidate, what is shipped first; ``final`` is the score of those who were there.
+
+    What only the final saw, the winner with less, has its figures from there.
+    """
+    final = {one.candidate.key: one for one in found.final}
+    tried = final | {one.candidate.key: one for one in found.standings}
+    front = {one.candidate.key for one in found.front}
+    keys = dict.fromkeys((*(one.candidate.key for one in found.standings), *final))
+    rows = []
+    for number, key in enumerate(keys):
+        row = {"number": number, **_row(tried[key], found), "front": key in front}
+        rows.append(row | {"final": final[key].score if key in final else None})
+    return rows
+
+
+def _row(one: Entry, found: Evolution) -> dict[str, Any]:
+    row: dict[str, Any] = {}
     for goal, loss in zip(found.goals, one.loss, strict=True):
         values = [value[goal.figure] for value in one.values]
         known = [value for value in values if value is not None]
@@ -50,7 +63,6 @@ def _row(number: int, one: Entry, found: Evolution, front: Collection[str]) -> d
         "unserved": one.unserved,
         "parts": one.candidate.parts,
         "score": one.score,
-        "front": one.candidate.key in front,
         "why": one.why,
     }
     said = dict(one.candidate.change)

@@ -1,0 +1,56 @@
+"""What the commands share that do many runs: where these run, and the folder that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from simkv.cli.common import Advance, Interrupted, complain, progress
+from simkv.core.files import check_folder
+
+if TYPE_CHECKING:
+    from simkv.search.bench import Bench
+
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time; default one per core.")]
+Executor = Annotated[
+    Literal["local", "ray"], typer.Option(help="Where to run: here, or on a Ray cluster.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="The Ray cluster; default RAY_ADDRESS, or one started here.")
+]
+#: By this a folder is known as one that keeps runs.
+STORE = "points.jsonl"
+
+
+def check_store(folder: Path, kind: str) -> None:
+    """Raise InputError if the folder holds something else than such a ``kind`` of work."""
+    check_folder("--out", folder, kind, lambda there: (there / STORE).is_file())
+
+
+@contextmanager
+def at_work(
+    folder: Path,
+    jobs: int | None,
+    executor: Literal["local", "ray"],
+    address: str | None,
+    what: str = "runs",
+    total: int | None = None,
+) -> Iterator[tuple[Bench, Advance]]:
+    """A bench that keeps what is done in the folder, and a bar; ends the command if runs fail."""
+    from simkv.search.bench import bench_for
+    from simkv.search.jobs import RunsFailed
+
+    store = folder / STORE
+    try:
+        with bench_for(store, jobs, executor, address) as bench, progress(what, total) as advance:
+            yield bench, advance
+    except KeyboardInterrupt:
+        raise Interrupted(store) from None
+    except RunsFailed as error:
+        complain(error)
+        complain(f"what is done is kept in {store}")
+        raise typer.Exit(1) from None

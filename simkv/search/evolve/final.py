@@ -1,0 +1,44 @@
+"""The final of a search: the best few on trials of their own, by which none of them was chosen.
+
+The best of many is the best by luck, too; that does not last on other seeds.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from simkv.search.evolve.conditions import Ground
+from simkv.search.evolve.contest import SHIPPED, Contest, Entry
+from simkv.search.evolve.rules import pruned
+
+#: The share of a budget that is kept for the final, and of that the share of the finalists; what is
+#: left is for the winner with less.
+KEPT, FINALISTS = 0.1, 0.6
+
+
+def seats_of(budget: int, ground: Ground) -> int:
+    """How many of a budget are tried in the final: none if there are too few."""
+    seats = int(budget * KEPT)
+    return seats if ground.final and seats > 1 else 0
+
+
+def decided(contest: Contest, ground: Ground, seats: int) -> tuple[Entry, list[Entry]]:
+    """The winner, and how all did who were in the final; without one, the best of the search."""
+    if not seats:
+        return pruned(contest, contest.front()[0]), []
+    final = Contest(ground.final, contest.goals, contest.limits, contest.bench)
+    final.start()
+    best = _best(contest)[: ceil(seats * FINALISTS)]
+    best = final.add([one.candidate for one in best], thorough=True)
+    winner = min([*best, final.standings[SHIPPED.key]], key=lambda one: one.score)
+    winner = pruned(final, winner, seats - len(best))
+    return winner, [one for key, one in final.standings.items() if key != SHIPPED.key]
+
+
+def _best(contest: Contest) -> list[Entry]:
+    """The best first; of those that did the same in every trial the shortest."""
+    found: dict[object, Entry] = {}
+    tried = [one for key, one in contest.standings.items() if key != SHIPPED.key and not one.why]
+    for one in sorted(tried, key=lambda one: (one.score, one.candidate.parts)):
+        found.setdefault((one.losses, one.left_out), one)
+    return list(found.values())
