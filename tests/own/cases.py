@@ -16,6 +16,8 @@ GOOD = re.findall(r'^```python title="mine.py"\n(.*?)^```$', _PAGE, re.M | re.S)
 #: A rule over vLLM's decisions, and what the wheel's scheduler decided under it (``record.py``).
 RECORDED = ROOT / "tests" / "own" / "recorded"
 RULE = RECORDED / "all_four.py"
+#: The same of a rule of the small language, as a search writes it down.
+FOUND = RECORDED / "found" / "found.yaml"
 #: What it says at the place where broken ones say something else.
 DECIDES = "        budget = self.config.max_num_batched_tokens\n"
 

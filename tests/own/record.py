@@ -1,9 +1,9 @@
-"""Records what vLLM's own scheduler decides under a rule, for ``test_export``.
+"""Records what vLLM's own scheduler decides under rules, for ``test_export``.
 
     SIMKV_WHEELS=… python -m tests.own.record 500
 
-With 500 cases it took 100 s of CPU on the machine where the kept ones were recorded; the first of
-them are kept.
+With 500 cases of each it took 200 s of CPU on the machine where the kept ones were recorded; the
+first of them are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from simkv.proof.export import RELEASE, against, exported, recorded
 from simkv.proof.record.keep import packed
-from tests.own.cases import RECORDED, RULE
+from tests.own.cases import FOUND, RULE
 
 KEPT = 12
 
@@ -22,16 +22,17 @@ KEPT = 12
 def main(cases: int) -> None:
     """Compare ``cases`` and keep the first; raise if one is not as simulated."""
     wheel = Path(os.environ["SIMKV_WHEELS"]) / f"vllm-{RELEASE}"
-    different = []
-    for number, (name, mismatch) in enumerate(against(RULE, {}, wheel, cases), start=1):
-        if mismatch:
-            different.append(name)
-        if number % 50 == 0:
-            print(number, different, flush=True)
-    print(f"{cases - len(different)} of {cases} are as simulated; different: {different}")
-    (RECORDED / "exported.txt").write_text(exported(RULE, {}, "all_four_for_vllm"))
-    for trace in recorded(RULE, {}, wheel, KEPT):
-        (RECORDED / trace.path.name).write_bytes(packed(trace))
+    for rule in (RULE, FOUND):
+        different = []
+        for number, (name, mismatch) in enumerate(against(rule, {}, wheel, cases), start=1):
+            if mismatch:
+                different.append(name)
+            if number % 50 == 0:
+                print(rule.name, number, different, flush=True)
+        print(f"{cases - len(different)} of {cases} are as simulated; different: {different}")
+        (rule.parent / "exported.txt").write_text(exported(rule, {}, f"{rule.stem}_for_vllm"))
+        for trace in recorded(rule, {}, wheel, KEPT):
+            (rule.parent / trace.path.name).write_bytes(packed(trace))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ some cases are recorded again.
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,12 @@ from simkv.proof.conform.conform import compare, replay
 from simkv.proof.conform.trace import read_trace
 from simkv.proof.export import RELEASE, against, exported, parted, simulated_by
 from simkv.schedulers.vllm.spec import VLLM
-from tests.own.cases import RECORDED, RULE, SCENARIO, write
+from tests.own.cases import FOUND, RECORDED, RULE, SCENARIO, write
 from tests.proof.record.test_wheels import WHEELS
 
 TRACES = sorted(RECORDED.glob("*.jsonl.gz"))
+OF_FOUND = sorted(FOUND.parent.glob("*.jsonl.gz"))
+BOTH = pytest.mark.parametrize("rule", [RULE, FOUND], ids=["written", "found"])
 PLAIN = """from simkv.own import VllmKnobs, VllmRule
 
 
@@ -34,6 +37,23 @@ def test_the_simulated_rule_decides_as_the_recorded_one(path: Path) -> None:
     assert parted(read_trace(path), simulated_by(RULE, {})) is None
 
 
+@pytest.mark.parametrize("path", OF_FOUND, ids=lambda path: path.stem)
+def test_the_simulated_rule_of_a_search_decides_as_the_recorded_one(path: Path) -> None:
+    assert parted(read_trace(path), simulated_by(FOUND, {})) is None
+
+
+def test_the_recordings_would_show_what_a_search_had_not_found(tmp_path: Path) -> None:
+    """Without any one of its decisions, or with a number changed, something differs."""
+    traces, text = [read_trace(path) for path in OF_FOUND], FOUND.read_text()
+    seams = "waiting_order", "victim", "admit", "chunk"
+    changed = [re.sub(rf" *{name} = .*\n", "", text) for name in seams]
+    for other in (*changed, text.replace("5 *", "50 *"), text.replace("0.2", "0.3")):
+        assert other != text
+        (tmp_path / "other.yaml").write_text(other)
+        ruled = simulated_by(tmp_path / "other.yaml", {})
+        assert any(parted(trace, ruled) for trace in traces), other
+
+
 def test_the_recordings_would_show_another_rule() -> None:
     """Without the rule, or with one of its numbers changed, some decision differs."""
     traces = [read_trace(path) for path in TRACES]
@@ -42,17 +62,22 @@ def test_the_recordings_would_show_another_rule() -> None:
         assert any(parted(trace, simulated_by(RULE, knobs)) for trace in traces), knobs
 
 
-def test_what_was_recorded_is_what_is_written_today() -> None:
-    text = exported(RULE, {}, "all_four_for_vllm")
-    assert text == (RECORDED / "exported.txt").read_text()
+@BOTH
+def test_what_was_recorded_is_what_is_written_today(rule: Path) -> None:
+    text = exported(rule, {}, f"{rule.stem}_for_vllm")
+    assert text == (rule.parent / "exported.txt").read_text()
     names = {n.module for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
     assert not any((name or "").startswith("simkv") for name in names)
+
+
+def test_knobs_are_written_out() -> None:
     assert "CONFIG = Knobs(alike=8, few=9)" in exported(RULE, {"few": 9}, "x")
 
 
 @pytest.mark.skipif(not (WHEELS / f"vllm-{RELEASE}").is_dir(), reason="no wheel of vLLM is at hand")
-def test_the_wheel_decides_as_simulated() -> None:
-    found = dict(against(RULE, {}, WHEELS / f"vllm-{RELEASE}", 20))
+@BOTH
+def test_the_wheel_decides_as_simulated(rule: Path) -> None:
+    found = dict(against(rule, {}, WHEELS / f"vllm-{RELEASE}", 10))
     assert found == dict.fromkeys(found)
 
 
@@ -71,6 +96,12 @@ def test_only_rules_over_vllm_can_be_written_out(tmp_path: Path) -> None:
         exported(tmp_path / "mine.py", {}, "x")
     with pytest.raises(InputError, match="no knob of the rule; expected one of alike, few"):
         exported(RULE, {"many": 1}, "x")
+    with pytest.raises(InputError, match="a rule of the small language has no knobs"):
+        exported(FOUND, {"few": 1}, "x")
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(re.sub(r"variants:.*", "", FOUND.read_text(), flags=re.S))
+    with pytest.raises(InputError, match="no variant is a vllm with a rule"):
+        exported(plain, {}, "x")
 
 
 def test_a_rule_cannot_have_a_policy_beside_it(tmp_path: Path) -> None:
