@@ -111,6 +111,9 @@ class RuledBucketed(Bucketed):
         return FOREVER if self._groups else super()._meets_others()
 
     def _place(self, by: Expression) -> Callable[[Sequence], Place]:
+        if not by.names:
+            value = by(None)
+            return lambda q: (value, q.prompt.arrival, q.id)
         return lambda q: (by(SequenceView(q, self)), q.prompt.arrival, q.id)
 
     def _admit(self) -> list[Sequence]:
@@ -138,11 +141,16 @@ class RuledBucketed(Bucketed):
     def _together(self, keep: list[Sequence], appended: list[Sequence]) -> list[Sequence]:
         if not (self._groups and keep):
             return super()._together(keep, appended)
+        alike, turn = self._groups["alike"], self._place(self._groups["turn"])
         groups: dict[float, list[Sequence]] = {}
         for q in keep:
-            groups.setdefault(self._groups["alike"](SequenceView(q, self)), []).append(q)
-        turn = self._place(self._groups["turn"])
-        chosen = groups.pop(min(groups, key=lambda key: min(map(turn, groups[key]))))
+            key = alike(SequenceView(q, self)) if alike.names else 0.0
+            groups.setdefault(key, []).append(q)
+        chosen = groups.pop(
+            min(groups, key=lambda key: min(map(turn, groups[key])))
+            if len(groups) > 1
+            else next(iter(groups))
+        )
         others = [q for group in groups.values() for q in group]
         kept = [q for q in others if self._groups["keep"](SequenceView(q, self)) > 0]
         gone = set(kept)

@@ -13,7 +13,7 @@ from simkv.search.evolve.rules import pruned
 
 #: The share of a budget that is kept for the final, and of that the share of the finalists; what is
 #: left is for the winner with less.
-KEPT, FINALISTS = 0.1, 0.6
+KEPT, FINALISTS = 0.1, 0.3
 
 
 def seats_of(budget: int, ground: Ground) -> int:
@@ -28,7 +28,7 @@ def decided(contest: Contest, ground: Ground, seats: int) -> tuple[Entry, list[E
         return pruned(contest, contest.front()[0]), []
     final = Contest(ground.final, contest.goals, contest.limits, contest.bench)
     final.start()
-    best = _best(contest)[: ceil(seats * FINALISTS)]
+    best = _best(contest)[: max(ceil(seats * FINALISTS), 2)]
     best = final.add([one.candidate for one in best], thorough=True)
     winner = min([*best, final.standings[SHIPPED.key]], key=lambda one: one.score)
     winner = pruned(final, winner, seats - len(best))
