@@ -47,7 +47,7 @@ def test_the_recordings_would_show_what_a_search_had_not_found(tmp_path: Path) -
     traces, text = [read_trace(path) for path in OF_FOUND], FOUND.read_text()
     seams = "waiting_order", "victim", "admit", "chunk"
     changed = [re.sub(rf" *{name} = .*\n", "", text) for name in seams]
-    for other in (*changed, text.replace("5 *", "50 *"), text.replace("0.2", "0.3")):
+    for other in (*changed, text.replace("5 *", "50 *"), text.replace("3 * age", "30 * age")):
         assert other != text
         (tmp_path / "other.yaml").write_text(other)
         ruled = simulated_by(tmp_path / "other.yaml", {})
