@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from simkv.cli import main
-from simkv.serve.scenario import listed as list_scenarios
 from simkv.serve.scenario import made_up
 from tests.serve.house import COSTS, scenario, serving
 
@@ -65,8 +64,14 @@ def test_what_cannot_be_served_is_one_line(
     assert refused.startswith("simkv: ")
 
 
-def test_it_lists_what_it_could_serve() -> None:
-    listed = list_scenarios()
+def test_it_lists_what_it_could_serve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simkv", "serve", "--list"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    listed = capsys.readouterr().out.splitlines()
     assert any(re.match(r"mistralrs-forty +mistralrs", line) for line in listed)
 
 
