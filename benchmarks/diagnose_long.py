@@ -52,7 +52,7 @@ def lines(engine: str) -> Iterator[str]:
     result = ran(engine)
     config: Any = result.scenario.engine
     if engine == "vllm":
-        told = list(vllm_log(result.record, config, Wanted(requests=True, iterations=True)))
+        told = list(vllm_log([result.record], config, Wanted(requests=True, iterations=True)))
     else:
         told = list(sglang_log(result.record, config))
     form, place = FORMS[engine]

@@ -54,7 +54,8 @@ def drawn(histograms: Mapping[str, Any], series: pd.DataFrame, seed: int) -> pd.
     queue = told["queue"][which]
     prefill = told["prefill"][which] * prompts / _mean_of(prompts, which, len(grid))
     first = np.where(np.isfinite(prefill), queue + prefill, told["ttft"][which])
-    took = first + told["itl"][which] * np.maximum(outputs - 1, 0)
+    itl = _per_token(told, first, outputs, which)
+    took = first + itl * np.maximum(outputs - 1, 0)
     took = np.where(np.isfinite(took), took, told["e2e"][which])
     order = np.argsort(ended - np.nan_to_num(took), kind="stable")
     at_once = AT_ONCE[seed % len(AT_ONCE)]
@@ -68,7 +69,7 @@ def drawn(histograms: Mapping[str, Any], series: pd.DataFrame, seed: int) -> pd.
             "queue_ms": 1e3 * queue[order],
             "prefill_ms": 1e3 * prefill[order],
             "ttft_ms": 1e3 * first[order],
-            "tpot_ms": 1e3 * np.where(outputs > 1, told["itl"][which], np.nan)[order],
+            "tpot_ms": 1e3 * np.where(outputs > 1, itl, np.nan)[order],
             "e2e_ms": 1e3 * took[order],
         }
     )
@@ -96,6 +97,19 @@ def _mean_of(values: Floats, which: Ints, size: int) -> Floats:
     """For each value the mean of those of the same time."""
     total, count = np.bincount(which, values, size), np.bincount(which, minlength=size)
     return np.asarray((total / np.maximum(count, 1))[which])
+
+
+def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which: Ints) -> Floats:
+    """Seconds between two tokens of each request that ended: as many as make up its E2E.
+
+    The gaps that were counted in the same time are no measure of it where it is known: they are of
+    those who go on, too, and not of what came before.
+    """
+    size = len(told["e2e"])
+    steps = _mean_of(np.maximum(outputs - 1, 0), which, size)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = (told["e2e"][which] - _mean_of(first, which, size)) / steps
+    return np.asarray(np.where(np.isfinite(found) & (found > 0), found, told["itl"][which]))
 
 
 def _lengths(one: Mapping[str, Any], counts: Ints, luck: np.random.Generator) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from simkv.costs.hardware.catalog import known_model
 from simkv.costs.profile import Fit, Profile
 from simkv.costs.sources.sync import traits
 from simkv.ingest import stages
+from simkv.ingest.emit.files import emit
 from simkv.ingest.emit.otel import spans
-from simkv.ingest.emit.vllm_log import Wanted, vllm_log
 from simkv.ingest.engine import Asked, set_up
 from simkv.ingest.evidence import of_all_ranks
 from simkv.ingest.from_lines import KnownEngine, drawn_from_lines
@@ -24,7 +25,6 @@ from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
 from simkv.scenario.load import load, resolve
-from simkv.schedulers.vllm.config import VllmConfig
 
 ENGINE = {"name": "vllm", "variant": "0.24.0", "num_gpu_blocks": 300, "max_model_len": 4096}
 
@@ -85,26 +85,13 @@ def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return served(tmp_path_factory.mktemp("ranks"), lockstep=request.param)
 
 
-def log_of(result: Result, path: Path) -> Path:
+def log_of(result: Result, folder: Path) -> Path:
     """The log of all ranks as one server writes it: iterations by the processes of the ranks."""
-    lines = []
-    config = result.scenario.engine
-    assert isinstance(config, VllmConfig)
-    for rank, record in enumerate(result.parts.values()):
-        for line in vllm_log(record, config, Wanted(iterations=True)):
-            if "Iteration(" in line:
-                line = line.replace("APIServer pid=1", f"EngineCore_DP{rank} pid=9{rank}")
-            elif "Engine 000" not in line:
-                line = line.replace("{'model'", "{'data_parallel_size': 2, 'model'")
-            lines.append(line.replace("Engine 000", f"Engine {rank:03d}"))
-    times_of = [line.partition("INFO ")[2][:14] for line in lines]
-    ordered = sorted(range(len(lines)), key=lambda place: times_of[place])
-    path.write_text("".join(f"{lines[place]}\n" for place in ordered))
-    return path
+    return emit(folder, {"run": result}, ("vllm-log", "vllm-log-iterations"))[0]
 
 
 def test_lines_of_ranks_are_kept_apart(result: Result, tmp_path: Path) -> None:
-    found = read(log_of(result, tmp_path / "vllm.log"))
+    found = read(log_of(result, tmp_path))
     assert found.series is not None
     assert found.steps is not None
     setup = set_up(found, Asked())
@@ -165,3 +152,16 @@ def test_presence_is_that_of_all_ranks(result: Result) -> None:
     summed = of_all_ranks(lines)
     assert summed["running"].tolist() == [3, 7, 9]
     assert summed["usage"].iloc[-1] == pytest.approx(0.4)
+
+
+def test_ranks_are_scraped_as_engines(result: Result, tmp_path: Path) -> None:
+    (path,) = emit(tmp_path, {"run": result}, ("prometheus",))
+    metrics = json.loads(path.read_text())["data"]["result"]
+    ended: dict[str, float] = {}
+    for one in metrics:
+        if one["metric"]["__name__"] == "vllm:e2e_request_latency_seconds_count":
+            ended[one["metric"]["engine"]] = float(one["values"][-1][1])
+    own = [len(record.lives) for record in result.parts.values()]
+    assert ended == {"0": own[0], "1": own[1]}
+    found = read(path)
+    assert sum(found.histograms["e2e"]["count"]) == sum(own)

@@ -114,7 +114,7 @@ def test_iterations_of_vllm(tmp_path: Path, version: str) -> None:
     lines = iterations(version)
     result = ran(name="vllm", variant=version)
     config: Any = result.scenario.engine
-    ours = list(vllm_log(result.record, config, Wanted(iterations=True)))
+    ours = list(vllm_log([result.record], config, Wanted(iterations=True)))
     own = {skeleton(line) for line in ours if "Iteration(" in line}
     assert own == {skeleton(line) for line in lines}
     path = tmp_path / "vllm.log"

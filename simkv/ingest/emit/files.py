@@ -55,7 +55,9 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 def emit(folder: Path, results: Mapping[str, Result], kinds: Sequence[str]) -> list[Path]:
     """Write each variant's files into a folder of its own in ``folder``; returns them.
 
-    Raises InputError for a variant that is not of the engine whose log is asked for, or a fleet.
+    The replicas of a fleet are the data-parallel ranks of a server: its log and its metrics tell
+    them apart. Raises InputError for a variant that is not of the engine whose log is asked for, or
+    whose replicas are no ranks of one server.
     """
     _check(results, kinds)
     written = []
@@ -72,8 +74,7 @@ def emit(folder: Path, results: Mapping[str, Result], kinds: Sequence[str]) -> l
 def _check(results: Mapping[str, Result], kinds: Sequence[str]) -> None:
     for variant, result in results.items():
         engine = result.scenario.engine
-        if result.fleet is not None:
-            raise InputError(f"--emit: {variant} is a fleet; only single engines are written")
+        _check_fleet(variant, result)
         for kind in kinds:
             if engine.name != _ENGINES.get(kind, engine.name):
                 raise InputError(
@@ -81,6 +82,19 @@ def _check(results: Mapping[str, Result], kinds: Sequence[str]) -> None:
                 )
             if kind == "prometheus":
                 _check_metrics(variant, engine)
+
+
+def _check_fleet(variant: str, result: Result) -> None:
+    fleet = result.scenario.fleet
+    if fleet is None:
+        return
+    alike = all(spec.engine == result.scenario.engine for spec in result.specs)
+    if result.scenario.engine.name != "vllm" or fleet.disaggregated or not alike:
+        raise InputError(f"--emit: {variant} is a fleet; expected one of vllm with equal replicas")
+    if len(result.parts) != fleet.size or fleet.autoscale:
+        raise InputError(
+            f"--emit: {variant} has replicas that come and go, which ranks of a server do not"
+        )
 
 
 def _check_metrics(variant: str, engine: Any) -> None:
@@ -99,10 +113,11 @@ def _once(kinds: Sequence[str]) -> list[str]:
 
 
 def _lines(result: Result, kind: str, kinds: Sequence[str]) -> Iterator[str]:
+    ranks = list(result.parts.values())
     if kind == "otel":
         return spans(result.record)
     if kind == "prometheus":
-        return iter([query_range(result.record, result.scenario.engine)])
+        return iter([query_range(ranks, result.scenario.engine)])
     if kind == "bench":
         return iter([bench(result.record)])
     config = result.scenario.engine
@@ -110,4 +125,4 @@ def _lines(result: Result, kind: str, kinds: Sequence[str]) -> Iterator[str]:
         return sglang_log(result.record, config)
     assert isinstance(config, VllmConfig)
     wanted = Wanted("vllm-log-requests" in kinds, "vllm-log-iterations" in kinds)
-    return vllm_log(result.record, config, wanted)
+    return vllm_log(ranks, config, wanted)

@@ -9,7 +9,7 @@ vLLM's are those of 0.33; all of them are there since 0.11. SGLang's are those o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,20 @@ _SPREADS = {
 }
 
 
-def query_range(record: Record, engine: Any, every: float = EVERY) -> str:
-    """The metrics of a run; ``cache_config_info`` has its blocks."""
+def query_range(ranks: Sequence[Record], engine: Any, every: float = EVERY) -> str:
+    """The metrics of a run, each rank as an engine; ``cache_config_info`` has its blocks."""
+    tables = [_told(record) for record in ranks]
+    whole = _scrapes(pd.concat(tables), every)
+    result = []
+    for rank, (record, table) in enumerate(zip(ranks, tables, strict=True)):
+        for one in _metrics(table, whole, engine.name, record, engine):
+            named = {label: str(rank) for label in ("engine", "dp_rank") if label in one["metric"]}
+            result.append({**one, "metric": {**one["metric"], **named}})
+    return _matrix(result)
+
+
+def _told(record: Record) -> pd.DataFrame:
+    """The requests of a rank as ``scraped`` has them."""
     table = times(record)
     lives = [life for _, life in sorted(record.lives.items())]
     requests = pd.DataFrame(
@@ -56,8 +68,7 @@ def query_range(record: Record, engine: Any, every: float = EVERY) -> str:
         columns=["t_s", "prompt_tokens", "output_tokens", "cached_tokens", "preempted_at"],
         index=table.index,
     )
-    found = requests.join(table).assign(t_s=requests["t_s"] + BEGIN)
-    return scraped(found, every, engine.name, record, engine)
+    return requests.join(table).assign(t_s=requests["t_s"] + BEGIN)
 
 
 def _fate(life: Life) -> tuple[int, list[float]]:
@@ -66,19 +77,36 @@ def _fate(life: Life) -> tuple[int, list[float]]:
     return hit, [BEGIN + at for at in life.preempted_at]
 
 
-def scraped(
+def scraped(requests: pd.DataFrame, every: float = EVERY) -> str:
+    """vLLM's metrics of a table of requests (as ``read_measured`` has them, with t_s)."""
+    return _matrix(_metrics(requests, _scrapes(requests, every), "vllm"))
+
+
+def _matrix(result: list[dict[str, Any]]) -> str:
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+
+def _ends(done: pd.DataFrame) -> Floats:
+    return (done["t_s"] + done["e2e_ms"] / 1e3).to_numpy(np.float64)
+
+
+def _scrapes(requests: pd.DataFrame, every: float) -> Floats:
+    """When it is scraped: before the first request came until after the last has ended."""
+    came, end = requests["t_s"].to_numpy(np.float64), _ends(requests)
+    last = np.nanmax(end) if np.isfinite(end).any() else came.max()
+    return np.arange(came.min() - every, last + 2 * every, every)
+
+
+def _metrics(
     requests: pd.DataFrame,
-    every: float = EVERY,
-    engine: str = "vllm",
+    at: Floats,
+    engine: str,
     record: Record | None = None,
     config: Any = None,
-) -> str:
-    """The metrics of a table of requests (as ``read_measured`` has them, with t_s); more of them
-    with the ``record`` and the engine's ``config``."""
+) -> list[dict[str, Any]]:
+    """The metrics at these times; more of them with the ``record`` and the engine's ``config``."""
     done = requests.dropna(subset=["e2e_ms", "ttft_ms"])
-    came = requests["t_s"].to_numpy(np.float64)
-    end = (done["t_s"] + done["e2e_ms"] / 1e3).to_numpy(np.float64)
-    at = np.arange(came.min() - every, (end.max() if len(end) else came.max()) + 2 * every, every)
+    end = _ends(done)
     rows = registered(engine)
     gauges = _gauges(requests, done, at, record)
     if config is not None and engine == "sglang":
@@ -99,8 +127,7 @@ def scraped(
         labels = {knob: str(getattr(config, knob)) for knob in told[1]}
         labels = {"__name__": told[0], "engine": "0", **labels}
         result.append({"metric": labels, "values": [[one, "1"] for one in at.tolist()]})
-    data = {"resultType": "matrix", "result": result}
-    return json.dumps({"status": "success", "data": data})
+    return result
 
 
 def _gauges(

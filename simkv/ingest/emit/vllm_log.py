@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -26,6 +26,8 @@ from simkv.schedulers.vllm.config import VllmConfig
 EVERY, START = 10.0, 60.0
 #: Requests over which the hit rate of the prefix cache is told.
 RECENT = 1000
+#: The process that writes most lines.
+SERVER = "APIServer pid=1"
 
 
 @dataclass(frozen=True)
@@ -36,31 +38,43 @@ class Wanted:
     iterations: bool = False
 
 
-def vllm_log(record: Record, config: VllmConfig, wanted: Wanted | None = None) -> Iterator[str]:
-    """The lines of a log, in the order of time."""
+#: A time of the run, what is said then, and which process says it: the server, or that of a rank.
+Line = tuple[float, str, str]
+
+
+def vllm_log(
+    ranks: Sequence[Record], config: VllmConfig, wanted: Wanted | None = None
+) -> Iterator[str]:
+    """The lines of the log of a server with an engine, or with several data-parallel ranks, in the
+    order of time."""
     wanted = wanted or Wanted()
     minor = int(config.variant.split("-")[0].split(".")[1])
-    lines = [*_start(config, minor, wanted), *_stats(record, minor)]
-    if wanted.requests:
-        lines += _requests(record, minor)
-    if wanted.iterations and minor >= 14:
-        lines += _iterations(record, minor)
-    for at, text in sorted(lines, key=lambda line: line[0]):
-        yield _prefix(at, minor) + text
+    lines = [(at, text, SERVER) for at, text in _start(config, minor, wanted, len(ranks))]
+    for rank, record in enumerate(ranks):
+        lines += _stats(record, minor, rank)
+        if wanted.requests:
+            lines += _requests(record, minor)
+        if wanted.iterations and minor >= 14:
+            process = f"EngineCore_DP{rank} pid={90 + rank}" if len(ranks) > 1 else SERVER
+            lines += _iterations(record, minor, rank, process)
+    for at, text, process in sorted(lines, key=lambda line: line[0]):
+        yield _prefix(at, minor, process) + text
 
 
-def _prefix(at: float, minor: int) -> str:
-    process = "(APIServer pid=1) " if minor >= 11 else ""
-    return f"{process}INFO {stamp(at, '%m-%d %H:%M:%S')} "
+def _prefix(at: float, minor: int, process: str) -> str:
+    whose = f"({process}) " if minor >= 11 else ""
+    return f"{whose}INFO {stamp(at, '%m-%d %H:%M:%S')} "
 
 
-def _start(config: VllmConfig, minor: int, wanted: Wanted) -> Iterator[tuple[float, str]]:
+def _start(
+    config: VllmConfig, minor: int, wanted: Wanted, ranks: int
+) -> Iterator[tuple[float, str]]:
     version = config.variant.partition("-")[0]
     if minor >= 19:
         yield -START, f"[utils.py:302] vLLM server version {version}, serving model simulated"
     else:
         yield -START, f"[api_server.py:1839] vLLM API server version {version}"
-    yield -START, f"[utils.py:233] non-default args: {_args(config, wanted)!r}"
+    yield -START, f"[utils.py:233] non-default args: {_args(config, wanted, ranks)!r}"
     budget = config.max_num_batched_tokens
     yield (
         -START + 1,
@@ -77,9 +91,11 @@ def _start(config: VllmConfig, minor: int, wanted: Wanted) -> Iterator[tuple[flo
         yield -1.0, f"[kv_cache_utils.py:1091] {many}"
 
 
-def _args(config: VllmConfig, wanted: Wanted) -> dict[str, Any]:
+def _args(config: VllmConfig, wanted: Wanted, ranks: int) -> dict[str, Any]:
     """What the server was started with beyond its defaults, under the names of its flags."""
     found: dict[str, Any] = {"model": "simulated"}
+    if ranks > 1:
+        found["data_parallel_size"] = ranks
     about = told(VllmConfig)
     for one in fields(config):
         source = about[one.name].source.split(",")[0] if one.name in about else ""
@@ -94,7 +110,7 @@ def _args(config: VllmConfig, wanted: Wanted) -> dict[str, Any]:
     return found
 
 
-def _stats(record: Record, minor: int) -> Iterator[tuple[float, str]]:
+def _stats(record: Record, minor: int, rank: int) -> Iterator[Line]:
     """A line every ``EVERY`` seconds, unless this interval and the one before were idle."""
     log = record.steps
     prompts, outputs = _prompts(record), _outputs(record)
@@ -119,7 +135,7 @@ def _stats(record: Record, minor: int) -> Iterator[tuple[float, str]]:
             hits = sum(hit for hit, _ in recent) / asked if asked else 0.0
             taken = bisect_right(preempted, high) - bisect_left(preempted, low)
             told = (prompt / EVERY, output / EVERY, running, waiting, usage, hits)
-            yield high, stats_line(*told, taken if minor >= 14 else 0)
+            yield high, stats_line(*told, taken if minor >= 14 else 0, rank), SERVER
         busy_before = busy
 
 
@@ -167,7 +183,7 @@ def _outputs(record: Record) -> list[float]:
     return sorted(found)
 
 
-def _requests(record: Record, minor: int) -> Iterator[tuple[float, str]]:
+def _requests(record: Record, minor: int) -> Iterator[Line]:
     """``Received request``, and ``Aborted request`` for those whose clients gave up."""
     for life in record.lives.values():
         request, name = life.request, request_name(life.request.id)
@@ -177,12 +193,12 @@ def _requests(record: Record, minor: int) -> Iterator[tuple[float, str]]:
             text = f"prompt: '', params: {params}, {ids}, lora_request: None."
         else:
             text = f"params: {params}, lora_request: None."
-        yield request.arrival, f"[logger.py:44] Received request {name}: {text}"
+        yield request.arrival, f"[logger.py:44] Received request {name}: {text}", SERVER
         if life.outcome in (Outcome.STARVED, Outcome.TIMED_OUT) and life.ended_at is not None:
-            yield life.ended_at, f"[async_llm.py:500] Aborted request(s) {name}."
+            yield life.ended_at, f"[async_llm.py:500] Aborted request(s) {name}.", SERVER
 
 
-def _iterations(record: Record, minor: int) -> Iterator[tuple[float, str]]:
+def _iterations(record: Record, minor: int, rank: int, process: str) -> Iterator[Line]:
     log = record.steps
     for row in range(len(log)):
         decodes, chunks = log.decode_seqs[row], log.prefill_seqs[row]
@@ -194,9 +210,7 @@ def _iterations(record: Record, minor: int) -> Iterator[tuple[float, str]]:
         )
         if minor >= 27:
             usage = 100 * (1 - log.free_blocks[row] / record.num_blocks)
-            yield (
-                log.end[row],
-                f"[loggers.py:199] Engine 000: {text}, GPU KV cache usage: {usage:.1f}%",
-            )
+            whole = f"Engine {rank:03d}: {text}, GPU KV cache usage: {usage:.1f}%"
+            yield log.end[row], f"[loggers.py:199] {whole}", process
         else:
-            yield log.end[row], f"[core.py:360] {text}"
+            yield log.end[row], f"[core.py:360] {text}", process
