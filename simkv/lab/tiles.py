@@ -42,9 +42,10 @@ PREFILLS_LARGE = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 
 #: With Triton 3.6 five stages spill there if blocks have one token.
 PREFILLS_AMPERE = (Tiles(64, 128, 8, 4), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
 PREFILLS_SMALL = (Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
-#: On a large Blackwell tiles of 64 tokens spill with heads of 64 dimensions, others with more.
+#: On a large Blackwell tiles of 64 tokens spill with heads of 64 dimensions, others with more; with
+#: Triton 3.6 four warps do, too, if blocks have one token.
 PREFILLS_BLACKWELL = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3))
-PREFILLS_BLACKWELL_64 = (Tiles(32, 128, 8, 5), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
+PREFILLS_BLACKWELL_64 = (Tiles(32, 128, 8, 5), Tiles(32, 128, 8, 3))
 #: Float32, for checks alone: twice the bytes, so smaller tiles or more warps.
 WIDE = {"decode": Tiles(64, 16, 4, 3), "prefill": Tiles(16, 32, 8, 2)}
 #: Heads of less than 64 dimensions, which only the tiny model has.
