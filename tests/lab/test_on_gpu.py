@@ -24,6 +24,16 @@ def on_gpu(*arguments, **environment):
     return subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+def python_but(folder, module, does):
+    """A Python that ``does`` something else in the place of ``module``."""
+    path = folder / "python"
+    path.write_text(
+        f'#!/bin/sh\n[ "$2" = {module} ] && exec {does}\nexec "{sys.executable}" "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_wheels_are_of_the_versions_that_are_tested():
     pinned = set((ROOT / "constraints.txt").read_text().split())
     lines = (ROOT / "calibrate" / "wheels.txt").read_text().splitlines()
@@ -105,7 +115,8 @@ def test_a_rehearsal_of_the_first_command(tmp_path):
     with tarfile.open(tmp_path / "out/tiny.tar.gz") as packed:
         inside = {name.removeprefix("tiny/") for name in packed.getnames()}
     assert inside >= {"samples.csv", "passes.csv", "clocks.csv", "campaign.json", "profile.json"}
-    done = on_gpu("first", tmp_path / "out", LIMIT="1")
+    python = python_but(tmp_path, "pytest", "sleep 600")
+    done = on_gpu("first", tmp_path / "out", LIMIT="8", PYTHON=python)
     assert "check: STOPPED at its limit" in done.stdout
     assert "calibrate-tiny: LEFT OUT" in done.stdout
     with tarfile.open(tmp_path / "out/tiny.tar.gz") as packed:
@@ -115,10 +126,8 @@ def test_a_rehearsal_of_the_first_command(tmp_path):
 def test_the_time_that_packages_take_to_install_counts(tmp_path):
     """What is left after it is a negative time, which no command is given."""
     (tmp_path / "simkv.whl").touch()
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$2" = pip ] && exec sleep 2\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    done = on_gpu("first", tmp_path / "out", PYTHON=str(python), WHEELS=str(tmp_path), LIMIT="1")
+    python = python_but(tmp_path, "pip", "sleep 2")
+    done = on_gpu("first", tmp_path / "out", PYTHON=python, WHEELS=str(tmp_path), LIMIT="1")
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("check", "bench", "calibrate-tiny"):
         assert f"{name}: LEFT OUT" in done.stdout

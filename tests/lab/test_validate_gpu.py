@@ -101,7 +101,10 @@ def test_the_runs_are_real(folder):
     assert summary["variants"]["run"]["unbacked_tokens"] == 0
     rows = list(csv.DictReader((folder / "out/runs/memory-pressure-swap-1/passes.csv").open()))
     out, back = (sum(int(row[f"swap_{way}_blocks"]) for row in rows) for way in ("out", "in"))
-    assert out == back > 0
+    assert out >= back > 0
+    summary = json.loads((folder / "out/runs/memory-pressure-swap-1/summary.json").read_text())
+    # On a slow machine the run is cut off while some are swapped out.
+    assert out == back or summary["variants"]["run"]["cut_off"] > 0
 
 
 def test_the_device_is_watched(folder):
