@@ -61,6 +61,8 @@ def _with_tables(config: VllmConfig) -> Tabled:
         )
     if config.kv_cache_groups != (0,):
         raise InputError("kv_cache_groups: a device here has one group of layers; say [0]")
+    if config.num_speculative_tokens:
+        raise InputError("num_speculative_tokens: a device here drafts nothing; say 0")
     scheduler = build(config, tables=True)
     assert scheduler.memory.tables is not None
     return Tabled(scheduler, scheduler.memory.tables.tables)
