@@ -105,7 +105,11 @@ def judge_winner(
             found.append(Ruling(stand, (), why=standing.why))
             continue
         shipped = contest.standings[SHIPPED.key].values
-        gains = tuple(_gain(goal, shipped, standing.values) for goal in goals)
+        losses = zip(*standing.losses, strict=True)
+        gains = tuple(
+            _gain(goal, of_goal, shipped, standing.values)
+            for goal, of_goal in zip(goals, losses, strict=True)
+        )
         unserved = tuple(
             fsum(v["unserved"] or 0 for v in some) for some in (shipped, standing.values)
         )
@@ -116,11 +120,12 @@ def judge_winner(
 
 def _gain(
     goal: Aim,
+    losses: Sequence[float],
     shipped: Sequence[Mapping[str, float | None]],
     won: Sequence[Mapping[str, float | None]],
 ) -> Improvement:
     name = goal.figure
-    gains = [-goal.loss(b[name], a[name]) for a, b in zip(shipped, won, strict=True)]
+    gains = [-loss for loss in losses]
     low, high = interval(gains)
     return Improvement(goal, mean(gains), low, high, _mean(shipped, name), _mean(won, name))
 

@@ -9,13 +9,16 @@ from typing import Any, cast
 import pytest
 
 from simkv.search.evolve import contest as contests
+from simkv.search.evolve import judge
 from simkv.search.evolve.aims import Aim
-from simkv.search.evolve.conditions import Ground, Tryout
+from simkv.search.evolve.conditions import Angle, Ground, Tryout
 from simkv.search.evolve.contest import SHIPPED, STAY, Candidate, Contest
 from simkv.search.evolve.final import decided, seats_of
+from simkv.search.evolve.judge import judge_winner
 from simkv.search.evolve.rules import rule_of
 
 GOAL = Aim("ttft_ms.mean", more=False)
+NO_BENCH = cast(Any, None)
 
 
 @pytest.fixture
@@ -34,6 +37,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return [[one(cast(Any, trial.scenario)[name]) for trial in trials] for name in names]
 
     monkeypatch.setattr(Contest, "summaries", summaries)
+    monkeypatch.setattr(judge, "_costs", lambda *_: [])
     monkeypatch.setattr(contests, "figures", lambda summary: summary["said"])
     return asked
 
@@ -43,7 +47,7 @@ def trials(*says: dict[str, float | None]) -> tuple[Tryout, ...]:
 
 
 def contest(on: Sequence[Tryout], firsts: int = 1) -> Contest:
-    found = Contest(on, (GOAL,), {}, cast(Any, None), firsts=firsts)
+    found = Contest(on, (GOAL,), {}, NO_BENCH, firsts=firsts)
     found.start()
     return found
 
@@ -110,3 +114,15 @@ def test_a_budget_too_small_for_a_final_has_none() -> None:
     ground = Ground((), trials({}), (), "other seeds")
     assert [seats_of(budget, ground) for budget in (5, 19, 20, 200)] == [0, 0, 2, 20]
     assert seats_of(200, Ground((), (), (), None)) == 0
+
+
+def test_a_gain_is_no_thousandfold_where_nobody_was_served(ran: list[tuple[str, int]]) -> None:
+    rule = "admit = 1"
+    on = trials({"shipped": None, rule: 30.0}, {"shipped": 20.0, rule: 10.0})
+    (ruling,), _ = judge_winner(rule_of(rule), [Angle("as asked", on)], (GOAL,), {}, NO_BENCH)
+    (gain,) = ruling.gains
+    assert gain.mean == pytest.approx(0.0)  # a half more there, a half less here
+    assert (gain.shipped, gain.won) == (20.0, 20.0)
+    assert ruling.unserved == (10.0, 0.0)
+    assert ruling.holds  # to serve more of them is better
+    assert ran
