@@ -55,7 +55,7 @@ def record(
     rules = driven.rules_of(base)
     different = [name for name, trace in traces.items() if difference(trace, rules)]
     if keep and not different:
-        kept = [*driven.by_hand(found), *choose(rules, driven.seen(base), traces)]
+        kept = [*driven.by_hand(found), *choose(rules, driven.seen(base), traces, driven.knobs)]
         traces = {name: traces[name] for name in dict.fromkeys(kept)}
     make_folder(out)
     for name, trace in traces.items():

@@ -69,7 +69,7 @@ class RadixTree:
         # The engine makes each ancestor 1e-5 older than the node below it. It changes nothing: they
         # are never leaves at the same time, and all other readings of the clock are whole numbers.
         now = self._tick()
-        for seen in self._path(node):
+        for seen in self.upward(node):
             seen.recency = now
         return node.end, node
 
@@ -94,14 +94,14 @@ class RadixTree:
 
     def lock(self, node: Node) -> None:
         """Protect ``node`` and its ancestors from eviction, once more each."""
-        for held in self._path(node):
+        for held in self.upward(node):
             if held.locks == 0:
                 self.evictable -= held.tokens
             held.locks += 1
 
     def unlock(self, node: Node) -> None:
         """Undo one ``lock`` of this node."""
-        for held in self._path(node):
+        for held in self.upward(node):
             held.locks -= 1
             if held.locks == 0:
                 self.evictable += held.tokens
@@ -135,6 +135,10 @@ class RadixTree:
         nodes = sorted(self.nodes(), key=lambda node: node.recency)
         return tuple((self._name(node), node.start, node.locks) for node in nodes)
 
+    def order(self) -> Hashable:
+        """The order that siblings have: that in which they came."""
+        return tuple((self._name(node), node.start) for node in self.nodes())
+
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root, parents before their children."""
         stack = list(self.root.children.values())
@@ -147,7 +151,7 @@ class RadixTree:
         assert node.content is not None
         return node.content.slices(0, node.end)
 
-    def _path(self, node: Node) -> Iterator[Node]:
+    def upward(self, node: Node) -> Iterator[Node]:
         """``node`` and its ancestors without the root, deepest first."""
         while node.parent is not None:
             yield node

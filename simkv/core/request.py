@@ -27,7 +27,9 @@ class Prompt:
     ``arrival`` is the engine's timestamp of the request in seconds, ``prompt_tokens`` and
     ``max_tokens`` (the client's limit on emitted tokens) are token counts. A smaller ``priority``
     is more urgent, as in vLLM. Empty ``segments`` mean a prompt that shares nothing. ``lora`` names
-    the adapter that is to answer, None is the model without one.
+    the adapter that is to answer, None is the model without one. ``routing_key`` says to whom the
+    request belongs. Log probabilities are asked for of the tokens from ``logprobs_from`` on, -1 is
+    of outputs alone, None of none.
     """
 
     id: int
@@ -39,6 +41,8 @@ class Prompt:
     ignore_eos: bool = False
     segments: tuple[Segment, ...] = ()
     lora: str | None = None
+    routing_key: str | None = None
+    logprobs_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,15 +217,20 @@ class Batch:
 class Completion:
     """What became of a batch: ids that were given a token, and ids that ended, in order.
 
-    ``delivered`` does not repeat the members of a decode group, who all got one.
+    ``refused`` are answered that they were refused. ``delivered`` does not repeat the members of a
+    decode group, who all got one.
     """
 
     delivered: list[int]
     finished: list[int]
+    refused: list[int]
 
-    def __init__(self, delivered: list[int], finished: list[int]) -> None:
+    def __init__(
+        self, delivered: list[int], finished: list[int], refused: list[int] | None = None
+    ) -> None:
         self.delivered = delivered
         self.finished = finished
+        self.refused = [] if refused is None else refused
 
 
 class Livelock(Exception):

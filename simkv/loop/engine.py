@@ -244,6 +244,8 @@ class Engine(Replica):
             self.delivered([*delivered, *flight.group])
         for i in completion.finished:
             self.resolve(lives[i], Outcome.FINISHED)
+        for i in completion.refused:
+            self.resolve(lives[i], Outcome.REJECTED, "the engine gave it up")
         return bool(completion.delivered or batch.decodes)
 
     def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:

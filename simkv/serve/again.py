@@ -45,6 +45,8 @@ def scenario_of(
             priority=request.priority,
             ignore_eos=request.ignore_eos,
             lora=request.lora,
+            routing_key=request.routing_key,
+            logprobs_from=request.logprobs_from,
             timeout=request.timeout,
             **acceptance_fields(request),
             segments=list(request.segments) or None,

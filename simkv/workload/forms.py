@@ -38,6 +38,11 @@ class Shape(Strict):
     """Whether the client asks that generation goes on past the end of text."""
     lora: Annotated[str, Field(min_length=1)] | None = None
     """Name of the LoRA adapter that is to answer; left out, the model without one."""
+    routing_key: Annotated[str, Field(min_length=1)] | None = None
+    """To whom it belongs; SGLang's policy routing-key keeps such requests together."""
+    logprobs_from: Annotated[int, Field(ge=-1)] | None = None
+    """Log probabilities are asked for from this token on (-1: of outputs alone); SGLang then mixes
+    no batch, and takes no more than that of the cache."""
     prefix_group: Annotated[
         str | None, Field(description="Requests of one group begin with the same tokens.")
     ] = None
@@ -79,6 +84,8 @@ class Shape(Strict):
             ignore_eos=self.ignore_eos,
             segments=segments,
             lora=lora or self.lora,
+            routing_key=self.routing_key,
+            logprobs_from=self.logprobs_from,
             output_tokens=min(output, self.max_tokens or output),
             timeout=timeout,
             acceptance=acceptance,

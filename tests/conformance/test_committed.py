@@ -13,6 +13,7 @@ import pytest
 from simkv.core.blocks import BlockPool
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.trace import TraceError, ending, read_trace
+from simkv.proof.record.keep import knobs_shown
 from simkv.proof.record.rules import OF_DRAFTS, can_show, difference
 from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.scheduler import Bucketed, July
@@ -172,6 +173,26 @@ def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: st
     paths = sorted((TRACES / "sglang" / version).iterdir())
     assert difference(read_trace(paths[0]), rules) is None
     assert any(difference(read_trace(path), changed) for path in paths)
+
+
+#: What shows in recordings with everything on, in all releases.
+SHOWN = ("scheduler_recv_interval", "max_queued_requests", "enable_prefill_delayer")
+SHOWN += ("prefill_delayer_max_delay_passes", "prefill_delayer_queue_min_ratio")
+SHOWN += ("prefill_delayer_token_usage_low_watermark", "allow_auto_truncate")
+SHOWN += ("schedule_policy: dfs-weight", "schedule_policy: routing-key")
+
+
+@pytest.mark.parametrize("version", sglang_rules.RELEASES)
+def test_knobs_of_sglang_that_are_left_out_are_noticed(version: str) -> None:
+    rules, missing = sglang_rules.RULES[version], {*SHOWN}
+    if "shortest-prefill-first" in rules.policies:
+        missing.add("schedule_policy: shortest-prefill-first")
+    if not rules.bounds_delays:  # where rows are few they are waited for without end
+        missing -= {"prefill_delayer_max_delay_passes"}
+    for path in (TRACES / "sglang" / version).glob("[wd]*-*"):
+        knobs = {word.partition(":")[0] for word in missing}
+        missing -= {*knobs_shown(rules, knobs, {path.name: read_trace(path)})}
+    assert not missing
 
 
 def test_every_rule_of_sglang_that_can_be_seen_is_flipped() -> None:

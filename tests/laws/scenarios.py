@@ -173,6 +173,12 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "disable_priority_preemption": draw(st.booleans()),
         "schedule_low_priority_values_first": draw(st.booleans()),
         "min_free_slots_delay": draw(rarely(_whole(1, 4))),
+        "allow_auto_truncate": draw(st.booleans()),
+        "enable_prefill_delayer": draw(st.booleans()),
+        "prefill_delayer_max_delay_passes": draw(st.sampled_from([1, 3, 30])),
+        "prefill_delayer_token_usage_low_watermark": draw(rarely(st.sampled_from([0.2, 0.5]))),
+        "prefill_delayer_queue_min_ratio": draw(rarely(st.sampled_from([0.5, 1.0]))),
+        "prefill_delayer_max_delay_ms": draw(rarely(st.just(2000.0))),
         "stream_interval": draw(st.sampled_from([1, 3])),
         "enable_lora": draw(st.booleans()),
         "max_loras_per_batch": draw(_whole(1, 3)),
@@ -185,9 +191,14 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "in_batch_prefix_caching_deprioritize_threshold": draw(st.sampled_from([2, 32])),
         "lpm_aging_tokens_per_pass": draw(_whole(0, 8)) if variant.endswith("lpm-aging") else 0,
     }
+    if knobs["schedule_policy"] == "shortest-prefill-first":
+        knobs["disable_radix_cache"] = False
+    if knobs["enable_prefill_delayer"]:
+        knobs["disable_overlap_schedule"] = False
     if knobs["schedule_policy"] in ("fcfs", "lof"):
         knobs["enable_priority_scheduling"] = draw(st.booleans())
     if knobs.get("enable_priority_scheduling"):
+        knobs["max_queued_requests"] = knobs["max_queued_requests"] or None
         knobs["retraction_policy"] = draw(st.sampled_from(["length", "priority"]))
     lacks = sglang_versions.RULES[variant].lacks
     return {knob: value for knob, value in knobs.items() if knob not in lacks}
@@ -267,6 +278,10 @@ def _request(draw: Draw, longest: int, images: bool, knobs: Knobs) -> dict[str, 
         request["max_tokens"] = request["output_tokens"] + more
     if knobs.get("num_speculative_tokens"):
         request["acceptance"] = draw(st.sampled_from([None, 0.0, 0.5, 1.0, [0.9, 0.4]]))
+    if key := draw(rarely(st.sampled_from(["x", "y"]))):
+        request["routing_key"] = key
+    if (since := draw(rarely(_whole(-1, 4)))) is not None:
+        request["logprobs_from"] = since
     if knobs.get("enable_lora", False):
         request["lora"] = draw(st.sampled_from([None, "a", "b", "c"]))
     if group := draw(st.sampled_from([None, "a", "b"])):

@@ -53,14 +53,6 @@ def test_a_limit_is_clipped_to_what_the_pool_can_hold() -> None:
     assert scheduler.state.waiting[0].max_new == 64 - 32 - 16 - 1
 
 
-def test_a_prompt_of_almost_the_pool_is_refused() -> None:
-    scheduler = engine(40)
-    scheduler.add(Prompt(0, 34, 1))
-    scheduler.add(Prompt(1, 33, 1))
-    batch = step(scheduler)
-    assert (batch.ignored, ids(batch)) == ([0], [1])
-
-
 @pytest.mark.parametrize(("overlap", "cached"), [(True, 6), (False, 5)])
 def test_an_early_end_that_the_loop_did_not_foresee_is_cached(overlap: bool, cached: int) -> None:
     scheduler = engine(40, disable_radix_cache=False, disable_overlap_schedule=not overlap)

@@ -47,6 +47,7 @@ class Recorder:
         self._lost: list[int] = []
         self._leaving: list[int] = []
         self._ended: set[int] = set()
+        self._gone: set[int] = set()
         self._open = self._delivered = False
 
     def __getattr__(self, name: str) -> Any:
@@ -67,6 +68,8 @@ class Recorder:
             self.close()
             self.aborts.append((len(self.lines), 1, request_id))
             self._leaving.append(request_id)
+        if self.recording.heeds_aborts:
+            self._gone.add(request_id)
         self.inner.abort(request_id)
 
     def schedule(self) -> Batch:
@@ -81,13 +84,13 @@ class Recorder:
             if not self.recording.crash_line:
                 return batch
         self._lost += batch.lost
-        self._ended.update(batch.lost, batch.ignored)
+        self._ended.update(batch.lost, batch.ignored, batch.refused)
         line: Line = {
             "step": len(self.lines),
             "scheduled": [[row.id, row.tokens] for row in batch.rows()],
             "kind": batch.kind,
             "preempted": list(batch.preempted),
-            "ignored": list(batch.ignored),
+            "ignored": [*batch.ignored, *(i for i in batch.refused if i not in self._gone)],
             "finished": [],
             **more,
         }
@@ -105,8 +108,9 @@ class Recorder:
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         completion: Completion = self.inner.complete(batch, ended)
-        self.lines[-1]["finished"] += completion.finished
-        self._ended.update(completion.finished)
+        for field, ids in (("finished", completion.finished), ("ignored", completion.refused)):
+            self.lines[-1][field] += [i for i in ids if i not in self._gone]
+        self._ended.update(completion.finished, completion.refused)
         self._delivered = True
         return completion
 

@@ -36,8 +36,9 @@ class CaseForm:
 
     def shorter(self, request: Line) -> Iterator[Line]:
         """Fields of a request with less to do, earlier, or like the others."""
-        if request.get("lora"):
-            yield {"lora": None}
+        for name in ("lora", "routing_key", "logprobs_from"):
+            if request.get(name) is not None:
+                yield {name: None}
         for name in self.idle:
             if request.get(name, 0) > 0:
                 yield {name: 0}

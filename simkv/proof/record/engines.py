@@ -22,8 +22,8 @@ class Driven:
     While ``hollowed(folder)`` lasts, ``record(case, version, name)`` records a case. Cases by name:
     ``case_of(version, name)``, of which ``names_of(version, count)`` are random and
     ``by_hand(version)`` are made. ``base_of`` a version is the release whose rules (``rules_of``)
-    it is held against; the rules that its recordings can show are ``seen`` of it. Cases are of
-    the ``form``.
+    it is held against; the rules that its recordings can show are ``seen`` of it, and the ``knobs``
+    that some of them are kept for. Cases are of the ``form``.
     """
 
     title: str
@@ -36,6 +36,7 @@ class Driven:
     base_of: Callable[[str], str]
     rules_of: Callable[[str], Any]
     seen: Callable[[str], list[str]]
+    knobs: tuple[str, ...] = ()
 
 
 DRIVEN: Mapping[str, Driven] = {
@@ -62,5 +63,6 @@ DRIVEN: Mapping[str, Driven] = {
         sglang_cases.base_of,
         sglang_versions.RULES.__getitem__,
         lambda base: list(sglang_versions.SEEN[base]),
+        sglang_cases.SHOWN_KNOBS,
     ),
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.proof.conform.trace import DecisionTrace
 from simkv.proof.record.rules import difference, with_changes
+from simkv.schedulers.registry import ENGINES
 
 #: So many of the random cases are kept; so many of the smallest are asked which rules they show.
 KEPT = 28
@@ -37,8 +39,42 @@ def told_apart(
     }
 
 
-def choose(rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]) -> list[str]:
+def knobs_shown(
+    rules: Any, knobs: Collection[str], traces: Mapping[str, DecisionTrace]
+) -> dict[str, list[str]]:
+    """By knob the recordings, in their order, that differ if it is left out.
+
+    A knob with words for values counts once for each word that was recorded.
+    """
+    shown: dict[str, list[str]] = {}
+    for name, trace in traces.items():
+        recording = ENGINES[trace.header["engine"]].recording
+        config = recording.config(trace.header)
+        plain = {field.name: field.default for field in fields(config)}
+        for knob in knobs:
+            value = getattr(config, knob)
+            if value == plain[knob]:
+                continue
+            try:
+                without = recording.knobs(replace(config, **{knob: plain[knob]}))
+            except ValueError:  # it is needed for another one
+                continue
+            header = {**trace.header, "config": without}
+            if difference(replace(trace, header=header), rules):
+                word = f"{knob}: {value}" if isinstance(value, str) else knob
+                shown.setdefault(word, []).append(name)
+    return shown
+
+
+def choose(
+    rules: Any,
+    seen: Collection[str],
+    traces: Mapping[str, DecisionTrace],
+    knobs: Collection[str] = (),
+) -> list[str]:
     """``KEPT`` recordings: two for every rule in ``seen``, then small ones, first that preempt.
+
+    Besides them two for each of ``knobs``.
 
     A third has clients that really leave, as far as rules do not ask for more. Raises InputError
     if a rule shows in none of them: more cases are to be tried then.
@@ -48,10 +84,12 @@ def choose(rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace
     if unseen := [rule for rule, names in apart.items() if not names]:
         raise InputError(f"no case shows {', '.join(unseen)}; record more with --cases")
     kept = dict.fromkeys(name for names in apart.values() for name in names[:2])
-    for fields, most in ((("preempted", "aborted"), KEPT // 3), (("preempted",), KEPT), ((), KEPT)):
+    for told, most in ((("preempted", "aborted"), KEPT // 3), (("preempted",), KEPT), ((), KEPT)):
         for name, trace in traces.items():
-            if _has(trace, *fields) and sum(_has(traces[other], *fields) for other in kept) < most:
+            if _has(trace, *told) and sum(_has(traces[other], *told) for other in kept) < most:
                 kept[name] = None
+    for names in knobs_shown(rules, knobs, dict(list(traces.items())[:SEARCHED])).values():
+        kept |= dict.fromkeys(names[:2])
     return list(kept)
 
 

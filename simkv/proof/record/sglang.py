@@ -64,6 +64,7 @@ class SglangDriver:
         self.made = WheelRequests()
         self.left = {r["id"]: r["output_tokens"] for r in case.requests}
         self.received: dict[int, Any] = {}
+        self.refused: set[int] = set()
         self.left_early: set[int] = set()
         self.ignored: list[int] = []
         self.retracted: list[int] = []
@@ -76,7 +77,7 @@ class SglangDriver:
             lambda request: self.retracted.append(int(request.rid)),
             self._gave_up,
         )
-        self.skipper = recv_skipper()
+        self.receives = recv_skipper()
 
     def lines(self) -> Iterator[Line]:
         """One line per step; a closing one if nothing goes on any more."""
@@ -104,7 +105,9 @@ class SglangDriver:
                 under_way.append(batch.copy() if self.overlap else batch)
             finished: list[int] = []
             if under_way and (last if self.overlap else batch):
-                finished = [i for i in self._process(under_way.popleft()) if i in alive]
+                ended = [r for r in self._process(under_way.popleft()) if int(r.rid) in alive]
+                finished = [int(r.rid) for r in ended if int(r.rid) not in self.refused]
+                line["ignored"] += [int(r.rid) for r in ended if int(r.rid) in self.refused]
             elif (not batch and not self.overlap) or not (batch or last):
                 self._rest()
             scheduler.last_batch = batch
@@ -126,7 +129,7 @@ class SglangDriver:
         lost = [
             i
             for i, r in sorted(self.received.items())
-            if r.is_retracted and i in alive and id(r) not in waiting
+            if r.is_retracted and i in alive and id(r) not in waiting and i not in self.ignored
         ]
         line["preempted"] = [*lost, *line["preempted"]]
         return lost
@@ -142,7 +145,7 @@ class SglangDriver:
 
     def _receive(self) -> None:
         """The loop looks at what came, if it is time to: requests, and who left."""
-        if self.skipper and not self.skipper.handle(self.scheduler.last_batch):
+        if self.receives and not self.receives(self.scheduler.last_batch):
             return
         for message in self.unread:
             if isinstance(message, int):
@@ -150,7 +153,8 @@ class SglangDriver:
             else:
                 request = self.made.make(message, self.scheduler)
                 self.received[message["id"]] = request
-                self.scheduler.init_req_max_new_tokens(request)
+                if request.to_finish:
+                    self.refused.add(message["id"])
                 self.scheduler._add_request_to_queue(request)
         self.unread.clear()
 
@@ -191,7 +195,7 @@ class SglangDriver:
             "prefix_lens": contexts,
         }
 
-    def _process(self, batch: Any) -> list[int]:
+    def _process(self, batch: Any) -> list[Any]:
         """Give the batch its tokens; who has ended by them, in the order of its rows."""
         import torch
 
@@ -201,7 +205,8 @@ class SglangDriver:
             i, token = int(r.rid), 0
             if not (r.finished() or r.is_retracted or r.inflight_middle_chunks > 0):
                 self.left[i] -= 1
-                token = self.made.number(f"o{i}", len(r.output_ids)) if self.left[i] else END
+                ends = not self.left[i] and i not in self.refused
+                token = END if ends else self.made.number(f"o{i}", len(r.output_ids))
             emitted.append(token)
         result = Off(
             next_token_ids=torch.tensor(emitted, dtype=torch.int64),
@@ -209,13 +214,14 @@ class SglangDriver:
             logits_output=Off(),
         )
         processor = scheduler.batch_result_processor
-        if batch.forward_mode.is_decode():
-            processor.process_batch_result_decode(batch, result)
-        else:
-            processor.process_batch_result_prefill(batch, result)
+        with _no_logprobs(batch):
+            if batch.forward_mode.is_decode():
+                processor.process_batch_result_decode(batch, result)
+            else:
+                processor.process_batch_result_prefill(batch, result)
         if self.overlap:
             scheduler.result_queue.popleft()
-        return [int(r.rid) for r in going if r.finished()]
+        return [r for r in going if r.finished()]
 
     def _rest(self) -> None:
         """What ``on_idle`` does to the ratio, if nothing is there at all."""
@@ -244,6 +250,17 @@ class SglangDriver:
         """The client is told that its request was given up, if it has not left."""
         if int(request.rid) not in self.left_early:
             self.ignored.append(int(request.rid))
+
+
+@contextlib.contextmanager
+def _no_logprobs(batch: Any) -> Iterator[None]:
+    """The fake model has no log probabilities: while it lasts nobody in a batch asks for them."""
+    asking = [x for x in (batch, *batch.reqs) if x.return_logprob]
+    for x in asking:
+        x.return_logprob = False
+    yield
+    for x in asking:
+        x.return_logprob = True
 
 
 def _prefix(request: Any) -> int:

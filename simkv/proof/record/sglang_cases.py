@@ -17,8 +17,24 @@ def base_of(version: str) -> str:
     return version if version in RULES else next(iter(RULES))
 
 
-#: Plain, with clients that leave, with little room, with adapters, by priority.
-KINDS = ("rand", "gone", "tight", "lora", "urgent")
+#: Plain, with clients that leave, with little room, with adapters, by priority, with everything on,
+#: with prompts that wait for others.
+KINDS = ("rand", "gone", "tight", "lora", "urgent", "whole", "delay")
+
+#: Knobs for each of which recordings are kept that are otherwise without it.
+SHOWN_KNOBS = (
+    "schedule_policy",
+    "scheduler_recv_interval",
+    "max_queued_requests",
+    "min_free_slots_delay",
+    "retraction_policy",
+    "enable_prefill_delayer",
+    "prefill_delayer_max_delay_passes",
+    "prefill_delayer_token_usage_low_watermark",
+    "prefill_delayer_queue_min_ratio",
+    "prefill_delayer_max_delay_ms",
+    "allow_auto_truncate",
+)
 
 #: Orders of the queue in all of these.
 PLAIN = ("fcfs", "lpm", "hrrn")
@@ -41,12 +57,16 @@ def sglang_case(version: str, name: str) -> DrawnCase:
     """The case of this name: a kind of ``KINDS`` and a number."""
     draw, base = random.Random(f"{version} {name}"), base_of(version)
     kind, _ = name.split("-")
-    small = kind == "tight" or (kind == "urgent" and draw.random() < 0.5)
+    small = kind == "tight" or (kind in ("urgent", "whole") and draw.random() < 0.5)
     config = _tight(draw, base) if small else _config(draw, base)
     room = config.max_total_num_tokens - max(2 * config.page_size + 2, 7)
     requests = (_few if small else _requests)(draw, room)
     if kind == "lora":
         return _loras(DrawnCase(config, requests), draw)
+    if kind == "whole":
+        return _whole(draw, DrawnCase(config, requests))
+    if kind == "delay":
+        return DrawnCase(_delayed(draw, config), _first_together(draw, requests))
     if kind == "urgent":
         config = _urgent(draw, config)
         for request in requests:
@@ -148,6 +168,78 @@ def _urgent(draw: random.Random, config: SglangConfig) -> SglangConfig:
     return replace(config, **{k: v for k, v in knobs.items() if k not in lacks})
 
 
+def _whole(draw: random.Random, case: DrawnCase) -> DrawnCase:
+    """With everything that the others have, and what they have not."""
+    config, rules, more = case.config, RULES[case.config.variant], dict[str, Any]()
+    if draw.random() < 0.4:
+        config = _urgent(draw, config)
+    else:
+        more["schedule_policy"] = draw.choice(rules.policies)
+    if draw.random() < 0.3:
+        config = replace(config, enable_lora=True, max_loras_per_batch=draw.randint(1, 3))
+    more |= {
+        "scheduler_recv_interval": draw.choice([1, 1, 3, 20]),
+        "max_queued_requests": draw.choice([None, None, draw.randint(1, 4)]),
+        "allow_auto_truncate": draw.random() < 0.5,
+        "enable_prefill_delayer": draw.random() < 0.5,
+        "prefill_delayer_max_delay_passes": draw.choice([1, 3, 30]),
+        "prefill_delayer_token_usage_low_watermark": draw.choice([None, 0.2, 0.5]),
+        "prefill_delayer_queue_min_ratio": draw.choice([None, 0.5, 1.0]),
+        "prefill_delayer_max_delay_ms": draw.choice([None, 2000.0]),
+    }
+    if more.get("schedule_policy") == "shortest-prefill-first":
+        more["disable_radix_cache"] = False
+    if more["enable_prefill_delayer"]:
+        more["disable_overlap_schedule"] = False
+    config = replace(config, **more)
+    requests = [_decorated(draw, request, config) for request in case.requests]
+    leave = draw.random() < 0.3
+    return DrawnCase(config, requests, _aborts(draw, requests) if leave else ())
+
+
+def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:
+    """With few rows and room enough, so that the delayer is what prompts wait for."""
+    return replace(
+        config,
+        max_total_num_tokens=config.page_size * 500,
+        max_running_requests=draw.randint(2, 6),
+        max_prefill_tokens=16384,
+        disable_overlap_schedule=False,
+        enable_prefill_delayer=True,
+        prefill_delayer_max_delay_passes=draw.choice([2, 3, 30]),
+        prefill_delayer_token_usage_low_watermark=draw.choice([None, None, 0.1]),
+        prefill_delayer_queue_min_ratio=draw.choice([None, 0.5, 1.0]),
+        prefill_delayer_max_delay_ms=draw.choice([None, 2000.0]),
+    )
+
+
+def _first_together(draw: random.Random, requests: list[Line]) -> list[Line]:
+    """Several together, then others one by one while those run."""
+    step = 0
+    for i, request in enumerate(requests):
+        step += 0 if i < 3 else draw.choice([0, 1, 1, 2, 3])
+        request["arrival_step"] = step
+    return requests
+
+
+def _decorated(draw: random.Random, request: Line, config: SglangConfig) -> Line:
+    """A request that asks for more; some prompts are longer than the pool can hold."""
+    more: Line = {"priority": draw.randint(0, 4)} if config.enable_priority_scheduling else {}
+    if config.enable_lora and (name := draw.choice(["", "a", "b", "c"])):
+        more["lora"] = name
+    if config.schedule_policy == "routing-key" and (key := draw.choice(["", "x", "y", "z"])):
+        more["routing_key"] = key
+    length = request["prompt_tokens"]
+    if draw.random() < 0.25:
+        more["logprobs_from"] = draw.choice([-1, -1, 0, length // 2, length + 1])
+    if draw.random() < 0.08:
+        longer = config.max_total_num_tokens - draw.randint(0, 8) - length
+        if longer > 0:
+            more["prompt_tokens"] = length + longer
+            more["segments"] = [*request["segments"], [f"long{request['id']}", 0, longer]]
+    return {**request, **more}
+
+
 def _requests(draw: random.Random, longest: int) -> list[Line]:
     """Prompts of which each leaves room for an output, some of them with common beginnings."""
     requests: list[Line] = []
@@ -220,6 +312,8 @@ FORM = CaseForm(
         "output": field_of("output_tokens"),
         "limit": field_of("max_tokens_requested"),
         "priority": lambda request: str(request.get("priority", 0)),
+        "routing key": lambda request: request.get("routing_key", ""),
+        "logprobs from": lambda request: str(request.get("logprobs_from", "")),
         "to the end": lambda request: "yes" if request["ignore_eos"] else "",
         "prompt is made of": lambda request: " ".join(
             f"{stream}[{start}:{start + count}]" for stream, start, count in request["segments"]

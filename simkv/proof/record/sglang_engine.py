@@ -7,6 +7,7 @@ prefix cache is its Python core.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections import deque
 from collections.abc import Callable
@@ -85,8 +86,34 @@ def wheel_scheduler(
         limit = getattr(config, f"in_batch_prefix_caching_{name}_threshold")
         setattr(policies, f"IN_BATCH_PREFIX_CACHING_{name.upper()}_THRESHOLD", limit)
 
+    module.PrefillAdder = type("Adder", (InOrder, policies.PrefillAdder), {})
+    scheduler = _bare(module, retracted, gave_up)
+    for name, value in _parts(config, memory, clock, gave_up).items():
+        setattr(scheduler, name, value)
+    _set_up_delayer(clock)
+    for part in ("running_status", "chunked_prefill", "schedule_policy"):
+        getattr(module.Scheduler, f"init_{part}")(scheduler)
+    scheduler.result_queue = deque()
+    # As the overlap loop begins.
+    scheduler.enable_skip_finishing_decode = not config.disable_overlap_schedule
+    components = "sglang.srt.managers.scheduler_components."
+    for part, name in (
+        ("pool_stats_observer", "SchedulerPoolStatsObserver"),
+        ("batch_result_processor", "SchedulerBatchResultProcessor"),
+    ):
+        kind = getattr(importlib.import_module(components + part), name)
+        given = {field: getattr(scheduler, field) for field in kind.__dataclass_fields__}
+        setattr(scheduler, part, kind(**given))
+    return scheduler
+
+
+def _bare(
+    module: Any, retracted: Callable[[Any], None], gave_up: Callable[[Any, Any], None]
+) -> Any:
+    """The scheduler before anything was set up."""
+
     class Bare(module.Scheduler):  # type: ignore[misc]
-        """The scheduler before anything was set up; what is not given is None."""
+        """What is not given is None."""
 
         def __init__(self) -> None: ...
 
@@ -102,28 +129,36 @@ def wheel_scheduler(
         def send_abort_output(self, output: Any, request: Any) -> None:
             gave_up(output, request)
 
-    module.PrefillAdder = type("Adder", (InOrder, policies.PrefillAdder), {})
-    scheduler = Bare()
-    for name, value in _parts(config, memory, clock, gave_up).items():
-        setattr(scheduler, name, value)
-    for part in ("running_status", "chunked_prefill", "schedule_policy"):
-        getattr(module.Scheduler, f"init_{part}")(scheduler)
-    scheduler.result_queue = deque()
-    # As the overlap loop begins.
-    scheduler.enable_skip_finishing_decode = not config.disable_overlap_schedule
-    results = "sglang.srt.managers.scheduler_components.batch_result_processor"
-    kind = importlib.import_module(results).SchedulerBatchResultProcessor
-    given = {name: getattr(scheduler, name) for name in kind.__dataclass_fields__}
-    scheduler.batch_result_processor = kind(**given)
-    return scheduler
+    return Bare()
 
 
-def recv_skipper() -> Any:
-    """The wheel's own, of when its loop receives; None if it does in every turn."""
+def recv_skipper() -> Callable[[Any], bool] | None:
+    """The wheel's own: whether its loop receives after a batch; None if it always does."""
     managers, name = "sglang.srt.managers.", "SchedulerRecvSkipper"
     kind: Any = _real(managers + "scheduler_components.recv_skipper", name)
     kind = kind or _real(managers + "scheduler_recv_skipper", name)  # where 0.5.15 has it
-    return kind.maybe_create(**called(kind.maybe_create, {"server_args": SCHEDULE}))
+    skipper = kind.maybe_create(**called(kind.maybe_create, {"server_args": SCHEDULE}))
+    if skipper and "last_forward_mode" in inspect.signature(skipper.handle).parameters:
+        return lambda last: bool(skipper.handle(last and last.forward_mode))  # up to 0.5.15
+    receives: Callable[[Any], bool] | None = skipper and skipper.handle
+    return receives
+
+
+def _set_up_delayer(clock: Callable[[], float]) -> None:
+    """Let the wheel's delayer of prefills go by this clock, and be one rank that asks itself."""
+    import torch
+
+    def gather(out: Any, told: Any, **_: Any) -> None:
+        out.copy_(told)
+
+    module: Any = importlib.import_module("sglang.srt.managers.prefill_delayer")
+    module.time = Off(perf_counter=clock)
+    if isinstance(kind := module._State, type):  # else it was done before, with another clock
+        module.first_state = kind
+    module._State = lambda: module.first_state(start_time=clock())
+    module.all_gather_single = gather
+    older = Off(all_gather_into_tensor=gather)
+    module.torch = Off(tensor=torch.tensor, empty=torch.empty, int64=torch.int64, distributed=older)
 
 
 def _free_slots(config: SglangConfig) -> Any:
@@ -160,6 +195,7 @@ def _parts(
         "max_req_len": config.max_total_num_tokens - 1,
         "max_running_requests": config.rows,
         "max_queued_requests": config.max_queued_requests,
+        "allow_auto_truncate": config.allow_auto_truncate,
         "max_prefill_tokens": config.max_prefill_tokens,
         "schedule_policy": config.schedule_policy,
         "enable_overlap": not config.disable_overlap_schedule,
@@ -205,6 +241,9 @@ def _parts(
             )
         ),
         "output_streamer": Hollow(),
+        "logprob_result_processor": Hollow(),
+        "tp_group": Off(),
+        "max_req_input_len": config.max_total_num_tokens - 6,
         "ipc_channels": Off(send_to_tokenizer=Off(send_output=gave_up)),
         "metrics_reporter": Off(
             num_retracted_reqs=0,
@@ -221,7 +260,9 @@ def _set(config: SglangConfig) -> None:
     knobs = (
         "schedule_conservativeness prefill_max_requests enable_mixed_chunk max_prefill_tokens "
         "chunked_prefill_size prefill_decode_interval prefill_decode_interval_min_bs "
-        "scheduler_recv_interval max_queued_requests "
+        "scheduler_recv_interval max_queued_requests disable_overlap_schedule "
+        "enable_prefill_delayer prefill_delayer_max_delay_passes prefill_delayer_max_delay_ms "
+        "prefill_delayer_token_usage_low_watermark prefill_delayer_queue_min_ratio "
         "schedule_low_priority_values_first disable_priority_preemption retraction_policy"
     )
     for knob in knobs.split():

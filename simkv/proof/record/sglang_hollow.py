@@ -69,6 +69,7 @@ class Mode(enum.IntEnum):
     DECODE = 2
     MIXED = 3
     IDLE = 4
+    TARGET_VERIFY = 5
 
     def is_extend(self, **_: Any) -> bool:
         return self in (Mode.EXTEND, Mode.MIXED)
@@ -149,7 +150,7 @@ ONE_RANK = dict.fromkeys(
     ],
     1,
 )
-PARALLEL: Any = Off(ONE_RANK, tp_rank=0, attn_tp_rank=0)
+PARALLEL: Any = Off(ONE_RANK, num_dp_ranks=1, tp_rank=0, attn_tp_rank=0, tp_group=Off())
 REST = Off(
     attn=Off(backend="torch_native"),
     features=Off(),

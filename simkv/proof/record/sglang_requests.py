@@ -75,6 +75,25 @@ class WheelRequests:
             vocab_size=1 << 40,
             lora_id=None if lora is None else LoraName(lora),
             priority=line.get("priority", 0),
+            routing_key=line.get("routing_key"),
+            return_logprob=line.get("logprobs_from") is not None,
+            top_logprobs_num=0,
         )
         request.time_stats, request.tokenizer = Times(scheduler), None
+        scheduler.init_req_max_new_tokens(request)
+        _validate(request, line.get("logprobs_from"), scheduler)
         return request
+
+
+def _validate(request: Any, since: int | None, scheduler: Any) -> None:
+    """Cut the prompt, or say that it is refused."""
+    checks: Any = importlib.import_module("sglang.srt.managers.utils")
+    limit, cuts = scheduler.max_req_input_len, scheduler.allow_auto_truncate
+    if why := checks.validate_input_length(request, limit, cuts):
+        request.set_finish_with_abort(why)
+        return
+    if since is not None:
+        request.logprob_start_len = len(request.origin_input_ids) if since == -1 else since
+    if request.logprob_start_len > len(request.origin_input_ids):
+        request.logprob_start_len = -1
+        request.set_finish_with_abort("logprob_start_len is higher than the number of tokens")

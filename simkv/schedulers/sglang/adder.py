@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from simkv.core.scheduler import Why
+from simkv.schedulers.sglang.delayer import PrefillDelayer
 from simkv.schedulers.sglang.memory import EngineDies, Req
 from simkv.schedulers.sglang.state import LoopState
 
@@ -26,7 +27,7 @@ class PrefillAdder:
     what the pass may still compute. Source: ``managers/schedule_policy.py``, class PrefillAdder.
     """
 
-    def __init__(self, state: LoopState) -> None:
+    def __init__(self, state: LoopState, delayer: PrefillDelayer | None = None) -> None:
         config, rules, running = state.config, state.rules, state.running.rows
         decodes = len(running) if config.mixes else 0
         self.memory = state.memory
@@ -35,6 +36,7 @@ class PrefillAdder:
         self.clip = config.clip_max_new_tokens_estimation
         self.most = config.prefill_max_requests
         self.rules = rules
+        self.delayer = delayer
         total = 0.0
         for r in running:  # not sum(): from Python 3.12 on it corrects rounding, the engine's not
             total += self.promise(r)
@@ -60,19 +62,24 @@ class PrefillAdder:
             return Admission.OTHER
         return Admission.GO
 
-    def continue_chunked(self, r: Req) -> None:
+    def continue_chunked(self, r: Req, most: int | None = None) -> None:
         """Compute the next part of ``r``, whose prompt is partly done; there is no admission test.
 
+        At ``most`` so many tokens, if the order of the queue leaves room for others.
         What remains after a cut is not reserved, and a chunk may exceed what is left, so that
         decodes between the chunks can drive the engine out of memory.
         """
         assert self.chunk is not None
+        if self.delayer and self.rules.bounds_delays:
+            self.delayer.allows(len(self.running))  # whatever it says
         limit = min(self.chunk, int(self.left))
         if limit <= 0:
             limit = self.chunk
         if limit < 0:
             why = f"{len(self.running)} decodes leave request {r.id} a chunk of {limit} tokens"
             raise EngineDies(why, [r])
+        if most is not None:
+            limit = min(limit, most)
         todo = r.fill - r.prefix
         self._take(r, min(todo, limit), cut=todo > limit)
 
@@ -82,14 +89,18 @@ class PrefillAdder:
         A candidate must fit with all of its prompt and output, even if only a chunk is computed
         now. The test counts the tokens that it may still emit, the charge all that it may emit.
         """
-        prefix, node = self.memory.match(r, r.fill - 1)
+        prefix, node = self.memory.match(r, r.most_cached)
         r.looked, r.matched = r.fill, prefix
+        if not self.rules.bounds_delays and self._delayed():
+            return Admission.OTHER
         if self.most is not None and len(self.can) >= self.most:
             return Admission.OTHER
         if r.ignore_eos and self.memory.tree is None:
             return self._add_lasting(r)
         self.memory.lock(node)
         tokens = self._admit(r, prefix)
+        if not isinstance(tokens, Admission) and self._delayed():
+            tokens = Admission.OTHER
         if isinstance(tokens, Admission):
             self.memory.unlock(node)
             return tokens
@@ -100,9 +111,13 @@ class PrefillAdder:
     def why_not(self, r: Req, admission: Admission) -> Why:
         """Why ``r``, the first that was not taken, has to wait."""
         if admission is Admission.OTHER:
-            return "budget"
+            return "rule" if self._delayed() else "budget"
         fits = self.memory.up(r.fill) <= self.memory.room - self.needed
         return "reserved" if fits else "blocks"
+
+    def _delayed(self) -> bool:
+        """Whether the delayer lets nobody in now."""
+        return self.delayer is not None and not self.delayer.allows(len(self.running))
 
     @property
     def left(self) -> float:
@@ -141,6 +156,8 @@ class PrefillAdder:
                 return Admission.NO_TOKEN
             freed += occupies
             alive -= 1
+        if self._delayed():
+            return Admission.OTHER
         if self.chunk is None or r.fill <= self.chunk:
             self._take(r, r.fill, cut=False)
         elif self.chunk <= 0:

@@ -9,7 +9,9 @@ from annotated_types import Ge, Gt, Lt
 
 from simkv.schedulers.sglang.versions import RULES
 
-Policy = Literal["fcfs", "lpm", "hrrn", "lof"]
+Policy = Literal[
+    "fcfs", "lpm", "hrrn", "lof", "dfs-weight", "routing-key", "shortest-prefill-first", "random"
+]
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,10 @@ class SglangConfig:
     prefill_max_requests: Annotated[int, Gt(0)] | None = None
     """Most requests in one prefill pass; left out, any number. [--prefill-max-requests]"""
     schedule_policy: Policy = "fcfs"
-    """Order of the waiting queue: by arrival, longest cached prefix first, by response ratio (both
-    need the radix cache), or longest possible output first. [--schedule-policy]"""
+    """Order of the waiting queue: by arrival, longest cached prefix first, by response ratio, by
+    weight of the cached tree's branches, fewest uncached tokens first (these four need the radix
+    cache), longest possible output first, or by the keys of those who run. random is refused: its
+    numbers are the process's own. [--schedule-policy]"""
     enable_priority_scheduling: bool = False
     """Whether `priority` goes before the order of arrival; a larger one is more urgent. Needs fcfs
     or lof. [--enable-priority-scheduling]"""
@@ -66,6 +70,23 @@ class SglangConfig:
     min_free_slots_delay: Annotated[int, Gt(0)] | None = None
     """While requests run, nobody new is taken before so many rows are free.
     [--min-free-slots-delay]"""
+    enable_prefill_delayer: bool = False
+    """Whether prompts wait until more of them can be computed together.
+    [--enable-prefill-delayer]"""
+    prefill_delayer_max_delay_passes: Annotated[int, Gt(0)] = 30
+    """For so many passes at most (before 0.5.20: without end).
+    [--prefill-delayer-max-delay-passes]"""
+    prefill_delayer_token_usage_low_watermark: Annotated[float, Ge(0)] | None = None
+    """Not while a smaller share of the pool is used.
+    [--prefill-delayer-token-usage-low-watermark]"""
+    prefill_delayer_queue_min_ratio: Annotated[float, Ge(0)] | None = None
+    """If set, also while fewer wait than this share of those that run.
+    [--prefill-delayer-queue-min-ratio]"""
+    prefill_delayer_max_delay_ms: Annotated[float, Ge(0)] | None = None
+    """For that so many milliseconds at most; left out, 5000. [--prefill-delayer-max-delay-ms]"""
+    allow_auto_truncate: bool = False
+    """Whether a prompt that is longer than the pool can hold is cut; else it is refused.
+    [--allow-auto-truncate]"""
     disable_radix_cache: bool = False
     """Whether nothing is shared between prompts that begin alike. [--disable-radix-cache]"""
     disable_overlap_schedule: bool = False
@@ -146,6 +167,12 @@ class SglangConfig:
                 "use '0.5.23-lpm-aging'"
             )
         self._check_order()
+        self._check_delayer()
+        if self.allow_auto_truncate and self.max_total_num_tokens <= 6:
+            raise ValueError(
+                f"allow_auto_truncate: a pool of {self.max_total_num_tokens} tokens leaves nothing "
+                "of a prompt; expected max_total_num_tokens of 7 or more"
+            )
         defaults = {field.name: field.default for field in fields(self)}
         for knob in RULES[self.variant].lacks:
             if getattr(self, knob) != defaults[knob]:
@@ -165,6 +192,16 @@ class SglangConfig:
     def _check_order(self) -> None:
         """Raise ValueError for an order of the queue that there is not."""
         policies = RULES[self.variant].policies
+        if self.schedule_policy == "random":
+            raise ValueError(
+                "schedule_policy: 'random' shuffles the queue in every pass by the random numbers "
+                f"of SGLang's process, which nobody else has; expected one of {', '.join(policies)}"
+            )
+        if self.schedule_policy == "shortest-prefill-first" and self.disable_radix_cache:
+            raise ValueError(
+                "schedule_policy: SGLang has 'shortest-prefill-first' only with the radix cache; "
+                "expected disable_radix_cache: false beside it"
+            )
         if self.schedule_policy not in policies:
             raise ValueError(
                 f"schedule_policy: SGLang {self.variant} does not have {self.schedule_policy!r}; "
@@ -175,8 +212,23 @@ class SglangConfig:
                 f"schedule_policy: {self.schedule_policy!r} beside enable_priority_scheduling; "
                 "expected fcfs or lof"
             )
+        if self.enable_priority_scheduling and self.max_queued_requests == 0:
+            raise ValueError(
+                "max_queued_requests: with 0 beside enable_priority_scheduling SGLang dies of the "
+                "first request; expected 1 or more"
+            )
         if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
             raise ValueError("retraction_policy: 'priority' needs enable_priority_scheduling")
+
+    def _check_delayer(self) -> None:
+        """Raise ValueError where the prefill delayer cannot be, or is not modelled."""
+        if self.enable_prefill_delayer and self.disable_overlap_schedule:
+            raise ValueError("enable_prefill_delayer: SGLang needs the overlap schedule for it")
+        if self.enable_prefill_delayer and self.dp_size > 1:
+            raise ValueError(
+                "enable_prefill_delayer: beside enable_dp_attention the ranks agree when to "
+                "prefill, which is not modelled; expected false"
+            )
 
     # What one rank of dp attention takes of the server's flags: arg_groups/parallel_hook.py and
     # model_executor/pool_configurator.py of the wheel.

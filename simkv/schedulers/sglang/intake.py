@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simkv.core.prefix import Content
-from simkv.core.request import Prompt
+from simkv.core.request import Prompt, Segment
 from simkv.schedulers.sglang.memory import Req
 from simkv.schedulers.sglang.receive import Receiver
 from simkv.schedulers.sglang.state import LoopState
 
+#: What is computed for a request that is refused.
+STUB = (Segment("refused", 0, 1),)
+
 
 class Intake:
-    """Takes requests and aborts when the loop looks at what came.
-
-    ``refused`` are requests that were too long, since the last batch.
-    """
+    """Takes requests and aborts when the loop looks at what came."""
 
     def __init__(self, state: LoopState) -> None:
         self.state = state
         self.receiver = Receiver(state.config.scheduler_recv_interval)
-        self.refused: list[int] = []
 
     def add(self, prompt: Prompt) -> None:
         if self.receiver.always:
@@ -41,28 +42,30 @@ class Intake:
             else:
                 self._drop(message)
 
-    def refusals(self) -> list[int]:
-        """Ids that were refused since this was asked last."""
-        refused, self.refused = self.refused, []
-        return refused
-
     def _take(self, prompt: Prompt) -> None:
         """Queue a request, its output limit clipped to what the pool can hold beside its prompt.
 
-        A prompt of the pool's size less 6 tokens or more is refused with the next batch.
+        A prompt of the pool's size less 6 tokens or more is cut after that limit is known, or
+        refused: then it waits as a prompt of one token whose answer says so. So does one that asks
+        for log probabilities from behind its end.
         """
-        state = self.state
-        pool, page = state.config.max_total_num_tokens, state.config.page_size
-        length = prompt.prompt_tokens
-        if length >= pool - 6:
-            self.refused.append(prompt.id)
-            return
-        fits_alone = pool - state.memory.up(length) - page - 1
-        max_new = max(0, min(prompt.max_tokens, (pool - 1) - length - 1, fits_alone))
-        req = Req(prompt.id, length, max_new, prompt.ignore_eos, Content(prompt), prompt.lora)
-        req.priority = prompt.priority
-        state.live[req.id] = req
-        state.queue(req)
+        config, page = self.state.config, self.state.config.page_size
+        pool, length, most = config.max_total_num_tokens, prompt.prompt_tokens, prompt.max_tokens
+        fits_alone = pool - self.state.memory.up(length) - page - 1
+        max_new = max(0, min(most, (pool - 1) - length - 1, fits_alone))
+        refused = length >= pool - 6 and not config.allow_auto_truncate
+        if config.allow_auto_truncate:
+            prompt = _cut(prompt, pool - 6)
+            length = prompt.prompt_tokens
+        since = length if prompt.logprobs_from == -1 else prompt.logprobs_from
+        refused = refused or (since or 0) > length
+        if refused:
+            prompt, since = replace(prompt, prompt_tokens=1, segments=STUB), None
+        req = Req(prompt.id, prompt.prompt_tokens, max_new, prompt.ignore_eos, Content(prompt))
+        req.lora, req.routing_key, req.priority = prompt.lora, prompt.routing_key, prompt.priority
+        req.logprobs_from, req.refused = since, refused
+        self.state.live[req.id] = req
+        self.state.queue(req)
 
     def _drop(self, request_id: int) -> None:
         """The client has gone, as by an AbortReq.
@@ -83,3 +86,14 @@ class Intake:
         else:
             state.waiting.remove(req)
             del state.live[req.id]
+
+
+def _cut(prompt: Prompt, most: int) -> Prompt:
+    """The first ``most`` tokens of a prompt."""
+    if prompt.prompt_tokens <= most:
+        return prompt
+    pieces, left = [], most
+    for stream, start, end in prompt.segments:
+        pieces.append(Segment(stream, start, min(end, start + left)))
+        left -= pieces[-1].end - start
+    return replace(prompt, prompt_tokens=most, segments=tuple(p for p in pieces if p.end > p.start))

@@ -29,9 +29,12 @@ class Req:
     is what the last ordering of the queue found cached, ``stamp`` the engine's count of processed
     tokens when the request was queued, ``passes`` the passes that found it there (if they count).
     ``pending`` counts tokens that launched batches will emit for it; a token that arrives when it
-    is 0 is dropped. ``aborted``: the client has gone. It asks for the adapter ``lora`` and was put
+    is 0 is dropped. ``aborted``: the client has gone. A ``refused`` one is a prompt of one token,
+    and its first token tells the client why. Log probabilities are asked for of the tokens from
+    ``logprobs_from`` on. It asks for the adapter ``lora`` and was put
     into the queue last at ``queued_at`` (s), as the ``entry``-th that was. When a prefill
-    pass looked at it last it had ``looked`` tokens, of which it found ``matched`` cached.
+    pass looked at it last it had ``looked`` tokens, of which it found ``matched`` cached. What the
+    last ordering found cached ``ended`` at that node; ``routing_key`` says to whom it belongs.
     """
 
     id: int
@@ -40,11 +43,15 @@ class Req:
     ignore_eos: bool
     content: Content
     lora: str | None = None
+    logprobs_from: int | None = None
+    refused: bool = False
     queued_at: float = 0.0
     priority: int = 0
     entry: int = 0
     looked: int = 0
     matched: int = 0
+    routing_key: str | None = None
+    ended: Node | None = field(default=None, repr=False)
     out: int = 0
     prefix: int = 0
     end: int = 0
@@ -62,6 +69,17 @@ class Req:
     def fill(self) -> int:
         """Tokens that a prefill must have: the prompt, after a retraction the outputs too."""
         return self.prompt_tokens + self.out
+
+    @property
+    def most_cached(self) -> int:
+        """So many tokens may come from the cache: not the last, none of log probabilities."""
+        most = self.fill - 1
+        return most if self.logprobs_from is None else min(most, self.logprobs_from)
+
+    @property
+    def work(self) -> int:
+        """Tokens of it that were not cached when the queue was ordered last, at least 1."""
+        return max(1, self.fill - self.hit)
 
 
 class Memory:

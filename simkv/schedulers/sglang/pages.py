@@ -75,7 +75,7 @@ class PagedTree(RadixTree):
 
     def path(self, node: Node) -> list[int]:
         """Pages of all tokens from the root to the end of ``node``."""
-        pieces = [self._pages[part] for part in self._path(node)]
+        pieces = [self._pages[part] for part in self.upward(node)]
         return [page for piece in reversed(pieces) for page in piece]
 
     def insert(self, content: Content, tokens: int) -> tuple[int, Node]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 from simkv.core.scheduler import Batch
 from simkv.schedulers.sglang.adder import Admission, PrefillAdder
 from simkv.schedulers.sglang.decode import leave_out_ending
+from simkv.schedulers.sglang.delayer import PrefillDelayer
 from simkv.schedulers.sglang.memory import EngineDies, Req
 from simkv.schedulers.sglang.order import QueueOrder
 from simkv.schedulers.sglang.preempt import preempt_for
@@ -21,20 +22,29 @@ class PrefillPass:
         self.order = QueueOrder(state)
         self.gave_way: list[Req] = []
         self.fewest_free = _fewest_free(state)
+        self.delayer = PrefillDelayer(state) if state.config.enable_prefill_delayer else None
 
     def run(self, noted: Batch) -> ScheduleBatch | None:
         """Sort the queue, take its head, give that its memory. Raises EngineDies.
 
         Notes in ``noted`` who is passed over and who gave way.
         """
+        if self.delayer is None:
+            return self._run(noted)
+        self.delayer.begin()
+        batch = self._run(noted)
+        self.delayer.end(len(batch.rows) if batch else 0, batch.prefills if batch else 0)
+        return batch
+
+    def _run(self, noted: Batch) -> ScheduleBatch | None:
         state = self.state
         if not self._looks_at_queue():
             return None
         self.order.sort()
-        adder = PrefillAdder(state)
+        adder = PrefillAdder(state, self.delayer)
         continued = 0
         if state.chunked:
-            adder.continue_chunked(state.chunked)
+            adder.continue_chunked(state.chunked, self.order.limit(state.chunked, adder.chunk or 0))
             continued = 1
         self.gave_way = []
         passed = self._admit(adder, continued, noted)
@@ -53,9 +63,10 @@ class PrefillPass:
             prefills=len(adder.can),
             extend_tokens=sum(r.end - r.prefix for r in adder.can),
             chunked=adder.chunked,
+            prefill_only=not any(r.max_new for r in adder.can),
         )
         state.memory.extend(batch.rows)
-        if state.config.mixes and state.running.rows:
+        if state.config.mixes and state.running.rows and not _asks_logprobs(state, batch):
             self._mix(batch)
         return batch
 
@@ -163,10 +174,15 @@ class PrefillPass:
             if state.memory.free < 0:
                 why = f"out of memory: {len(running.rows)} decodes beside a prefill"
                 raise EngineDies(why, batch.rows)
-            batch.kind = "mixed"
+            batch.kind, batch.prefill_only = "mixed", False
             batch.rows = batch.rows + running.rows
             batch.extend_tokens += len(running.rows)
             state.running = ScheduleBatch(full=running.full)
+
+
+def _asks_logprobs(state: LoopState, batch: ScheduleBatch) -> bool:
+    """Whether anybody asks for log probabilities: such batches are not mixed."""
+    return any(r.logprobs_from is not None for r in (*batch.rows, *state.running.rows))
 
 
 def _fewest_free(state: LoopState) -> int:

@@ -65,6 +65,8 @@ def _prompt(request: Line) -> Prompt:
             for stream, start, tokens in request.get("segments", ())
         ),
         lora=request.get("lora"),
+        routing_key=request.get("routing_key"),
+        logprobs_from=request.get("logprobs_from"),
     )
 
 
@@ -75,13 +77,15 @@ def _shown(prompt: Prompt) -> Line:
         "segments": [[s.stream, s.start, s.end - s.start] for s in prompt.segments],
         **({"lora": prompt.lora} if prompt.lora else {}),
         **({"priority": prompt.priority} if prompt.priority else {}),
+        **({"routing_key": prompt.routing_key} if prompt.routing_key else {}),
+        **({"logprobs_from": at} if (at := prompt.logprobs_from) is not None else {}),
     }
 
 
 def _queues(scheduler: SglangScheduler) -> Line:
     memory = scheduler.state.memory
     return {
-        "waiting": scheduler.waiting_ids(),
+        "waiting": [r.id for r in scheduler.state.waiting],
         "running": scheduler.decode_ids(),
         "free_blocks": memory.free // memory.page_size,
     }

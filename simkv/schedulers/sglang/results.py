@@ -54,13 +54,13 @@ def _emit(state: LoopState, r: Req, ended: Collection[int], done: Completion) ->
         return False
     r.pending -= 1
     r.out += 1
-    if not r.aborted:
+    if not (r.aborted or r.refused):
         done.delivered.append(r.id)
-    if not (r.aborted or r.id in ended or r.out >= r.max_new):
+    if not (r.aborted or r.refused or r.id in ended or r.out >= r.max_new):
         return True
     # With overlap also of the last token, if it ended early.
     state.memory.publish(r, r.kv, ended=True)
     state.end(r)
     if not r.aborted:
-        done.finished.append(r.id)
+        (done.refused if r.refused else done.finished).append(r.id)
     return False

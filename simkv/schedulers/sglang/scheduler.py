@@ -68,7 +68,7 @@ class SglangScheduler:
         """Choose and launch the next batch."""
         state = self.state
         self.intake.receive()
-        batch = Batch(ignored=self.intake.refusals(), refused=state.turned_away)
+        batch = Batch(refused=state.turned_away)
         try:
             chosen = self._choose(batch)
         except EngineDies as error:
@@ -100,7 +100,7 @@ class SglangScheduler:
             chosen = self.prefill.run(batch)
         if chosen is None and state.chunked:
             batch.aside[state.chunked.id] = "rule"
-        if chosen is None and state.running.rows:
+        if chosen is None and state.running.rows and not state.running.prefill_only:
             chosen = decode_step(state, batch)
         if chosen and chosen.kind != "decode":
             self.interval.begin()
@@ -118,10 +118,14 @@ class SglangScheduler:
                 state.running.full = False
             if last.rows and state.running.rows:
                 state.running.rows += last.rows
+                state.running.prefill_only &= last.prefill_only
             elif last.rows:
                 state.running = last  # and with it goes the old flag
-        if state.rules.drops_finished:
-            state.running.keep([r for r in state.running.rows if not r.finished])
+        going_on = [r for r in state.running.rows if not r.finished]
+        if state.rules.drops_finished or (state.running.prefill_only and not going_on):
+            state.running.keep(going_on)
+        elif state.running.prefill_only:
+            state.running.rows = going_on  # the flag stays as it is
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Process the results of the oldest launched batch: tokens emitted, requests finished."""
@@ -203,6 +207,7 @@ class SglangScheduler:
             tuple((_rows(f.prefills), _rows(f.decodes)) for f in state.flights),
             state.ratio.current,
             self.interval.left,
+            self.prefill.delayer and self.prefill.delayer.fingerprint(),
             receiver.counter,
             state.loras and state.loras.fingerprint(),
             len(receiver.unread),
@@ -221,4 +226,5 @@ def _rows(rows: Sequence[Req]) -> Hashable:
 
 def _batch(batch: ScheduleBatch) -> Hashable:
     chunked = batch.chunked and batch.chunked.id
-    return _rows(batch.rows), batch.kind, batch.full, chunked, batch.extend_tokens
+    kind = batch.kind, batch.prefill_only
+    return _rows(batch.rows), kind, batch.full, chunked, batch.extend_tokens

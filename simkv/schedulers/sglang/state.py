@@ -15,6 +15,7 @@ from simkv.schedulers.sglang.versions import SglangRules
 
 #: How a request is turned away (``_abort_on_queued_limit``).
 FULL = Refusal("max_queued_requests", "The request queue is full.")
+OUTRANKED = Refusal(FULL.knob, "The request is aborted by a higher priority request.")
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +24,8 @@ class ScheduleBatch:
 
     ``full`` ("batch_is_full") on the running batch keeps the queue from being looked at.
     A batch that was built to prefill has ``prefills`` such rows before any others, and
-    ``extend_tokens`` to compute; ``chunked`` is the one whose prompt that does not finish.
+    ``extend_tokens`` to compute; ``chunked`` is the one whose prompt that does not finish. One in
+    which nobody may emit anything was built as ``prefill_only``, and never decodes.
     """
 
     rows: list[Req] = field(default_factory=list)
@@ -32,6 +34,7 @@ class ScheduleBatch:
     prefills: int = 0
     extend_tokens: int = 0
     chunked: Req | None = None
+    prefill_only: bool = False
 
     def keep(self, staying: list[Req]) -> bool:
         """Go on with ``staying`` alone; whether somebody left, who makes room."""
@@ -88,16 +91,29 @@ class LoopState:
         return not (self.waiting or self.running.rows or self.chunked or self.flights)
 
     def queue(self, r: Req) -> None:
-        """Put ``r``, which comes or was retracted, behind all who wait, or turn it away."""
+        """Put ``r``, which comes or was retracted, behind all who wait.
+
+        If they are too many one is turned away: ``r``, or by priority who is less urgent than it.
+        """
         most = self.config.max_queued_requests
-        if most is not None and len(self.waiting) >= most:
-            r.pending = 0  # what it still computes is for nobody
-            del self.live[r.id]
-            self.turned_away[r.id] = FULL
+        if most is not None and len(self.waiting) >= most and self._turn_away_for(r) is r:
             return
         self.entries += 1
         r.stamp, r.queued_at, r.entry = self.processed_tokens, self.now, self.entries
         self.waiting.append(r)
+
+    def _turn_away_for(self, r: Req) -> Req:
+        """Turn away ``r`` or the least urgent of the queue (the last that came); who it was."""
+        last, why = r, FULL
+        if self.config.enable_priority_scheduling:
+            worst = max(self.waiting, key=lambda x: (self.urgency(x), x.entry))
+            if self.urgency(r) < self.urgency(worst):
+                last, why = worst, OUTRANKED
+                self.waiting.remove(worst)
+        last.pending = 0  # what it still computes is for nobody
+        del self.live[last.id]
+        self.turned_away[last.id] = why
+        return last
 
     def urgency(self, r: Req) -> int:
         """Less is more urgent."""

@@ -37,6 +37,9 @@ class SglangRules:
     nobody has it any more, and it never ends.
     ``caps_free_slots`` that a pass waits for at 2 to 4 by the rows that there are, none if they are
     less than 8.
+    ``bounds_delays``: the prefill delayer gives up after its passes, looks at the last 16 attempts,
+    and is asked when a candidate has passed all tests, for the rest of a prompt too; else it delays
+    while rows are few, remembers the largest prefill for good, and is asked first.
     ``lpm_aging`` has ``lpm_aging_tokens_per_pass``. ``policies`` are the orders of the queue that
     can be asked for; ``lacks`` are knobs that cannot be set yet.
     """
@@ -56,8 +59,17 @@ class SglangRules:
     splits_retracted: bool = True
     keeps_preempted: bool = True
     caps_free_slots: bool = False
+    bounds_delays: bool = True
     lpm_aging: bool = False
-    policies: tuple[str, ...] = ("fcfs", "lpm", "hrrn", "lof")
+    policies: tuple[str, ...] = (
+        "fcfs",
+        "lpm",
+        "hrrn",
+        "lof",
+        "dfs-weight",
+        "routing-key",
+        "shortest-prefill-first",
+    )
     lacks: tuple[str, ...] = ()
 
 
@@ -87,6 +99,7 @@ RULES: Mapping[str, SglangRules] = {
         refreshes=False,
         splits_retracted=False,
         keeps_preempted=False,
+        policies=("fcfs", "lpm", "hrrn", "lof", "dfs-weight", "routing-key"),
         lacks=("prefill_decode_interval_min_bs",),
     ),
     "0.5.15": replace(
@@ -106,7 +119,8 @@ RULES: Mapping[str, SglangRules] = {
         splits_retracted=False,
         keeps_preempted=False,
         caps_free_slots=True,
-        policies=("fcfs", "lpm", "lof"),
+        bounds_delays=False,
+        policies=("fcfs", "lpm", "lof", "dfs-weight", "routing-key"),
         lacks=(
             "prefill_decode_interval_min_bs",
             "prefill_decode_interval",
@@ -136,6 +150,7 @@ SHOWN = (
     "splits_retracted",
     "keeps_preempted",
     "caps_free_slots",
+    "bounds_delays",
 )
 
 #: Rules that the recordings of a release show, as flipping each of them shows.

@@ -57,6 +57,8 @@ def _row(r: Request, timeout: float | None) -> Listed:
         has_images=r.has_images,
         lora=r.lora,
         **acceptance_fields(r),
+        routing_key=r.routing_key,
+        logprobs_from=r.logprobs_from,
         ignore_eos=r.ignore_eos,
         timeout=None if r.timeout == timeout else r.timeout,
         **_shared(r),

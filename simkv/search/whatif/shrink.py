@@ -397,6 +397,8 @@ class _Search:
             {"priority": 0},
             {"lora": None},
             {"acceptance": None, "acceptance_seed": None},
+            {"routing_key": None},
+            {"logprobs_from": None},
             {"max_tokens": None},
         ):
             plainer.append(_set(values))
