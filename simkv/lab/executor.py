@@ -203,6 +203,6 @@ class _Shown:
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         completion = self._inner.complete(batch, ended)
-        for i in completion.finished:
+        for i in (*completion.finished, *completion.refused):
             self._executor.runner.retire(i)
         return completion

@@ -242,11 +242,15 @@ class Engine(Replica):
             self.door.told(completion.delivered)
         if self.delivered:
             self.delivered([*delivered, *flight.group])
+        self._end(completion)
+        return bool(completion.delivered or completion.refused or batch.decodes)
+
+    def _end(self, completion: Completion) -> None:
+        """Requests that are over with a batch."""
         for i in completion.finished:
-            self.resolve(lives[i], Outcome.FINISHED)
+            self.resolve(self.record.lives[i], Outcome.FINISHED)
         for i in completion.refused:
-            self.resolve(lives[i], Outcome.REJECTED, "the engine gave it up")
-        return bool(completion.delivered or batch.decodes)
+            self.resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
 
     def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:
         """Tokens that were computed and thrown away have to be computed again, if ever."""

@@ -66,7 +66,7 @@ def _deliver(recorder: Recorder, emitted: Emitted, batch: Batch, members: list[i
     emitted.accept(batch)
     completion = recorder.complete(batch, emitted.ended(batch, members))
     emitted.count(batch, completion, members)
-    return bool(completion.delivered or batch.decodes)
+    return bool(completion.delivered or completion.refused or batch.decodes)
 
 
 def _members(batch: Batch) -> list[int]:
