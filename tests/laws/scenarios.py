@@ -240,7 +240,8 @@ AT_START = ("fixed", "async_scheduling", "scheduler_reserve_full_isl", "enable_p
 AT_START += ("spares_null_block", "checks_threshold", "caches_states")
 #: Rules about groups of layers, which are drawn in one case of four only.
 OF_GROUPS = ("frees_processed", "keeps_boundaries")
-OF_GROUPS += ("frees_gaps", "keeps_junctions", "wide_states", "leaves_last")
+OF_GROUPS += ("keyless_windows", "frees_gaps", "starts_at_junctions", "keeps_junctions")
+OF_GROUPS += ("wide_states", "leaves_last")
 #: Rules about drafts, which are drawn as rarely.
 OF_DRAFTS = ("draft_methods", "async_drafts", *recorded_rules.OF_DRAFTS)
 

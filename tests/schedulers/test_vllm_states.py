@@ -117,6 +117,13 @@ def test_a_prompt_is_found_up_to_a_state_that_was_left_and_a_branch_from_the_sec
     assert hits(engine(**wide, **every), chat(0, 13), chat(1, 13)) == [0, 16]
 
 
+def test_from_0_24_on_the_first_chunk_leaves_a_state_where_a_branch_parts() -> None:
+    knobs = {"max_num_batched_tokens": 64, "enable_prefix_caching": True}
+    for variant, third in (("0.23.0", 0), ("0.24.0", 16)):
+        found = hits(engine(variant=variant, **knobs), chat(0, 13), chat(1, 13), chat(2, 13))
+        assert found == [0, 0, third]
+
+
 def test_nobody_starts_from_a_state_of_the_same_step() -> None:
     scheduler = engine(max_num_batched_tokens=64)
     scheduler.add(chat(0, 1))
@@ -154,7 +161,7 @@ def test_up_to_0_29_a_state_behind_a_gap_stays() -> None:
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({"variant": "0.23.0"}, "from vLLM 0.24 on, not for 0.23.0"),
+        ({"variant": "0.20.0"}, "from vLLM 0.21 on, not for 0.20.0"),
         ({"mamba_cache_mode": "all"}, "ended with vLLM 0.31, in 0.33.0 it is always align"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "must be true where"),
         (

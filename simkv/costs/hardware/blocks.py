@@ -42,7 +42,7 @@ GRAPHS, GRAPHS_FROM = 1_000_000_000, (0, 20)
 #: Tokens in the smallest block that attention's kernels take, of which blocks are multiples.
 KERNEL_BLOCK = 16
 #: The release of vLLM from which on groups with states are modelled (schedulers/vllm/states.py).
-STATES_FROM = (0, 24)
+STATES_FROM = (0, 21)
 #: Bytes of a GPU that a process of SGLang has in use before it loads weights.
 SGLANG_CONTEXT = 0.5 * GIB
 #: Decodes in SGLang's largest CUDA graph by default: MiB of a GPU below which they hold, on fewer

@@ -31,7 +31,9 @@ SEEN: dict[str, tuple[str, ...]] = {
         "skipped_apart",
         "frees_processed",
         "keeps_boundaries",
+        "keyless_windows",
         "frees_gaps",
+        "starts_at_junctions",
         "keeps_junctions",
         "wide_states",
         "leaves_last",
@@ -69,7 +71,7 @@ SHOWN_BY = {
     "counts_all_loras": "async_scheduling",
     **dict.fromkeys(("frees_processed", "keeps_boundaries"), "kv_cache_groups"),
     **dict.fromkeys(("keeps_junctions", "wide_states", "leaves_last"), "kv_cache_groups"),
-    "frees_gaps": "kv_cache_groups",
+    **dict.fromkeys(("keyless_windows", "starts_at_junctions", "frees_gaps"), "kv_cache_groups"),
     **dict.fromkeys(OF_DRAFTS, "num_speculative_tokens"),
     **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
 }
@@ -81,11 +83,17 @@ Rules = TypeVar("Rules")
 def can_show(version: str, rule: str) -> bool:
     """Whether a release can show a rule at all: some need a knob that it does not have.
 
-    Where tokens under way count as computed, all states behind are given back in time. Slots of a
-    draft model that are taken off the budget beforehand are enough for all.
+    Some show only where another does not hold: where tokens under way count as computed, all states
+    behind are given back in time; slots of a draft model that are taken off the budget beforehand
+    are enough for all.
     """
     rules = rules_of(version)
-    if rule == "frees_gaps" and not rules.frees_processed:
+    hidden = {
+        "frees_gaps": not rules.frees_processed,
+        "keyless_windows": rules.keyless_first,
+        "starts_at_junctions": rules.keeps_junctions,
+    }
+    if hidden.get(rule):
         return False
     if rule in ("pads_with_room", "pads_hits") and not rules.pads_drafts:
         return False

@@ -124,7 +124,7 @@ class VllmConfig:
     `simkv blocks` says those of a model. [vLLM groups layers by the model's config.json]"""
     mamba_cache_mode: Literal["align", "all"] | None = None
     """Of which states the prefix cache can start: those at the ends of chunks, which then end where
-    blocks do (align, as is if left out), or of every block (all, in 0.24 to 0.31, which take it by
+    blocks do (align, as is if left out), or of every block (all, in 0.21 to 0.31, which take it by
     themselves up to 0.28 for models that can). [--mamba-cache-mode]"""
     mamba_prefill_checkpoints: bool = False
     """Whether kernels write the state at the end of a block from within a chunk, too, so that the

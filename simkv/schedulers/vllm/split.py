@@ -1,7 +1,7 @@
 """Where chunks of prompts end, so that there are states that the prefix cache can keep.
 
 A state is written where a chunk ends, and can be found where a block ends. So vLLM lets chunks end
-with blocks: ``Scheduler._mamba_block_aligned_split`` of 0.24.0 to 0.33.0, for groups of one block
+with blocks: ``Scheduler._mamba_block_aligned_split`` of 0.21.0 to 0.33.0, for groups of one block
 size and without drafts.
 """
 
@@ -34,6 +34,7 @@ class StateSplit:
         largest = config.max_num_scheduled_tokens or config.max_num_batched_tokens
         self._largest = min(largest, config.long_prefill_token_threshold or largest)
         self._wide, self._at_any = rules.wide_states, rules.keeps_junctions
+        self._at_first = rules.starts_at_junctions or self._at_any
         self._left = 1 if rules.leaves_last else 0
         self._within = config.mamba_prefill_checkpoints
 
@@ -55,6 +56,6 @@ class StateSplit:
         stops = [0 if within else last]
         if self._wide and start % size:
             stops.append((start // size + 1) * size)
-        if start < r.junction < end and (waits or self._at_any):
+        if start < r.junction < end and (self._at_first if waits else self._at_any):
             stops.append(start + (r.junction - start) // size * size)
         return max(min((stop for stop in stops if start < stop < end), default=end) - start, 0)

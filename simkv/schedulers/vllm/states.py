@@ -1,7 +1,7 @@
 """Blocks of models some of whose layers keep a state: Mamba, linear attention (``mamba`` groups).
 
 A state is of all tokens so far and fills one block, whatever their number. ``MambaManager`` of
-``single_type_kv_cache_manager.py`` in ``vllm/v1/core``, 0.24.0 to 0.33.0, keeps them in three ways
+``single_type_kv_cache_manager.py`` in ``vllm/v1/core``, 0.21.0 to 0.33.0, keeps them in three ways
 (``mamba_cache_mode``):
 
 - Without a prefix cache a request has one block in such a group from its admission to its end.
@@ -163,10 +163,12 @@ class StateMemory(WindowMemory):
     def _drop(self, owner: int, held: list[int], turns: list[list[int]]) -> None:
         """Give back the blocks at some of the places that a table has blocks at."""
         left = held.copy()
-        for places in turns:
+        for places, keyless in zip(
+            turns, (self._keyless_behind, self._keyless_first), strict=False
+        ):
             if places:
                 at = [left.index(place) for place in places]
-                self._pool.release_at(owner, at, keyless_first=self._keyless_first)
+                self._pool.release_at(owner, at, keyless_first=keyless)
                 left = [place for place in left if place not in places]
 
     def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:

@@ -59,13 +59,15 @@ class VllmRules:
     under fcfs; but ``turns_skipped`` puts the last of them first, and ``skipped_apart`` has them in
     a queue of their own, which is looked at before that of the others and of the preempted.
 
-    With windows (windows.py): ``frees_processed``: tokens under way count as not computed when
-    blocks are given back. ``keeps_boundaries``: the cache keeps of a window only where a hit could
-    end.
+    With windows (windows.py): ``keyless_windows``: whatever ``keyless_first`` says, their freed
+    blocks without a key are taken again first. ``frees_processed``: tokens under way count as not
+    computed when blocks are given back. ``keeps_boundaries``: the cache keeps of a window only
+    where a hit could end.
 
     With states (states.py, split.py), which by default the prefix cache ``caches_states`` of:
     ``frees_gaps``: all states behind go, else those behind a gap stay to the end.
-    ``keeps_junctions``: every chunk ends where the hit of another group ended; else only the first.
+    ``starts_at_junctions``: a first chunk ends where the hit of another group ended;
+    ``keeps_junctions``: any does.
     ``wide_states``: chunks of the last block end at a block, too, and where a block is larger than
     a chunk may be, they end anywhere; else start-up refuses that. ``leaves_last``: of a prompt that
     ends with a block, the state is kept a block before.
@@ -105,10 +107,12 @@ class VllmRules:
     counts_all_loras: bool = True
     turns_skipped: bool = False
     skipped_apart: bool = False
+    keyless_windows: bool = True
     frees_processed: bool = True
     keeps_boundaries: bool = True
     caches_states: bool = True
     frees_gaps: bool = True
+    starts_at_junctions: bool = True
     keeps_junctions: bool = True
     wide_states: bool = True
     leaves_last: bool = True
@@ -165,10 +169,12 @@ OLDEST = VllmRules(
     sees_the_end=False,
     counts_all_loras=False,
     turns_skipped=True,
+    keyless_windows=False,
     frees_processed=False,
     keeps_boundaries=False,
     caches_states=False,
     frees_gaps=False,
+    starts_at_junctions=False,
     keeps_junctions=False,
     wide_states=False,
     leaves_last=False,
@@ -239,18 +245,24 @@ RELEASES: Mapping[int, Release] = {
         {"scheduler_reserve_full_isl": False},
     ),
     20: Release("b8160878f"),
-    21: Release("ad7125a43"),
+    21: Release(
+        "ad7125a43",
+        "at admission a window counts at most what it ever has; groups of layers from here on",
+        knobs={"kv_cache_groups": (0,), "mamba_cache_mode": None},
+    ),
     22: Release("0b3ba88f1"),
     23: Release(
         "0fc695fc6",
-        "lookahead slots for drafts from the first step on",
-        {"lookahead_at_admission": True},
+        "lookahead slots for drafts from the first step on; blocks of windows that are not cached "
+        "are taken again first",
+        {"lookahead_at_admission": True, "keyless_windows": True},
     ),
     24: Release(
         "ee0da84ab",
-        "of freed blocks those that are not cached are taken again first; watermark",
-        {"keyless_first": True},
-        {"watermark": 0.0, "kv_cache_groups": (0,), "mamba_cache_mode": None},
+        "of freed blocks those that are not cached are taken again first; watermark; with states a "
+        "first chunk ends at a junction",
+        {"keyless_first": True, "starts_at_junctions": True},
+        {"watermark": 0.0},
     ),
     25: Release(
         "dd10e03f9",

@@ -5,7 +5,7 @@ a table for each group, all out of one pool, and a block is ``block_size`` token
 a group with a window, blocks that have left it are given back while the request runs.
 
 Rules of ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in
-``vllm/v1/core``, 0.24.0 to 0.33.0, for groups of one block size:
+``vllm/v1/core``, 0.21.0 to 0.33.0, for groups of one block size:
 
 - A hit needs all blocks up to its end in groups without a window, and in the others those that the
   window before the next token reaches into.
@@ -46,11 +46,12 @@ class WindowMemory(VllmMemory):
         # Of states that are kept, the one before the next token is needed, and that is written.
         kept = 2 if self.cache else 0
         self.windows = tuple(kept if g == "mamba" else int(g) for g in config.kv_cache_groups)
-        size = config.block_size
+        self._kept, size = config.kv_cache_groups, config.block_size
         self._reach = [blocks_for(window - 1, size) if window else 0 for window in self.windows]
         self._most = [config.most_blocks(group) for group in config.kv_cache_groups]
         self._kinds = sorted(dict.fromkeys(self.windows), key=bool)  # who sees all comes first
         self._processed = rules.frees_processed
+        self._keyless_behind = rules.keyless_first or rules.keyless_windows
         self._boundaries = rules.keeps_boundaries
         # What leaves a window leaves it so many tokens before a block is full; one step later
         # where tokens under way count as not computed.
@@ -132,8 +133,9 @@ class WindowMemory(VllmMemory):
 
     def release(self, r: RequestState, unused: int = 0) -> None:  # noqa: ARG002
         """Take the blocks of ``r`` back, group by group."""
-        for owner in self._owners(r.id):
-            self._pool.release(owner, keyless_first=self._keyless_first)
+        for group, owner in zip(self._kept, self._owners(r.id), strict=True):
+            windows = self._keyless_behind and group not in (0, "mamba")
+            self._pool.release(owner, keyless_first=self._keyless_first or windows)
 
     def blocks_of(self, request_id: int) -> list[int]:
         """The numbers of the blocks that a request holds now, group by group."""
@@ -161,7 +163,7 @@ class WindowMemory(VllmMemory):
         gone = r.gone
         if (behind := self._behind(g, tokens)) > gone[g]:
             count = min(behind - gone[g], self._pool.held(owner))
-            self._pool.release_head(owner, count, keyless_first=self._keyless_first)
+            self._pool.release_head(owner, count, keyless_first=self._keyless_behind)
             gone[g] += count
 
     def _take_for(self, r: RequestState, g: int, owner: int, blocks: int) -> None:
