@@ -8,7 +8,7 @@ to the floor (SimPy timeouts) and to the yardstick (a loop of plain Python that 
 which are measured in the same run. A whole run is ``simkv run --no-plots`` with its ledger,
 verdicts and files. ``--compiled`` names a Python that has the compiled wheel (``make compiled``
 leaves ``build/compiled/bin/python``), whose figures stand below the others. ``--keep`` appends a
-line to ``history.jsonl``. W4 takes minutes and is run if named.
+line to ``history.jsonl``. Of W4 there is the loop alone, once, but if it is named.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from simkv.loop.serve import serve
 from simkv.workload.workload import Workload, generate
 
 HISTORY = HERE / "history.jsonl"
-USUAL = ("w1", "w2", "w3-azure", "w3-mooncake", "fleet", "startup")
+USUAL = ("w1", "w2", "w3-azure", "w3-mooncake", "w4", "fleet", "startup")
+#: What is compared between builds: the loop and, where it was run, the whole.
+TIMES = ("loop_s", "whole_s")
 TINY = {"requests": [{"prompt_tokens": 100, "output_tokens": 10}]}
 #: A new process for each figure, so that nothing is warm and the peak of memory is its own.
 ONE = "import sys; sys.path.insert(0, sys.argv[1]); import release; release.one(sys.argv[2])"
@@ -121,17 +123,22 @@ def yardstick(count: int) -> None:
             table[i % 1000] = [sum(row)]
 
 
-def measured(case: Case, rounds: int, folder: Path, python: str) -> dict[str, float]:
-    """What a case takes with a Python; prints it in a line."""
+def measured(case: Case, folder: Path, python: str, *, alone: bool) -> dict[str, float]:
+    """What a case takes with a Python, the loop ``alone`` or the whole run too, in a line."""
+    rounds = 1 if case.name == "w4" else 3
     found = loop(case.name, rounds, python)
-    run_s = whole(case, folder, rounds, python)
     speed = found["requests"] / found["loop_s"]
+    line = {**found, "per_s": round(speed)}
+    said = ""
+    if not alone:
+        run_s = line["whole_s"] = whole(case, folder, rounds, python)
+        said = f"{run_s:>8.2f} s whole run,{run_s / found['loop_s']:>5.1f} times the loop"
     print(
         f"{case.name:<12}{found['requests']:>10,} requests{found['loop_s']:>8.2f} s loop"
-        f"{speed:>8,.0f} req/s{run_s:>8.2f} s whole run,{run_s / found['loop_s']:>5.1f}"
-        f" times the loop{found['peak_mib']:>7,} MiB"
+        f"{speed:>8,.0f} req/s{found['peak_mib']:>7,} MiB{said}",
+        flush=True,
     )
-    return {**found, "whole_s": run_s, "per_s": round(speed)}
+    return line
 
 
 def main() -> None:
@@ -151,14 +158,15 @@ def main() -> None:
         for case in CASES:
             if case.name not in names or case.missing:
                 continue
-            rounds = 1 if case.name == "w4" else 3
-            pure = line[case.name] = measured(case, rounds, Path(scratch), sys.executable)
+            alone = case.name == "w4" and names is USUAL
+            pure = line[case.name] = measured(case, Path(scratch), sys.executable, alone=alone)
             if other is not None:
-                quick = line[f"{case.name}-compiled"] = measured(case, rounds, Path(scratch), other)
+                quick = measured(case, Path(scratch), other, alone=alone)
                 if not quick["compiled"]:
                     sys.exit(f"--compiled {other}: the simkv that it has is not compiled")
-                loops, runs = (pure[key] / quick[key] for key in ("loop_s", "whole_s"))
-                print(f"{'':<12}compiled: loop {loops:.2f}, whole run {runs:.2f} times as fast")
+                line[f"{case.name}-compiled"] = quick
+                faster = [f"{pure[key] / quick[key]:.2f}" for key in TIMES if key in quick]
+                print(f"{'':<12}compiled: {' and '.join(faster)} times as fast")
         if "fleet" in names:
             single, many = loop("fleet-1", 3)["loop_s"], loop("fleet-100", 1)["loop_s"]
             line["fleet_of_100"] = {"loop_s": many, "of_one": many / single}

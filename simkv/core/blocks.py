@@ -240,6 +240,51 @@ class BlockPool:
             del self._several[key]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class UnnumberedPool(BlockPool):
+    """A pool that knows how many blocks each owner has, not which, and so caches nothing.
+
+    Makes the same decisions as ``BlockPool`` where nothing is registered, for less work.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(0)
+        self.num_blocks = self._left = num_blocks
+        self._held: dict[int, int] = {}
+
+    @property
+    def free(self) -> int:
+        return self._left
+
+    def held(self, owner: int) -> int:
+        return self._held.get(owner, 0)
+
+    def holdings(self) -> dict[int, int]:
+        return dict(self._held)
+
+    def take(self, owner: int, count: int) -> array[int]:
+        """Hand out ``count`` blocks, without numbers. Raises RuntimeError if fewer are free."""
+        if count > self._left:
+            raise RuntimeError(f"{count} blocks asked for, {self._left} free")
+        self._left -= count
+        self._held[owner] = self._held.get(owner, 0) + count
+        return NO_BLOCKS
+
+    def release(self, owner: int, *, keyless_first: bool = False) -> None:  # noqa: ARG002
+        self._left += self._held.pop(owner, 0)
+
+    def abandon(self, owner: int) -> None:
+        self._held.pop(owner, None)
+
+    def fingerprint(self) -> Hashable:
+        return self._left
+
+    def check(self) -> None:
+        """Assert the law that can be seen here: free + held = total."""
+        assert self._left >= 0
+        assert self._left + sum(self._held.values()) == self.num_blocks
+
+
 def _column(blocks: Ints) -> array[int]:
     return array("i", blocks.tobytes())
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.core.blocks import BlockCounter, BlockPool
+from simkv.core.blocks import BlockCounter, BlockPool, UnnumberedPool
 from tests.core.plain_pool import PlainPool
 
 
@@ -246,3 +246,24 @@ def test_a_pool_in_columns_does_what_a_plain_one_does(seed: int) -> None:
         assert {owner: list(table) for owner, table in pool.tables.items()} == plain.tables
         assert list(pool.lookup(keys)) == plain.lookup(keys)
         assert pool.cached == len(plain.key_of)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("trat"), st.integers(0, 3), st.integers(0, 9)), max_size=30)
+)
+def test_a_pool_without_numbers_counts_as_one_with_numbers(
+    calls: list[tuple[str, int, int]],
+) -> None:
+    pools: list[BlockPool] = [BlockPool(20), UnnumberedPool(20)]
+    for what, owner, count in calls:
+        for pool in pools:
+            if what == "t" and count <= pool.free:
+                pool.take(owner, count)
+            elif what == "r":
+                pool.release(owner)
+            elif what == "a":
+                pool.abandon(owner)
+        counted = [(p.free, p.holdings(), p.held(owner), p.fingerprint(), p.cached) for p in pools]
+        assert counted[0] == counted[1]
+    with pytest.raises(RuntimeError, match="99 blocks asked for"):
+        pools[1].take(0, 99)

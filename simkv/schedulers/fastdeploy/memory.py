@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from simkv.core.blocks import BlockPool
+from simkv.core.blocks import BlockPool, UnnumberedPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Cause, Held, Why, blocks_for
 from simkv.schedulers.fastdeploy.worker import EOS, PREEMPTED, Message, Parcel, Task
@@ -83,7 +83,7 @@ class ResourceManager:
 
     def __init__(self, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self.pool: BlockPool = UnnumberedPool(num_blocks)
         self.waiting: deque[Seq] = deque()
         self.running: list[Seq] = []
         self.pending: dict[int, Seq] = {}

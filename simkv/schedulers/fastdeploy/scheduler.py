@@ -146,7 +146,7 @@ class FastDeploy:
 
     def blocks_held(self) -> Mapping[int, int]:
         """Blocks by id of the requests that hold any."""
-        return {i: len(table) for i, table in self.manager.pool.tables.items() if table}
+        return {i: held for i, held in self.manager.pool.holdings().items() if held}
 
     def fingerprint(self) -> Hashable:
         """All state of engine and worker that decides the following steps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simkv.core.blocks import BlockPool
 from simkv.core.engine import EngineSpec, Tabled
 from simkv.core.setting import EngineSetting
 from simkv.schedulers.fastdeploy.config import VARIANTS, FastDeployConfig
@@ -53,7 +54,8 @@ def _build(config: FastDeployConfig) -> FastDeploy:
 
 def _with_tables(config: FastDeployConfig) -> Tabled:
     scheduler = _build(config)
-    return Tabled(scheduler, scheduler.manager.pool.tables)
+    pool = scheduler.manager.pool = BlockPool(scheduler.num_blocks)
+    return Tabled(scheduler, pool.tables)
 
 
 def _setting(config: FastDeployConfig) -> EngineSetting:

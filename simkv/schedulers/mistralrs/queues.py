@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from simkv.core.blocks import BlockPool
+from simkv.core.blocks import BlockPool, UnnumberedPool
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Held, Livelock, Why
@@ -74,7 +74,7 @@ class Queues:
 
     def __init__(self, config: MistralrsConfig, usable_blocks: int) -> None:
         self.config = config
-        self.pool = BlockPool(usable_blocks)
+        self.pool = (BlockPool if config.prefix_caching else UnnumberedPool)(usable_blocks)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._live: dict[int, Sequence] = {}
@@ -199,7 +199,7 @@ class Queues:
         return [q.id for q in self.running]
 
     def blocks_held(self) -> Mapping[int, int]:
-        return {owner: len(table) for owner, table in self.pool.tables.items()}
+        return self.pool.holdings()
 
     def fingerprint(self) -> Hashable:
         expired = self.config.waiting_timeout + 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simkv.core.blocks import BlockPool
 from simkv.core.engine import EngineSpec, Tabled
 from simkv.core.setting import EngineSetting
 from simkv.schedulers.mistralrs.config import MistralrsConfig
@@ -38,6 +39,7 @@ def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> Queue
 
 def _with_tables(config: MistralrsConfig) -> Tabled:
     scheduler = build(config)
+    scheduler.pool = BlockPool(scheduler.num_blocks)
     return Tabled(scheduler, scheduler.pool.tables)
 
 
