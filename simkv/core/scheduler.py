@@ -19,6 +19,8 @@ Kind = Literal["prefill", "decode", "mixed", "idle"]
 #: Larger sizes of a pool and of a block, in any engine's config, are refused as typos.
 MOST_BLOCKS = 10_000_000
 MOST_BLOCK_SIZE = 1_000_000
+#: So are larger counts of passes in which an engine may do nothing.
+MOST_PASSES = 10_000_000
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

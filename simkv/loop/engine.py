@@ -336,7 +336,8 @@ class Engine(Replica):
     def _plan_rest(self) -> Rest:
         """The idle passes from now on that are like the one that is over, and one more."""
         passes = 1
-        if self.leaping and (most := self._watch.quiet(self._idle_passes)) and not self.in_flight:
+        most = self._watch.quiet(self._idle_passes) if self.leaping else 0
+        if most and not any(flight.batch for flight in self.in_flight):
             passes = self.scheduler.leap(most + 1)
         moments = accumulate(repeat(self.executor.idle(), passes), initial=self.env.now)
         ends = array("d", moments)[1:]

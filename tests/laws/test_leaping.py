@@ -216,3 +216,27 @@ def test_there_are_leaps(engine: str, knobs: dict[str, Any]) -> None:
     run, leaps = record(scenario, profile, leaping=True)
     assert leaps > 0
     assert len(run.steps) > 10 * leaps
+
+
+@pytest.mark.parametrize("leaping", [True, False])
+def test_a_pause_for_decodes_that_are_over_is_leapt(leaping: bool) -> None:
+    """SGLang lets 999 turns pass after a prefill, though nobody is left to decode in them."""
+    knobs = {"prefill_decode_interval": 999, "prefill_max_requests": 1}
+    scenario = Scenario.model_validate(
+        {
+            "name": "x",
+            "workload": {"burst": {"num_prompts": 2, "prompt_tokens": 9, "output_tokens": 1}},
+            "engine": {"name": "sglang", "max_total_num_tokens": 4096, **knobs},
+            "profile": "unit-step",
+        }
+    )
+    scheduler: Any = Twinned(build(scenario.engine))
+    decided = []
+    decide = scheduler.schedule
+    scheduler.schedule = lambda: decided.append(1) or decide()
+    executor = SimulatedExecutor(Profile.model_validate(COSTS))
+    engine = Engine(simpy.Environment(), scheduler, executor, leaping=leaping)
+    run = serve(engine, generate(scenario.workload, None), None)
+    assert 990 < run.idle_passes < 1000
+    assert [life.tokens for life in run.lives.values()] == [1, 1]
+    assert (len(decided) < 500) == leaping

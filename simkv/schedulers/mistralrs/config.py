@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from simkv.core.rule import parse_rule
-from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS
+from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_PASSES
 from simkv.schedulers.mistralrs.seams import SEAMS, WITHOUT
 
 VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034july", "merged2250"]
@@ -32,7 +32,7 @@ class MistralrsConfig:
     prefix_caching: bool = False
     """Whether blocks of equal prompts are shared; off here, on in the engine, for a workload
     has to say which prompts share what. [paged attention's prefix cache]"""
-    waiting_timeout: Annotated[int, Ge(0)] = 64
+    waiting_timeout: Annotated[int, Ge(0), Le(MOST_PASSES)] = 64
     """Failed tries of the head of the queue to be admitted before it may evict somebody. [a
     constant in the engine, 64]"""
     prefill_batch_max_seqs: Annotated[int, Gt(0)] = 10

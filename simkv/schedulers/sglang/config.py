@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
+from simkv.core.scheduler import MOST_PASSES
 from simkv.schedulers.sglang.versions import RULES
 
 Policy = Literal[
@@ -95,7 +96,7 @@ class SglangConfig:
     enable_mixed_chunk: bool = False
     """Whether running requests decode in the step of a prefill, too; else they wait for it.
     [--enable-mixed-chunk]"""
-    prefill_decode_interval: Annotated[int, Ge(0)] = 0
+    prefill_decode_interval: Annotated[int, Ge(0), Le(MOST_PASSES)] = 0
     """After a prefill so many steps take none. [--prefill-decode-interval]"""
     prefill_decode_interval_min_bs: Annotated[int, Ge(0)] = 0
     """That pause holds only while at least so many requests run.

@@ -136,12 +136,21 @@ class SglangScheduler:
     def leap(self, most: int) -> int:
         """Decodes alone, while the queue is not looked at and nothing has to be evicted."""
         if self.interval.left:
-            return 1
+            return self.intake.receiver.quiet(min(most, 1 + self._rest()))
         return leap.leap(self.state, self.intake.receiver, self.pipeline_depth - 1, most)
 
     def skip(self, steps: int) -> list[int]:
         self.intake.receiver.skip(steps)
+        if self.interval.left:
+            self.interval.left -= steps
+            return [self.free_blocks] * steps
         return leap.skip(self.state, steps)
+
+    def _rest(self) -> int:
+        """How many turns more only count towards the next prefill, as nobody is left to decode."""
+        state, interval = self.state, self.interval
+        alone = not (state.running.rows or state.last or state.flights or interval.least)
+        return interval.left if alone and state.why == "rule" else 0
 
     # ------------------------------------------------------------------ what others may see
 
