@@ -2,8 +2,8 @@
 
 Source: the PyPI wheels ``sglang``, ``managers/scheduler.py`` and what it calls; what sets the
 releases apart is in ``versions``. One rank, also of dp attention (ranks step together:
-``loop/fleet/lockstep.py``); no speculative decoding, grammar, images, sliding window,
-priorities or disaggregation.
+``loop/fleet/lockstep.py``); no speculative decoding, grammar, images, sliding window
+or disaggregation.
 
 Here is a turn of the loop. Its parts: ``intake`` (who comes and who goes), ``prefill`` (with
 ``order`` of the queue, the admission of ``adder`` and the adapters of ``lora``), ``decode`` (and
