@@ -58,7 +58,8 @@ class Life:
     ``aside`` are the times from which it sat aside, and why; an empty word ends that. The client
     gets the first token and the last at once, the others when there are ``every`` so many.
     ``more`` are pairs of a row and how many tokens it emitted there beyond one, accepted drafts;
-    ``beyond`` of ``tokens`` are of these. ``refusal`` is why it was turned away for a limit, if it
+    ``beyond`` of ``tokens`` are of these. If it is ``drafted``, its decodes verify drafts, and each
+    has a row in ``chunks``. ``refusal`` is why it was turned away for a limit, if it
     was.
     """
 
@@ -84,6 +85,7 @@ class Life:
     mishaps: Mishaps | None = None
     more: array[int] | None = None
     beyond: int = 0
+    drafted: bool = False
 
     def more_in(self, first: int, last: int) -> int:
         """Tokens beyond one each that it emitted in these rows."""
@@ -257,9 +259,11 @@ class Record:
             decode = tokens - drafts == 1 and life.emitting and i in emits
             if decode and batch.drafted:  # may lie where drafts were rejected
                 life.computed, life.has_kv = max(life.computed, context + tokens), True
+                life.drafted = True
             else:
                 _count_tokens(life, context, tokens)
-            if not (note(life.spans, row, decode=decode, emits=i in emits) and decode):
+            goes_on = note(life.spans, row, decode=decode, emits=i in emits) and decode
+            if not goes_on or batch.drafted:
                 life.chunk_rows.extend((row, tokens, context))
         for i in emits:
             lives[i].emitting = True

@@ -108,7 +108,8 @@ class Stretch(NamedTuple):
     """Rows ``first`` to ``last`` of the step log in which a request computed, in one go.
 
     In each of them it computed ``tokens`` tokens, in the first on top of ``context`` ones with KV.
-    ``again`` of all these tokens had been computed before. A prefill has one row.
+    ``again`` of all these tokens had been computed before. A prefill has one row. Of decodes with
+    drafts only the sure token counts: what is computed in the place of a rejected one is new.
     """
 
     kind: Kind
@@ -125,6 +126,11 @@ def runs(life: Life) -> Iterator[Stretch]:
     context = known = 0
     for segment in life.segments:
         whole = [(segment.first, segment.last)]
+        if life.drafted and segment.kind == "decode":
+            rows = [chunks[row] for row in range(segment.first, segment.last + 1)]
+            yield Stretch(Kind.DECODE, segment.first, segment.last, 1, rows[0].context, 0)
+            known = max(known, *(row.context + row.tokens for row in rows))
+            continue
         if segment.kind == "prefill":
             whole = [(row, row) for row in range(segment.first, segment.last + 1)]
         for first, last in whole:

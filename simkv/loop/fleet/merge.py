@@ -87,6 +87,7 @@ def _one(lives: Sequence[Life]) -> Life:
         last_token=last_tokens[-1] if last_tokens else None,
         tokens=sum(life.tokens for life in lives),
         beyond=sum(life.beyond for life in lives),
+        drafted=any(life.drafted for life in lives),
         more=array("i", chain.from_iterable(life.more or () for life in lives)) or None,
         spans=array("i", chain.from_iterable(life.spans for life in lives)),
         seen=lives[0].seen,
