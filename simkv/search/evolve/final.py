@@ -13,7 +13,7 @@ from simkv.search.evolve.rules import pruned
 
 #: The share of a budget that is kept for the final, and of that the share of the finalists; what is
 #: left is for the winner with less.
-KEPT, FINALISTS = 0.1, 0.3
+KEPT, FINALISTS = 0.1, 0.6
 
 
 def seats_of(budget: int, ground: Ground) -> int:

@@ -30,8 +30,10 @@ OPERATIONS = {
     "choice": ("({2} if {0} < {1} else {3})", 4),
 }
 #: Numbers that an expression may be made of; others come of reckoning with them.
-NUMBERS = (0.0, 1.0, 0.1, 0.5, 2.0, 10.0, 100.0)
+NUMBERS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 DEEPEST = 5
+#: The chance that a test that is drawn asks whether one thing is above or below a number.
+THRESHOLDS = 0.5
 #: The chance that a rule that is drawn says something about a seam.
 SAID = 0.4
 
@@ -52,6 +54,7 @@ class Garden:
         self._gp = gp
         self.seams = seams
         self._seams = [seam.name for seam in seams]
+        self._sorts = {seam.name: seam.sort for seam in seams}
         self._sets = {seam.name: _primitives(gp, seam) for seam in seams}
         self._mine = random.Random(seed).getstate()
         self._others: Any = None
@@ -114,8 +117,21 @@ class Garden:
         return random.random() < share
 
     def _tree(self, name: str) -> Any:
-        gp = self._gp
-        return gp.PrimitiveTree(gp.genHalfAndHalf(self._sets[name], min_=0, max_=2))
+        gp, pset = self._gp, self._sets[name]
+        if self._sorts[name] == "test" and random.random() < THRESHOLDS:
+            return self._threshold(pset)
+        return gp.PrimitiveTree(gp.genHalfAndHalf(pset, min_=0, max_=2))
+
+    def _threshold(self, pset: Any) -> Any:
+        """Something that is seen, above or below a number."""
+        leaves = pset.terminals[pset.ret]
+        numbers = {f"{number:g}" for number in NUMBERS}
+        pair = [
+            random.choice([leaf for leaf in leaves if leaf.name not in numbers]),
+            random.choice([leaf for leaf in leaves if leaf.name in numbers]),
+        ]
+        random.shuffle(pair)
+        return self._gp.PrimitiveTree([pset.mapping["sub"], *pair])
 
     def _low(self, tree: Any, otherwise: Any) -> Any:
         return tree if tree.height <= DEEPEST else _copy(otherwise)
