@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import accumulate, chain
 from operator import itemgetter
 
 from simkv.core.request import Request
-from simkv.loop.record import Life, Mishaps, Record
+from simkv.loop.record import Drafting, Life, Mishaps, Record
 from simkv.loop.spans import later
 
 
@@ -39,6 +39,11 @@ def whole(
     record.end = end
     for part in parts:
         record.alone_s.update(part.alone_s)
+    counted = [part.drafting for part in parts if part.drafting]
+    if counted:
+        record.drafting = Drafting(
+            *(sum(counts) for counts in zip(*map(astuple, counted), strict=True))
+        )
     stops = [part.standstill for part in parts if part.standstill]
     record.standstill = min(stops, key=lambda stop: stop.since, default=None)
     offsets = [0, *accumulate(len(part.steps) for part in parts)]

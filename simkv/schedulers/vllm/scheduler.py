@@ -244,7 +244,9 @@ class VllmScheduler(VllmBook):
             self._waiting_settled = False  # blocks may come back though nobody ends
         # Who has stepped aside for want of blocks may be kept out by the interval next time.
         turns = len(aside) > 1 and self.rules.turns_skipped  # their order, in each step anew
-        if stale or turns or (aside and self._holds) or self._may_be_hit_soon():
+        # That one wants an adapter is told only while there are blocks for it.
+        told = self.rules.skip_blocked and bool(step.batch.aside)
+        if stale or turns or told or (aside and self._holds) or self._may_be_hit_soon():
             self._waiting_settled = False
 
     def _consider(self, r: RequestState, step: Step) -> Turn:

@@ -132,7 +132,7 @@ def test_a_request_ends_with_its_last_token() -> None:
     emitted = Emitted([{"id": 0, "output_tokens": 2}, {"id": 1, "output_tokens": 1}])
     batch = Batch(emits=[0, 1])
     assert emitted.ended(batch) == {1}
-    emitted.count(Completion([0, 1], [1]))
+    emitted.count(batch, Completion([0, 1], [1]))
     assert emitted.ended(Batch(emits=[0])) == {0}
 
 

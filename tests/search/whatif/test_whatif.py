@@ -219,7 +219,8 @@ def test_every_knob_and_variant_is_tried() -> None:
     values = {
         change.after for change, _ in changes(base, HERE) if change.field == "schedule_policy"
     }
-    assert values == {"lpm", "hrrn", "lof"}
+    policies = {"lpm", "hrrn", "lof", "dfs-weight", "routing-key", "shortest-prefill-first"}
+    assert values == policies | {"random"}  # which is refused, and said so
     assert Change("knob", "x", True, None).__str__() == "x: yes -> none"
 
 
