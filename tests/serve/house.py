@@ -68,6 +68,7 @@ class Served:
         self.client = httpx.Client(
             base_url=self.url, timeout=PATIENCE, verify=False, trust_env=False
         )
+        self._streams: list[Stream] = []
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
@@ -91,7 +92,14 @@ class Served:
 
     def stream(self, body: dict[str, Any]) -> Stream:
         """A call whose answer is streamed, until the client leaves."""
-        return Stream(self.url, body)
+        self._streams.append(Stream(self.url, body))
+        return self._streams[-1]
+
+    def hang_up(self) -> None:
+        """Close what is open to it: a socket that is left to Python warns in some other test."""
+        self.client.close()
+        for stream in self._streams:
+            stream.close()
 
     def end(self) -> str:
         """Tell it to end, as Kubernetes does; returns what it printed."""
@@ -186,7 +194,11 @@ def serving(folder: Path, text: str, *options: str, files: int | None = None) ->
         line = process.stdout.readline()
         found = re.search(r"on (http://\S+)", line)
         assert found, line + process.stdout.read()
-        yield Served(found[1], process, folder)
+        served = Served(found[1], process, folder)
+        try:
+            yield served
+        finally:
+            served.hang_up()
     finally:
         process.kill()
         process.communicate()

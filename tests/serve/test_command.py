@@ -95,6 +95,7 @@ def test_every_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
         for _ in range(2):
             assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).is_success
         assert other.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).is_success
+        other.close()
         said = served.end()
     assert "came-0.csv: 2 requests" in said
     assert "came-1.csv: 1 requests" in said

@@ -188,6 +188,6 @@ def test_a_slow_reader_and_half_a_head_hold_up_nobody(tmp_path: Path) -> None:
         large.sendall(b"GET /health HTTP/1.1\r\n" + b"x-a: " + b"b" * 70_000 + b"\r\n\r\n")
         assert large.recv(100).startswith(b"HTTP/1.1 400")
         assert served.post("/v1/completions", {**STREAM, "stream": False}).status_code == 200
-        slow.close()
-        half.close()
+        for visitor in (slow, half, large):
+            visitor.close()
         served.wait_for_load(0)
