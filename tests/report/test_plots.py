@@ -339,7 +339,8 @@ def test_pictures_are_the_same_bytes_whatever_the_settings(
         assert not any(chunk in data for chunk in (b"tEXt", b"iTXt", b"tIME"))
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_odd_runs_can_be_drawn(tmp_path: Path) -> None:
     empty = Record(num_blocks=0)
     dead = log_of([], end=5.0)
