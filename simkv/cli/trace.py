@@ -15,7 +15,8 @@ from simkv.core.errors import InputError
 from simkv.core.files import check_new_file
 
 if TYPE_CHECKING:
-    from simkv.workload.source import Selection, Tally
+    from simkv.workload.selection import Selection
+    from simkv.workload.source import Tally
 
 app = typer.Typer(
     cls=Commands,
@@ -182,7 +183,7 @@ def _selection(
     seed: int,
     skip_bad: bool,
 ) -> Selection:
-    from simkv.workload.source import Selection
+    from simkv.workload.selection import Selection
 
     part = None if sample is None else _part(sample)
     return Selection(start, duration, rate_scale, limit, part, seed, skip_bad)

@@ -23,7 +23,8 @@ import pandas as pd
 
 from simkv.core.errors import InputError
 from simkv.ingest.evidence import SERIES, Evidence, Stated
-from simkv.workload.source import SHOWN, Source
+from simkv.workload.cells import SHOWN
+from simkv.workload.source import Source
 
 Floats = npt.NDArray[np.float64]
 #: What is read, and what the engines call it.

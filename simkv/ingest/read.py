@@ -13,7 +13,8 @@ from simkv.core.errors import InputError
 from simkv.ingest import prometheus, sglang_log, vllm_log
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.lines import is_json_log
-from simkv.workload.source import Selection, Source
+from simkv.workload.selection import Selection
+from simkv.workload.source import Source
 from simkv.workload.traces.find import HEAD_BYTES, find_format, look
 from simkv.workload.traces.measured import read_measured
 

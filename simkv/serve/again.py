@@ -27,7 +27,8 @@ from simkv.scenario.scenario import Scenario
 from simkv.why.ledger import WORDS
 from simkv.workload.forms import Listed, acceptance_fields
 from simkv.workload.rows import Pieces, Rows, piece_of
-from simkv.workload.source import Selection, Source
+from simkv.workload.selection import Selection
+from simkv.workload.source import Source
 from simkv.workload.traces.own import used_columns, write_file
 from simkv.workload.workload import Workload
 

@@ -22,7 +22,8 @@ from simkv.workload.rows import (
     Rows,
     stream_name,
 )
-from simkv.workload.source import Selection, Source, Tally
+from simkv.workload.selection import Selection
+from simkv.workload.source import Source, Tally
 
 #: A clock that begins beyond so many seconds (three years) tells the time of day.
 WALL_CLOCK = 1e8

@@ -34,7 +34,7 @@ from simkv.workload.fields import (
 )
 from simkv.workload.forms import Burst, Listed, acceptance_of
 from simkv.workload.generators import Arrivals, FiniteRate, Pace, Rate, Sessions
-from simkv.workload.source import Selection
+from simkv.workload.selection import Selection
 from simkv.workload.trace import Trace, cached_trace
 
 FORMS = ("requests", "burst", "arrivals", "sessions", "trace")

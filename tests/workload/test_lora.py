@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from simkv.workload.source import Selection, Source
+from simkv.workload.selection import Selection
+from simkv.workload.source import Source
 from simkv.workload.trace import read_trace
 from simkv.workload.traces.own import used_columns, write_file
 from simkv.workload.workload import Workload, clients, generate

@@ -14,16 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from simkv.workload.cells import found
+from simkv.workload.records import column_of, json_records, json_time, json_whole
 from simkv.workload.rows import Rows
-from simkv.workload.source import (
-    Source,
-    column_of,
-    found,
-    json_records,
-    json_time,
-    json_whole,
-    served,
-)
+from simkv.workload.source import Source, served
 from simkv.workload.traces.base import Format, Head, Measured
 
 _MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}

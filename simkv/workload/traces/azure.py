@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from simkv.workload.cells import found, whole
 from simkv.workload.rows import Ints, Rows
-from simkv.workload.source import Source, found, open_csv, served, whole
+from simkv.workload.source import Source, served
+from simkv.workload.tables import open_csv
 from simkv.workload.traces.base import Format, Head
 
 _TIME = re.compile(

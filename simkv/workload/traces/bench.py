@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simkv.workload.cells import SHOWN
+from simkv.workload.records import json_time, json_whole
 from simkv.workload.rows import Flags, Rows
-from simkv.workload.source import SHOWN, Source, json_time, json_whole, served
+from simkv.workload.source import Source, served
 from simkv.workload.traces.base import Format, Head
 
 if TYPE_CHECKING:

@@ -18,17 +18,10 @@ import numpy as np
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from simkv.workload.cells import found, one_by_one, seconds, whole
 from simkv.workload.rows import NAME, OUTPUT, OWN, Pieces, Rows
-from simkv.workload.source import (
-    Source,
-    Table,
-    found,
-    one_by_one,
-    open_csv,
-    seconds,
-    served,
-    whole,
-)
+from simkv.workload.source import Source, served
+from simkv.workload.tables import Table, open_csv
 from simkv.workload.traces.base import Format, Head
 from simkv.workload.traces.burstgpt import session_numbers
 

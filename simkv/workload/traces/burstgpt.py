@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from simkv.workload.cells import Column, one_by_one, seconds, whole
 from simkv.workload.rows import Ints, Rows
-from simkv.workload.source import Column, Source, one_by_one, open_csv, seconds, served, whole
+from simkv.workload.source import Source, served
+from simkv.workload.tables import open_csv
 from simkv.workload.traces.base import Format, Head
 
 _NEEDED = {"Timestamp": seconds, "Request tokens": whole, "Response tokens": whole}

@@ -12,19 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from simkv.workload.cells import one_by_one, seconds, whole
+from simkv.workload.records import json_ids, json_records, json_whole
 from simkv.workload.rows import HASH, NAME, Pieces, Rows
-from simkv.workload.source import (
-    Source,
-    Table,
-    json_ids,
-    json_records,
-    json_whole,
-    one_by_one,
-    open_csv,
-    seconds,
-    served,
-    whole,
-)
+from simkv.workload.source import Source, served
+from simkv.workload.tables import Table, open_csv
 from simkv.workload.traces.base import Format, Head
 
 BLOCK = 16

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simkv.workload.cells import SHOWN, found
+from simkv.workload.records import json_time
 from simkv.workload.rows import Rows
-from simkv.workload.source import SHOWN, Source, found, json_time
+from simkv.workload.source import Source
 from simkv.workload.traces.base import Format, Head
 from simkv.workload.traces.spans import rows_of_table
 

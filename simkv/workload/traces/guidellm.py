@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simkv.workload.cells import SHOWN
+from simkv.workload.records import json_time, json_whole
 from simkv.workload.rows import Rows
-from simkv.workload.source import SHOWN, Source, json_time, json_whole
+from simkv.workload.source import Source
 from simkv.workload.traces.base import Format, Head
 from simkv.workload.traces.spans import rows_of_table
 

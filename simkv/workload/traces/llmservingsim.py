@@ -14,18 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from simkv.workload.cells import found
+from simkv.workload.records import Records, column_of, json_ids, json_records, json_time, json_whole
 from simkv.workload.rows import Pieces, Rows
-from simkv.workload.source import (
-    Records,
-    Source,
-    column_of,
-    found,
-    json_ids,
-    json_records,
-    json_time,
-    json_whole,
-    served,
-)
+from simkv.workload.source import Source, served
 from simkv.workload.traces.base import Format, Head, Measured
 
 #: vLLM's usual block size.

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from simkv.core.errors import InputError, nearest
+from simkv.workload.cells import Column, Parser, seconds, whole
 from simkv.workload.rows import Rows
-from simkv.workload.source import Column, Parser, Source, open_csv, seconds, served, whole
+from simkv.workload.source import Source, served
+from simkv.workload.tables import open_csv
 from simkv.workload.traces.azure import nanoseconds
 from simkv.workload.traces.base import Format, Head
 from simkv.workload.traces.own import LENGTHS, PARSERS, rows_of

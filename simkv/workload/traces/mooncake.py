@@ -13,17 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from simkv.workload.records import Records, column_of, json_ids, json_records, json_time, json_whole
 from simkv.workload.rows import Pieces, Rows
-from simkv.workload.source import (
-    Records,
-    Source,
-    column_of,
-    json_ids,
-    json_records,
-    json_time,
-    json_whole,
-    served,
-)
+from simkv.workload.source import Source, served
 from simkv.workload.traces.base import Format, Head
 
 #: Block sizes that are tried, the most usual first.

@@ -28,20 +28,19 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from simkv.core.errors import nearest
-from simkv.workload.rows import DEFAULTS, Names, Pieces, Rows, parse_pieces, write_pieces
-from simkv.workload.source import (
+from simkv.workload.cells import (
     Column,
     Parser,
-    Source,
-    Table,
     found,
     one_by_one,
     one_time,
     one_whole,
-    open_csv,
     seconds,
     whole,
 )
+from simkv.workload.rows import DEFAULTS, Names, Pieces, Rows, parse_pieces, write_pieces
+from simkv.workload.source import Source
+from simkv.workload.tables import Table, open_csv
 from simkv.workload.traces.base import Format, Head
 
 #: Columns of names, which are kept as numbers, and where a source keeps the names.

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from simkv.core.errors import InputError
+from simkv.workload.cells import Column
 from simkv.workload.rows import Rows
-from simkv.workload.source import Column, Source, Table
+from simkv.workload.source import Source
+from simkv.workload.tables import Table
 from simkv.workload.traces.base import Format, Head
 from simkv.workload.traces.own import LENGTHS, PARSERS, note_unknown, rows_of, texts_of
 

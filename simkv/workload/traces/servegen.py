@@ -25,9 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from simkv.workload.fields import stream
+from simkv.workload.cells import found
+from simkv.workload.fields import MOST_TOKENS, stream
 from simkv.workload.rows import EMPTY, Floats, Ints, Rows
-from simkv.workload.source import MOST_TOKENS, Source, found
+from simkv.workload.source import Source
 from simkv.workload.traces.base import Format, Head
 
 _TRACE = re.compile(r"chunk-(\d{1,9})-trace\.csv")

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simkv.workload.cells import SHOWN, found
 from simkv.workload.rows import Rows
-from simkv.workload.source import SHOWN, Source, found, served
+from simkv.workload.source import Source, served
 from simkv.workload.traces.base import Format, Head
 
 if TYPE_CHECKING:

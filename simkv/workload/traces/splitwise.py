@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simkv.workload.cells import found, one_by_one, seconds, whole
 from simkv.workload.rows import Rows
-from simkv.workload.source import Source, found, one_by_one, open_csv, seconds, served, whole
+from simkv.workload.source import Source, served
+from simkv.workload.tables import open_csv
 from simkv.workload.traces.base import Format, Head
 
 

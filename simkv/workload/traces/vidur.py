@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from simkv.workload.cells import seconds, whole
 from simkv.workload.rows import Rows
-from simkv.workload.source import Source, open_csv, seconds, served, whole
+from simkv.workload.source import Source, served
+from simkv.workload.tables import open_csv
 from simkv.workload.traces.base import Format
 
 _NEW = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")

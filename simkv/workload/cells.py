@@ -1,0 +1,86 @@
+"""Fields of a trace's rows: a whole column at once, or one field with a reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.workload.fields import MOST_TOKENS
+from simkv.workload.rows import Floats, Ints
+
+#: Of a message's examples.
+SHOWN = 60
+
+Column = npt.NDArray[Any]
+
+
+def whole(texts: Sequence[str]) -> Ints:
+    """Whole numbers from 0 to MOST_TOKENS. Raises ValueError if any field is none."""
+    try:
+        values = np.fromiter(map(int, texts), np.int64, len(texts))
+    except (ValueError, OverflowError):
+        values = np.fromiter((one_whole(text) for text in texts), np.int64, len(texts))
+    outside = len(values) and (values.min() < 0 or values.max() > MOST_TOKENS)
+    if outside or "_" in "".join(texts):
+        return np.fromiter((one_whole(text) for text in texts), np.int64, len(texts))
+    return values
+
+
+def one_whole(text: str) -> int:
+    """A whole number, also written like ``12.0``. Raises ValueError saying what is wrong."""
+    try:
+        value = float(text)
+        fine = value.is_integer() and 0 <= value <= MOST_TOKENS and "_" not in text
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError(f"should be a whole number from 0 to {MOST_TOKENS:,}; {found(text)}")
+    return int(value)
+
+
+def seconds(texts: Sequence[str]) -> Floats:
+    """Numbers from 0. Raises ValueError if any field is none."""
+    try:
+        values = np.fromiter(map(float, texts), np.float64, len(texts))
+    except ValueError:
+        values = np.array([np.nan])
+    outside = len(values) and not (values.min() >= 0 and values.max() < np.inf)
+    if outside or "_" in "".join(texts):
+        return np.fromiter((one_time(text) for text in texts), np.float64, len(texts))
+    return values
+
+
+def one_time(text: str) -> float:
+    """A number from 0. Raises ValueError saying what is wrong."""
+    try:
+        value = float(text)
+        fine = 0 <= value < np.inf and "_" not in text
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError(f"should be a number from 0; {found(text)}")
+    return value
+
+
+def found(value: Any) -> str:
+    """``found 'x'``, of reasonable length."""
+    text = repr(value).encode(errors="backslashreplace").decode()
+    return f"found {text}" if len(text) <= SHOWN else f"found {text[:SHOWN]}…"
+
+
+Parser = Callable[[Sequence[str]], Column]
+
+
+def one_by_one(parse: Callable[[str], Any], kind: npt.DTypeLike = object) -> Parser:
+    """The parser of a column by one of its fields."""
+
+    def column(texts: Sequence[str]) -> Column:
+        values = np.empty(len(texts), kind)
+        for index, text in enumerate(texts):
+            values[index] = parse(text)
+        return values
+
+    return column

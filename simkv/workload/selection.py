@@ -1,0 +1,46 @@
+"""Which requests of a trace are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simkv.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which requests of a trace are taken, and at what speed.
+
+    In this order: the ``duration`` seconds from ``start`` on the trace's clock; the ``sample``
+    drawn with ``seed``, a fraction (a float up to 1.0) or a number of requests (an int); the first
+    ``limit`` of what is left. Then ``start`` becomes time 0 and arrivals come ``rate_scale`` times
+    as fast. ``seed`` is also that of a trace which is itself drawn. Bad rows are an error, or with
+    ``skip_bad`` left out and counted.
+    """
+
+    start: float = 0.0
+    duration: float | None = None
+    rate_scale: float = 1.0
+    limit: int | None = None
+    sample: int | float | None = None
+    seed: int = 0
+    skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        checks = {
+            "start": (np.isfinite(self.start) and self.start >= 0, "seconds from 0"),
+            "duration": (self.duration is None or self.duration > 0, "seconds above 0"),
+            "rate_scale": (np.isfinite(self.rate_scale) and self.rate_scale > 0, "above 0"),
+            "limit": (self.limit is None or self.limit > 0, "a number of requests from 1"),
+            "seed": (self.seed >= 0, "a whole number from 0"),
+            "sample": (
+                self.sample is None
+                or (self.sample >= 1 if isinstance(self.sample, int) else 0 < self.sample <= 1),
+                "a fraction like 0.1, at most 1.0, or a number of requests like 1000",
+            ),
+        }
+        for name, (fine, right) in checks.items():
+            if not fine:
+                raise InputError(f"{name}: should be {right}; found {getattr(self, name)}")
