@@ -21,6 +21,8 @@ from simkv.schedulers.mistralrs.seed import Seed
 from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, MistralrsRules
 from simkv.schedulers.sglang import versions as sglang_rules
 from simkv.schedulers.vllm import versions as vllm_rules
+from simkv.schedulers.vllm.releases import PATCHES, RELEASES
+from simkv.schedulers.vllm.rules import VllmRules
 
 TRACES = Path(__file__).parent / "traces"
 FILES = sorted(TRACES.rglob("*.jsonl.gz"))
@@ -135,7 +137,7 @@ NOT_IN_TRACES = {
 NOT_IN_TRACES |= {"draft_methods", "async_drafts", *OF_DRAFTS}
 AT_CHANGES = [
     (name, rule)
-    for minor, release in vllm_rules.RELEASES.items()
+    for minor, release in RELEASES.items()
     for rule in OF_DRAFTS
     if rule in release.rules
     for name in (f"0.{minor - 1}.0", f"0.{minor}.0")
@@ -149,7 +151,7 @@ VLLM = sorted(path for path in (TRACES / "vllm").iterdir() if path.name.startswi
     [
         (path.name, rule)
         for path in VLLM
-        for rule in vllm_rules.VllmRules.__dataclass_fields__
+        for rule in VllmRules.__dataclass_fields__
         if rule not in NOT_IN_TRACES and can_show(path.name, rule)
     ]
     + AT_CHANGES,
@@ -213,7 +215,7 @@ def test_every_release_of_sglang_is_recorded_with_aborts(version: str) -> None:
 def test_every_release_of_vllm_is_recorded_with_aborts() -> None:
     releases = {vllm_rules.variant_of(path.name) for path in VLLM}
     assert releases == {name for name in vllm_rules.RULES if "-" not in name}
-    assert {path.name for path in VLLM} >= {*vllm_rules.PATCHES}
+    assert {path.name for path in VLLM} >= {*PATCHES}
     for folder in VLLM:
         assert len(list(folder.iterdir())) >= 25
         gone = [read_trace(path) for path in folder.glob("gone-*")]

@@ -29,8 +29,9 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers import registry
 from simkv.schedulers.mistralrs.seams import WITHOUT
 from simkv.schedulers.sglang import versions as sglang_versions
+from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.spec import VLLM
-from simkv.schedulers.vllm.versions import RULES, VllmRules, rules_of
+from simkv.schedulers.vllm.versions import RULES, rules_of
 from simkv.workload.workload import generate
 
 Knobs = dict[str, Any]

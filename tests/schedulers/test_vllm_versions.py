@@ -15,10 +15,10 @@ import pytest
 from simkv.core.request import Prompt, Segment
 from simkv.schedulers.registry import ENGINES, variants
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.releases import RELEASES
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import (
     MINORS,
-    RELEASES,
     RULES,
     assumed,
     like,

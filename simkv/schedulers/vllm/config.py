@@ -10,8 +10,9 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from simkv.core.rule import parse_rule
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, blocks_for
+from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.seams import SEAMS
-from simkv.schedulers.vllm.versions import ReleaseNames, VllmRules, rules_of
+from simkv.schedulers.vllm.versions import ReleaseNames, rules_of
 
 #: Knobs that no decision depends on: what steps cost and how many blocks there are does.
 OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")

@@ -15,7 +15,7 @@ from mypy_extensions import mypyc_attr
 from simkv.core.scheduler import Batch, Drafted
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import RequestState
-from simkv.schedulers.vllm.versions import VllmRules
+from simkv.schedulers.vllm.rules import VllmRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

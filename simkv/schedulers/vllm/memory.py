@@ -19,7 +19,7 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import RequestState
-from simkv.schedulers.vllm.versions import VllmRules
+from simkv.schedulers.vllm.rules import VllmRules
 
 
 class Hits(NamedTuple):

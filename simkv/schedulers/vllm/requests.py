@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 from simkv.core.prefix import Content
 from simkv.core.request import Prompt
 from simkv.schedulers.decodes import Decoding
-from simkv.schedulers.vllm.versions import VllmRules
+from simkv.schedulers.vllm.rules import VllmRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

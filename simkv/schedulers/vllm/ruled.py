@@ -10,10 +10,10 @@ from simkv.core.rule import Expression, parse_rule
 from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import PriorityQueue, RequestState
+from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.seams import SEAMS
 from simkv.schedulers.vllm.step import Step
-from simkv.schedulers.vllm.versions import VllmRules
 
 Place = tuple[float, float, int]
 #: Whoever was preempted so often goes round in a circle; beyond it is all one.

@@ -10,12 +10,12 @@ from simkv.core.scheduler import KvConnector
 from simkv.schedulers.vllm.admission import admission
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.recording import RECORDING
+from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.seams import SEAMS
 from simkv.schedulers.vllm.setting import setting_of
 from simkv.schedulers.vllm.versions import (
     RULES,
     VARIANTS,
-    VllmRules,
     assumed,
     like,
     rules_of,

@@ -12,7 +12,7 @@ from mypy_extensions import mypyc_attr
 from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import RequestState
-from simkv.schedulers.vllm.versions import VllmRules
+from simkv.schedulers.vllm.rules import VllmRules
 
 
 def ends_within(start: int, end: int, proof: int, size: int) -> bool:

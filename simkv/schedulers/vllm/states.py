@@ -23,8 +23,8 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.lookahead import DraftMemory
 from simkv.schedulers.vllm.memory import Hits, VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.split import ends_within
-from simkv.schedulers.vllm.versions import VllmRules
 from simkv.schedulers.vllm.windows import WindowMemory
 
 

@@ -15,9 +15,9 @@ from simkv.core.blocks import BlockPool
 from simkv.core.scheduler import Batch, Swap, blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.step import Step
-from simkv.schedulers.vllm.versions import VllmRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

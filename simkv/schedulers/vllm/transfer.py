@@ -23,9 +23,9 @@ from simkv.core.scheduler import Batch, Completion
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.memory import Hits
 from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.step import Step
-from simkv.schedulers.vllm.versions import VllmRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

@@ -28,7 +28,7 @@ from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.memory import NO_HITS, Hits, VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
-from simkv.schedulers.vllm.versions import VllmRules
+from simkv.schedulers.vllm.rules import VllmRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

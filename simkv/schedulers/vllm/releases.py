@@ -1,0 +1,203 @@
+"""What sets the releases of vLLM's V1 scheduler apart, as data: what each one brought.
+
+Read from the wheels on PyPI, 0.11.0 to 0.33.0: ``vllm/v1/core/sched/scheduler.py`` and
+``async_scheduler.py``, ``vllm/v1/core/kv_cache_manager.py``, ``block_pool.py`` and
+``single_type_kv_cache_manager.py``, ``vllm/config/scheduler.py`` and ``vllm/engine/arg_utils.py``.
+What is not named here is the same in all of them: running requests first and in order, one token
+budget for both loops, nobody admitted in a step that preempted, the last one preempted under fcfs
+and put back at the very front, at least one token computed again after a hit, of equal blocks the
+one registered first is hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simkv.schedulers.vllm.rules import Fixed
+
+
+@dataclass(frozen=True)
+class Release:
+    """A minor release: the ``commit`` of its wheel, and what it ``brought``, in words.
+
+    ``rules`` hold from it on. ``knobs`` can be set from it on, with the value that those before it
+    have in their place; those ``without`` can only be set before. ``patch`` is the patch release
+    that was read and recorded.
+    """
+
+    commit: str
+    brought: str = ""
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    knobs: Mapping[str, object] = field(default_factory=dict)
+    without: Mapping[str, Fixed] = field(default_factory=dict)
+    patch: int = 0
+
+
+#: By the number after ``0.``, oldest first.
+RELEASES: Mapping[int, Release] = {
+    9: Release(
+        "v0.9.2",
+        "the first chunk of a prompt must fit at admission; synchronous; always chunked; fcfs only",
+        patch=2,
+    ),
+    10: Release(
+        "26b999c71",
+        "asynchronous if asked; priority",
+        knobs={"async_scheduling": False, "policy": "fcfs"},
+        patch=2,
+    ),
+    11: Release("f71952c1c"),
+    12: Release(
+        "4fd9d6a85",
+        "asynchronous, nothing is computed past the last token; priority: a victim leaves its "
+        "batch, ties are broken; chunks can be off",
+        {"sees_the_end": True, "drops_victims": True, "breaks_ties": True},
+        {"enable_chunked_prefill": True, "num_speculative_tokens": 0},
+    ),
+    13: Release("72506c983"),
+    14: Release(
+        "b17039bcc",
+        "asynchronous by default; LoRA: who is passed over for max_loras keeps its place",
+        {"async_scheduling": True, "turns_skipped": False, "keeps_drafts": False},
+    ),
+    15: Release(
+        "f17644344",
+        "drafts of a model of its own",
+        {"draft_methods": ("eagle", "ngram", "draft_model")},
+    ),
+    16: Release(
+        "89a77b108",
+        "no drafts for unfinished prompts; draft models asynchronously",
+        {"drafts_for_chunks": False, "async_drafts": ("eagle", "draft_model")},
+    ),
+    17: Release(
+        "b31e9326a",
+        "slots of a draft model come out of the budget",
+        {"slots_of_budget": True},
+    ),
+    18: Release(
+        "bcf2be961",
+        "LoRA: who is passed over for max_loras waits ahead of the preempted",
+        {"skipped_apart": True},
+    ),
+    19: Release(
+        "2a69949bd",
+        "the whole sequence must fit when it is admitted (scheduler_reserve_full_isl)",
+        {"scheduler_reserve_full_isl": True},
+        {"scheduler_reserve_full_isl": False},
+    ),
+    20: Release("b8160878f"),
+    21: Release(
+        "ad7125a43",
+        "at admission a window counts at most what it ever has; groups of layers from here on",
+        knobs={"kv_cache_groups": (0,), "mamba_cache_mode": None},
+    ),
+    22: Release("0b3ba88f1"),
+    23: Release(
+        "0fc695fc6",
+        "lookahead slots for drafts from the first step on; blocks of windows that are not cached "
+        "are taken again first",
+        {"lookahead_at_admission": True, "keyless_windows": True},
+    ),
+    24: Release(
+        "ee0da84ab",
+        "of freed blocks those that are not cached are taken again first; watermark; with states a "
+        "first chunk ends at a junction",
+        {"keyless_first": True, "starts_at_junctions": True},
+        {"watermark": 0.0},
+    ),
+    25: Release(
+        "dd10e03f9",
+        "who has one token to compute is let in with as many places for drafts as the others",
+        {"pads_drafts": True},
+    ),
+    26: Release(
+        "ffd46bfab",
+        "max_num_scheduled_tokens, which replaces the budget; blocks behind a window are given "
+        "back when no step under way reads them; by default states are cached, at each junction",
+        {"frees_processed": True, "caches_states": True, "keeps_junctions": True},
+        {"max_num_scheduled_tokens": None},
+    ),
+    27: Release(
+        "4bdc8a788",
+        "start-up refuses a threshold above max_model_len, but no block larger than a chunk for "
+        "states",
+        {"checks_threshold": True, "wide_states": True},
+    ),
+    28: Release(
+        "2cf0a6915",
+        "both budgets limit a step; priority: a victim that sat the step out passes nobody over",
+        {
+            "two_budgets": True,
+            "finds_next": True,
+            "slots_of_budget": False,
+            "slots_by_request": True,
+        },
+    ),
+    29: Release(
+        "98dff2a81",
+        "start-up asks whether the longest sequence fits beside the null block; queue limits; of "
+        "windows the cache keeps only where a hit could end",
+        {"spares_null_block": True, "keeps_boundaries": True, "pads_with_room": True},
+        {"max_num_queued_reqs": None, "max_num_queued_tokens": None},
+    ),
+    30: Release(
+        "ced6857af",
+        "all states behind are given back; places for drafts also for a hit beside nobody",
+        {"frees_gaps": True, "pads_hits": True},
+    ),
+    31: Release(
+        "db9527a46",
+        "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold; "
+        "one waiting queue for all",
+        {"threshold_spares_lone": True, "skipped_apart": False},
+        {"max_num_active_seqs": None, "long_prefill_token_threshold_adaptive": False},
+    ),
+    32: Release(
+        "5df63a720",
+        "of a prompt that ends with a block the state before its last block is kept",
+        {"leaves_last": True},
+        {"mamba_prefill_checkpoints": False},
+        without={
+            "mamba_cache_mode": Fixed(
+                "align", "ended with vLLM 0.31, in {version} it is always align; leave it out"
+            )
+        },
+    ),
+    33: Release(
+        "4ba787ec9",
+        "priority: those behind one that preempts itself go on; adapters of all who run count "
+        "against max_loras; prefill_schedule_interval",
+        {
+            "goes_on": True,
+            "counts_all_loras": True,
+            "caches_accepted": True,
+            "keys_cover_next": True,
+            "async_drafts": ("eagle", "ngram", "draft_model"),
+        },
+        {"prefill_schedule_interval": 1},
+    ),
+}
+
+#: Patch releases whose scheduler was recorded too.
+PATCHES = ("0.27.1",)
+
+#: Why a knob cannot be set before the release that brought it.
+CAME = "came with vLLM {since}, {{version}} does not have it; leave it out"
+WHY = {
+    "enable_chunked_prefill": "vLLM {{version}} always chunks prefills on a GPU; leave it out",
+    "async_scheduling": "vLLM {{version}} schedules a step when the one before it is done; leave "
+    "it out",
+    "policy": "under priority vLLM {{version}} dies of an assertion when it preempts a request "
+    "that it has scheduled in the same step, which is not modelled; only fcfs",
+    "kv_cache_groups": "groups of layers are modelled from vLLM {since} on, not for {{version}}; "
+    "leave it out",
+    "mamba_cache_mode": "groups of layers are modelled from vLLM {since} on, not for {{version}}; "
+    "leave it out",
+    "num_speculative_tokens": "speculative decoding is modelled from vLLM {since} on, not for "
+    "{{version}}; leave it out",
+    "prefill_schedule_interval": "one engine goes by it since vLLM {since}; in {{version}} it is "
+    "unknown or for data-parallel ranks only; leave it out",
+}
