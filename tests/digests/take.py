@@ -7,11 +7,15 @@ why results differ.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from simkv.cli import main
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("digests.json")
@@ -56,14 +60,25 @@ def digests(name: str) -> dict[str, str]:
         command = {"sweep": SWEEP, "plan": PLAN}.get(
             name, ("run", str(RUNS.get(name)), "--steps", "--ledger", "--no-plots", "--exit-zero")
         )
-        subprocess.run(
-            [sys.executable, "-m", "simkv.cli", *command, "--out", str(out)],
-            check=True,
-            capture_output=True,
-            cwd=ROOT,
-        )
+        _call(*command, "--out", str(out))
         files = TABLES.get(name, OF_A_RUN)
         return {file: _digest(out / file) for file in files}
+
+
+def _call(*words: str) -> None:
+    """Run simkv in this process, its output thrown away. Raises RuntimeError if it fails."""
+    said = io.StringIO()
+    with (
+        chdir(ROOT),
+        patch.object(sys, "argv", ["simkv", *words]),
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"simkv {' '.join(words)}: {said.getvalue()}") from None
 
 
 def _digest(file: Path) -> str:
