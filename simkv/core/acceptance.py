@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
+
+#: Of an output so many places are drawn at a time.
+TOGETHER = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +24,24 @@ class Acceptance:
 
     def accepted(self, place: int, drafts: int) -> int:
         """Of so many drafts that follow on output token ``place``, how many are accepted."""
-        luck, count = Random((self.seed << 32) + place).random(), 0
-        while count < drafts and luck < self._rate(count):
+        luck, count = _lucks(self.seed, place // TOGETHER)[place % TOGETHER], 0
+        for chance in _chances(self.rates, drafts):
+            if luck >= chance:
+                break
             count += 1
         return count
 
-    def _rate(self, position: int) -> float:
-        if isinstance(self.rates, tuple):
-            return self.rates[position] if position < len(self.rates) else 0.0
-        return self.rates ** (position + 1)
+
+@lru_cache(maxsize=2048)  # for as many requests at a time, each in a part of its output
+def _lucks(seed: int, part: int) -> list[float]:
+    """What is drawn for the places of a part of the output."""
+    dice = Random((seed << 32) + part)
+    return [dice.random() for _ in range(TOGETHER)]
+
+
+@lru_cache
+def _chances(rates: float | tuple[float, ...], drafts: int) -> tuple[float, ...]:
+    """Of each of so many drafts, that it and those before it are accepted."""
+    if isinstance(rates, tuple):
+        return rates[:drafts]
+    return tuple(rates ** (position + 1) for position in range(drafts))

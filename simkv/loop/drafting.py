@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from simkv.core.request import Request
 from simkv.core.scheduler import Drafted
+from simkv.loop.record import Life
 
 
-def emitted(request: Request, left: int, drafted: Drafted) -> int:
-    """Tokens that a request gets in a batch of which ``left`` are still to come: one, and those of
-    its drafts that are accepted. Notes how many these are."""
-    i, accepted = request.id, 0
-    drafts = 0 if i in drafted.padding else drafted.tokens.get(i, 0)
-    if drafts and left > 1 and request.acceptance is not None:
-        place = request.output_tokens - left
-        accepted = min(request.acceptance.accepted(place, drafts), left - 1)
-    drafted.accepted[i] = accepted
-    return 1 + accepted
+def verify(
+    drafted: Drafted, emits: list[int], lives: dict[int, Life], left: dict[int, int]
+) -> None:
+    """Note how many drafts are accepted of those who emit; they have so many tokens ``left``."""
+    accepted, drafts_of, padding = drafted.accepted, drafted.tokens, drafted.padding
+    for i in emits:
+        count, more = 0, left[i] - 1
+        drafts = 0 if i in padding else drafts_of.get(i, 0)
+        if drafts and more > 0:
+            request = lives[i].request
+            if request.acceptance is not None:
+                place = request.output_tokens - more - 1
+                count = min(request.acceptance.accepted(place, drafts), more)
+        accepted[i] = count
 
 
 def each_token(delivered: list[int], drafted: Drafted) -> list[int]:

@@ -21,7 +21,7 @@ from simkv.costs.load import Executor, Floats, Load
 from simkv.loop.ahead import InFlight, Leap, Rest, alike, ends_of
 from simkv.loop.clock import Process, passed
 from simkv.loop.cycles import CycleWatch
-from simkv.loop.drafting import each_token, emitted
+from simkv.loop.drafting import each_token, verify
 from simkv.loop.record import Life, Standstill
 from simkv.loop.replica import Replica
 from simkv.loop.steplog import Backlog
@@ -197,9 +197,11 @@ class Engine(Replica):
         for i in batch.joined:
             heappush(self._finishes, (row + self._left[i] - 1, i, row))
         last_of = []
-        drafted, lives = batch.drafted, self.record.lives
+        if batch.drafted:
+            verify(batch.drafted, batch.emits, self.record.lives, self._left)
+        accepted = batch.drafted.accepted if batch.drafted else {}
         for i in batch.emits:
-            self._left[i] -= emitted(lives[i].request, self._left[i], drafted) if drafted else 1
+            self._left[i] -= 1 + accepted.get(i, 0) if accepted else 1
             if self._left[i] == 0:
                 last_of.append(i)
         group = self.record.decoding() if self.delivered and batch.decodes else ()
@@ -231,7 +233,6 @@ class Engine(Replica):
         delivered = completion.delivered
         if batch.drafted:
             self.record.verified(batch.drafted, delivered, row)
-            delivered = each_token(delivered, batch.drafted)
         if len(completion.delivered) != len(batch.emits):
             self._note_dropped(batch, completion, row)
         lives = self.record.lives
@@ -241,7 +242,8 @@ class Engine(Replica):
         if self.door:
             self.door.told(completion.delivered)
         if self.delivered:
-            self.delivered([*delivered, *flight.group])
+            told = each_token(delivered, batch.drafted) if batch.drafted else delivered
+            self.delivered([*told, *flight.group])
         self._end(completion)
         return bool(completion.delivered or completion.refused or batch.decodes)
 

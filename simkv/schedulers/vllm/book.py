@@ -66,7 +66,7 @@ class VllmBook:
         self._admissions = 0
         self._refused: list[int] = []
         self._tokens_delivered = 0
-        self._rows: dict[int, Row] = {}
+        self._newest = Batch()
         # Whether the waiting would be passed over again if nothing but decodes happened.
         self._waiting_settled = False
 
@@ -224,7 +224,9 @@ class VllmBook:
 
     def _all_rows(self) -> list[Row]:
         """The rows of the newest batch, those of the decode group too, in the engine's order."""
-        rows, group, running = self._rows, self.decoding, list(self.running.values())
+        batch, group, running = self._newest, self.decoding, list(self.running.values())
+        given = zip(batch.scheduled, batch.context, strict=True)
+        rows = {i: Row(i, n, context) for (i, n), context in given}
         if not self.rules.drops_victims:  # some may be in the batch that run no more
             stayed = [r for i in rows if i not in self.running and (r := self._live.get(i))]
             running = sorted(running + stayed, key=attrgetter("order"))

@@ -13,7 +13,6 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.blocks import BlockPool
 from simkv.core.prefix import BlockKeys
-from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.memory import Hits, VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
@@ -43,9 +42,10 @@ class DraftMemory(VllmMemory):
     def beyond(self, r: RequestState, start: int, n: int) -> int:
         """What ``r``, which runs, lacks for lookahead slots too, less what it holds for drafts that
         were rejected; beyond the blocks that ``n`` tokens behind ``start`` fill."""
-        slots = min(start + n + self._lookahead, self._longest)
-        lacks = max(blocks_for(slots, self.block_size) - self._pool.held(r.id), 0)
-        return lacks - self.to_grow(start, n)
+        size, end = self.block_size, start + n
+        slots = min(end + self._lookahead, self._longest)
+        lacks = max(-(-slots // size) - self._pool.held(r.id), 0)
+        return lacks - (-(-end // size) + -start // size)
 
     def missing(self, hits: Hits, end: int) -> int:
         """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
@@ -68,7 +68,9 @@ class DraftMemory(VllmMemory):
 
     def register(self, r: RequestState, tokens: int) -> None:
         """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
-        super().register(r, min(tokens, r.length - self._ahead))
+        tokens = min(tokens, r.length - self._ahead)
+        if tokens // self.block_size > r.registered:
+            super().register(r, tokens)
 
     @property
     def _pool(self) -> BlockPool:

@@ -129,6 +129,8 @@ class VllmScheduler(VllmBook):
         """Those to look at one by one; all others have got their token, out of the budget too."""
         group, memory = self.decoding, self.memory
         others = list(self.catching_up.values())
+        if not group and memory.tables is not None:
+            return others
         wanted = [self._next_tokens(r, step) for r in others]
         if len(group) + sum(wanted) > step.budget and not self._decodes_come_first(step):
             # Whoever is late in the order goes without: look at each.
@@ -354,7 +356,8 @@ class VllmScheduler(VllmBook):
         batch.joined, batch.left = group.depart()
         batch.lora_loads = self.loras.load()
         self._refused = []
-        self._rows = step.dispatch(group, self.drafts)
+        step.dispatch(group, self.drafts)
+        self._newest = batch
         self.interval.stepped(empty=batch.kind == "idle", prefill=step.prefill)
         if isinstance(self.waiting, HeapQueue) and self.waiting.tied:
             batch.fatal = "TypeError: two waiting requests of equal priority and arrival"

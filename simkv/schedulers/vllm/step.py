@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 
-from simkv.core.scheduler import Batch, Row, Why
+from simkv.core.scheduler import Batch, Why
 from simkv.schedulers.vllm.drafts import Drafts
 from simkv.schedulers.vllm.requests import RequestState
 
@@ -53,17 +53,12 @@ class Step:
         """A waiting request is not admitted; the first one is the head of the queue."""
         self.why = self.why or why
 
-    def dispatch(self, group: Sized, drafts: Drafts | None) -> dict[int, Row]:
-        """Count what was given as computed, and write the rows of all but the ``group`` down.
-
-        Returns them by request.
-        """
+    def dispatch(self, group: Sized, drafts: Drafts | None) -> None:
+        """Count what was given as computed, and write the rows of all but the ``group`` down."""
         batch, decodes = self.batch, len(group)
-        rows: dict[int, Row] = {}
         if drafts and self.tokens:
             drafts.begin(batch)
         for r, n in self.tokens.items():
-            rows[r.id] = Row(r.id, n, r.computed)
             batch.scheduled.append((r.id, n))
             batch.context.append(r.computed)
             drafted = drafts.verified(r, n, batch) if drafts else 0
@@ -81,4 +76,3 @@ class Step:
             batch.kind = "mixed" if decodes else "prefill"
             if decodes == len(self.tokens) + len(group):
                 batch.kind = "decode"
-        return rows
