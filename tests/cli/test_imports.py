@@ -45,7 +45,6 @@ workload: {requests: [{arrival: 0, prompt_tokens: 100, output_tokens: 10}]}
 @pytest.mark.parametrize(
     ("words", "allowed"),
     [
-        ("--help", set()),
         ("run tiny.yaml --no-plots --steps --ledger", SIMULATING | {"rich"}),
         ("explain tiny.yaml", SIMULATING),
         ("report tiny.yaml --out tiny.html --no-whatif", SIMULATING | {"jinja2", "rich"}),

@@ -66,7 +66,7 @@ def test_an_interrupt_in_a_callback_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
-    for command in ("policies", "schema", "zoo --list", "trace formats", "--help"):
+    for command in ("schema", "--help"):  # more than a pipe holds, and less
         ran = python(folder=tmp_path, shell=f"{command} | head -1; exit ${{PIPESTATUS[0]}}")
         assert (ran.returncode, ran.stderr) == (0, ""), command
         assert len(ran.stdout.splitlines()) == 1
@@ -76,7 +76,7 @@ def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no /dev/full")
 def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
-    for command in ("policies", "schema", "--help", "explain mistralrs-six"):
+    for command in ("schema", "--help"):
         ran = python(folder=tmp_path, shell=f"{command} > /dev/full")
         assert ran.returncode == 2
         assert ran.stderr == (
@@ -85,11 +85,12 @@ def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
 
 
 def test_what_a_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
-    for command in ("explain mistralrs-forty-pressure",):
-        ran = python(folder=tmp_path, shell=command, PYTHONIOENCODING="ascii")
-        assert (ran.returncode, ran.stderr) == (0, "")
-        assert ran.stdout.isascii()
-        assert "?" in ran.stdout
+    ran = python(
+        folder=tmp_path, shell="explain mistralrs-forty-pressure", PYTHONIOENCODING="ascii"
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.isascii()
+    assert "?" in ran.stdout
 
 
 @pytest.mark.parametrize("module", ["simkv", "simkv.cli"])
@@ -104,8 +105,11 @@ def test_shells_complete_commands_and_options(tmp_path: Path, shell: str) -> Non
     asked |= {"COMP_CWORD": "2", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     ran = python("-m", "simkv", folder=tmp_path, _SIMKV_COMPLETE=f"complete_{shell}", **asked)
     assert "--smallest" in ran.stdout
-    source = python("-m", "simkv", folder=tmp_path, _SIMKV_COMPLETE=f"source_{shell}")
-    assert "_simkv_completion" in source.stdout or "complete" in source.stdout
+
+
+def test_a_shell_is_told_how_to_ask(tmp_path: Path) -> None:
+    source = python("-m", "simkv", folder=tmp_path, _SIMKV_COMPLETE="source_bash")
+    assert "_simkv_completion" in source.stdout
 
 
 #: What takes long to import; help and version need none of it.
@@ -152,7 +156,6 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("command", "printed"),
     [
-        ("run mistralrs-forty", "finished"),
         ("run mistralrs-forty --no-plots --steps", "finished"),
         ("report mistralrs-six --no-whatif --out page.html", ""),
     ],
