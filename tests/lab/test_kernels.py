@@ -1,18 +1,12 @@
 """Our Triton kernels without a GPU: launched against a driver that is not there, so that each is
-built for sm_90 just as it would be; and run in Triton's interpreter."""
+built for sm_90 just as it would be."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,7 +19,6 @@ from simkv.lab.inputs import StepSize, fields_of, packed_length
 from simkv.lab.runner import Runner, RunnerConfig
 from simkv.lab.serve import runner_config
 from simkv.lab.served import Setup
-from tests.conftest import ROOT
 from tests.laws.plain import plain_scenario
 
 triton = pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
@@ -175,50 +168,3 @@ def test_a_run_in_which_a_kernel_was_built_is_done_again(monkeypatch):
     counts = iter([0, 2, 2, 3])
     with pytest.raises(InputError, match="1 kernels were built while the clock ran"):
         serve.serve_steadily(scenario, setup, runner)
-
-
-def version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
-
-
-cannot_interpret = pytest.mark.skipif(
-    version(triton.__version__) < (3, 7, 1) and version(np.__version__) >= (2, 4),
-    reason=f"triton {triton.__version__} cannot interpret with numpy {np.__version__}: "
-    "numpy < 2.4 or triton >= 3.7.1 is needed",
-)
-
-
-def interpreted(**more: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **more}
-    command = [sys.executable, "-m", "tests.lab.interpreted"]
-    return subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
-@cannot_interpret
-def test_interpreted():
-    done = interpreted()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "model" in done.stdout
-
-
-#: What stands in the kernels, and what is planted there.
-BUGS = [
-    ("acc = acc * shrink[:, None] + ", "acc = acc + "),
-    ("total = total * shrink + ", "total = total + "),
-    ("seen = t[None, :] <= position[:, None]", "seen = t[None, :] < position[:, None] + 2"),
-    ("there = t < last", "there = t <= last"),
-    ("(n - count + token + 1) // TILE", "(n - count + token + QUERIES) // TILE"),
-    ("share = tl.exp2(weights - tl.max", "share = tl.exp(weights - tl.max"),
-]
-
-
-@cannot_interpret
-@pytest.mark.parametrize(("old", "new"), [("acc = acc * shrink", "acc = acc * shrink"), *BUGS])
-def test_bugs_planted_into_the_kernels_are_seen(old, new):
-    """A wrong number, or a read of memory that is not there; and nothing where nothing is wrong."""
-    done = interpreted(PLANTED=json.dumps([old, new]))
-    assert (done.returncode == 0) == (old == new), done.stdout + done.stderr
-    assert "attention" in done.stdout or old != new
-    assert "stands" not in done.stderr
