@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,8 +106,9 @@ def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
     from simkv.core.errors import nearest
-    from simkv.costs.hardware.blocks import kv_groups, kv_room
+    from simkv.costs.hardware.blocks import kv_room
     from simkv.costs.hardware.setting import setting_of
+    from simkv.scenario.auto import group_knobs
     from simkv.scenario.hardware import HardwareSection, hardware_of
     from simkv.schedulers.registry import ENGINES
 
@@ -134,11 +136,8 @@ def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
         raise InputError(room.refusal)
     size = spec.block_size(config) if spec.memory_in_tokens else 1
     print(f"{spec.memory}: {room.num_gpu_blocks * size}")
-    knows = spec.groups not in spec.lacks.get(spec.naming.variant_of(config.variant), ())
-    if spec.groups and knows and len(groups := kv_groups(room.hardware)) > 1:
-        print(f"{spec.groups}: [{', '.join(map(str, groups))}]")
-    if room.block_size != setting.block_size:
-        print(f"{spec.block}: {room.block_size}")
+    for knob, value in group_knobs(spec, config.variant, room, setting).items():
+        print(f"{knob}: {json.dumps(value).replace(chr(34), '')}")
     print(
         f"{room.hardware.gpu.name}: {room.usable / 1e9:.2f} GB usable, {room.weights / 1e9:.2f} GB "
         f"weights, {room.activations / 1e9:.2f} GB largest step, {room.outside / 1e9:.2f} GB "

@@ -92,7 +92,8 @@ class EngineSpec:
     Knobs by their names: ``seats`` limits the running requests, ``longest`` the length of each, for
     which the whole cache has to be enough (None if nothing does), ``memory`` is the size of the KV
     cache, in blocks or ``memory_in_tokens``, and ``block`` the tokens in a block. ``groups`` has
-    the windows of groups of layers with blocks of their own, None if nothing does.
+    the windows of groups of layers with blocks of their own, ``checkpoints`` says that kernels
+    write states from within a chunk; None if nothing does.
 
     ``lacks`` are the knobs that a variant does not have, by variant: it refuses or ignores them.
 
@@ -132,6 +133,7 @@ class EngineSpec:
     block: str = "block_size"
     memory_in_tokens: bool = False
     groups: str | None = None
+    checkpoints: str | None = None
     lacks: Mapping[str, Collection[str]] = field(default_factory=dict)
     rules: Mapping[str, Any] = field(default_factory=dict)
     rules_read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -15,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
 from simkv.core.scheduler import MOST_BLOCKS
-from simkv.costs.hardware.blocks import kv_groups, kv_room
+from simkv.core.setting import EngineSetting
+from simkv.costs.hardware.blocks import KvRoom, checkpoints, kv_groups, kv_room
 from simkv.costs.hardware.setting import setting_of
 from simkv.scenario.engine import AnyEngine
 from simkv.scenario.hardware import HardwareSection, hardware_of
@@ -111,14 +112,28 @@ def _sized(
     if room.num_gpu_blocks < 2:
         raise Unknown(field, f"auto: {room.refusal}")
     blocks = min(room.num_gpu_blocks, MOST_BLOCKS)
-    groups = kv_groups(hardware)
-    variant = spec.naming.variant_of(engine.get("variant", spec.config().variant))
-    knob = spec.groups
-    if knob and knob not in {*engine, *spec.lacks.get(variant, ())} and len(groups) > 1:
-        larger = room.block_size != setting.block_size
-        return {
-            spec.memory: blocks,
-            knob: groups,
-            **({spec.block: room.block_size} if larger else {}),
-        }
+    told = group_knobs(spec, engine.get("variant", spec.config().variant), room, setting)
+    if told and spec.groups not in engine:
+        given = {knob: engine[knob] for knob in (spec.checkpoints,) if knob in engine}
+        return {spec.memory: blocks, **told, **given}
     return {spec.memory: blocks * (setting.block_size if spec.memory_in_tokens else 1)}
+
+
+def group_knobs(
+    spec: EngineSpec, variant: str, room: KvRoom, setting: EngineSetting
+) -> dict[str, Any]:
+    """Knobs that follow from a model with several kinds of layers; none in a variant without.
+
+    The groups that its layers make, the tokens in a block where the model needs more than are set,
+    and whether its kernels write states from within a chunk.
+    """
+    lacks = spec.lacks.get(spec.naming.variant_of(variant), ())
+    groups = kv_groups(room.hardware)
+    if spec.groups is None or spec.groups in lacks or len(groups) < 2:
+        return {}
+    told: dict[str, Any] = {spec.groups: groups}
+    if room.block_size != setting.block_size:
+        told[spec.block] = room.block_size
+    if spec.checkpoints and spec.checkpoints not in lacks and checkpoints(room.hardware):
+        told[spec.checkpoints] = True
+    return told

@@ -64,6 +64,21 @@ def test_any_spelling_is_the_same_scenario(tmp_path: Path) -> None:
     assert differences(first, one(tmp_path, "hardware.gpu=h100-sxm")) == []
 
 
+def test_groups_follow_from_the_model_where_the_release_has_them(tmp_path: Path) -> None:
+    def engine(*overrides: str) -> VllmConfig:
+        found = one(tmp_path, "hardware.model=NVIDIA-Nemotron-Nano-9B-v2", *overrides).engine
+        assert isinstance(found, VllmConfig)
+        return found
+
+    newest, given = engine(), engine("engine.mamba_prefill_checkpoints=false")
+    assert newest.kv_cache_groups == (0, *["mamba"] * 7)
+    assert (newest.block_size, newest.mamba_prefill_checkpoints) == (1312, True)
+    assert (given.block_size, given.mamba_prefill_checkpoints) == (1312, False)
+    assert not engine("engine.variant=0.31.0").mamba_prefill_checkpoints
+    assert engine("engine.variant=0.20.0").kv_cache_groups == (0,)
+    assert engine("engine.kv_cache_groups=[0]").kv_cache_groups == (0,)
+
+
 def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
     plain, wider, smaller = (
         one(tmp_path, *overrides)

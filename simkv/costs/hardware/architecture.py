@@ -104,37 +104,94 @@ class GatedDelta:
         wide = hidden * (self.channels + values + 2 * self.v_heads)
         return wide + self.conv * self.channels + values * hidden
 
+    def state_bytes(self, tp: int) -> float:
+        """Bytes of a sequence's state on each of ``tp`` GPUs: in 32 bits, what the convolution saw
+        last in 16."""
+        memory = 4 * self.v_heads * self.k_dim * self.v_dim
+        return (memory + 2 * (self.conv - 1) * self.channels) / tp
 
-Attention = Gqa | Mla | GatedDelta
+    @property
+    def heads(self) -> int:
+        """What GPUs share."""
+        return self.v_heads
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """A selective state space: of each of ``inner`` channels ``state`` numbers of ``number_bytes``.
+
+    Mamba-2 has them in ``heads``, of which each of ``groups`` shares its input and output
+    matrices; Mamba-1 has none, and projects its time steps through ``rank`` numbers. ``conv`` is
+    the width of the short convolution.
+    """
+
+    inner: int
+    state: int
+    conv: int
+    mamba2_heads: int = 0
+    groups: int = 0
+    rank: int = 0
+    number_bytes: int = 2
+
+    @property
+    def heads(self) -> int:
+        """What GPUs share."""
+        return self.mamba2_heads or self.inner
+
+    def channels(self, tp: int = 1) -> int:
+        """Channels that the convolution sees; groups that ``tp`` GPUs cannot share are copied."""
+        copies = self.groups and -self.groups % tp
+        return self.inner + 2 * (self.groups + copies) * self.state
+
+    def weights(self, hidden: int) -> int:
+        """Parameters: inputs with their gate, time steps, the convolution, output."""
+        channels = self.channels()
+        ends = hidden * (self.inner + channels) + self.inner * hidden + self.conv * channels
+        if self.mamba2_heads:
+            return ends + hidden * self.mamba2_heads
+        return ends + self.inner * (2 * self.rank + 3 * self.state)
+
+    def state_bytes(self, tp: int) -> float:
+        """Bytes of a sequence's state on each of ``tp`` GPUs; what the convolution saw last has 16
+        bits a number."""
+        seen = 2 * (self.conv - 1) * self.channels(tp)
+        return (self.number_bytes * self.inner * self.state + seen) / tp
+
+
+#: Attention in whose place there is a state of fixed size for each sequence.
+Recurrent = GatedDelta | Mamba
+Attention = Gqa | Mla | GatedDelta | Mamba
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A gated MLP (gate, up, down) of so many channels."""
+    """An MLP of so many channels (0: none): gate, up and down, or without the gate."""
 
     intermediate: int
+    gated: bool = True
 
     def weights(self, hidden: int) -> int:
         """Parameters."""
-        return 3 * hidden * self.intermediate
+        return (3 if self.gated else 2) * hidden * self.intermediate
 
 
 @dataclass(frozen=True)
 class Moe:
-    """``experts`` gated MLPs, of which a token takes ``per_token``, and a shared one for all."""
+    """``experts`` MLPs, of which a token takes ``per_token``, and a shared one for all."""
 
     experts: int
     per_token: int
     intermediate: int
     shared_intermediate: int = 0
+    gated: bool = True
 
     def expert_weights(self, hidden: int) -> int:
         """Parameters of all experts, without the shared one."""
-        return 3 * hidden * self.intermediate * self.experts
+        return self.experts * Dense(self.intermediate, self.gated).weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
         """Parameters of the shared expert."""
-        return 3 * hidden * self.shared_intermediate
+        return Dense(self.shared_intermediate, self.gated).weights(hidden)
 
     def weights(self, hidden: int) -> int:
         """Parameters of the experts, the shared one and the router."""

@@ -24,7 +24,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from simkv.costs.hardware.architecture import Dense, GatedDelta, Gqa, Moe
+from simkv.costs.hardware.architecture import Dense, Gqa, Mamba, Moe, Recurrent
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.memory import kv_bytes, state_bytes, weight_bytes
 from simkv.costs.hardware.setting import EngineSetting
@@ -190,9 +190,16 @@ def kv_groups(hardware: Hardware) -> list[int | str]:
     return [kind for kind in kinds for _ in range(-(-counts[kind] // size))]
 
 
+def checkpoints(hardware: Hardware) -> bool:
+    """Whether all kernels of its states can write one from within a chunk: those of Mamba-2."""
+    kinds = [part.attention for part in hardware.architecture.layers]
+    states = [kind for kind in kinds if isinstance(kind, Recurrent)]
+    return bool(states) and all(isinstance(s, Mamba) and s.mamba2_heads > 0 for s in states)
+
+
 def _keeps_states(hardware: Hardware, setting: EngineSetting) -> bool:
     """Whether states, if there are any, are in blocks like KV."""
-    states = any(isinstance(part.attention, GatedDelta) for part in hardware.architecture.layers)
+    states = any(isinstance(part.attention, Recurrent) for part in hardware.architecture.layers)
     return not states or (setting.engine == "vllm" and _release(setting) >= STATES_FROM)
 
 
@@ -200,7 +207,7 @@ def _by_kind(hardware: Hardware) -> dict[int | str, int]:
     """Layers with attention of that kind by their windows, those with a state as ``mamba``."""
     counts: dict[int | str, int] = {}
     for part in hardware.architecture.layers:
-        if isinstance(part.attention, GatedDelta):
+        if isinstance(part.attention, Recurrent):
             counts["mamba"] = counts.get("mamba", 0) + part.count
         if isinstance(part.attention, Gqa) and kv_bytes(part.attention, hardware):
             window = part.attention.window

@@ -164,7 +164,9 @@ def _plain(entry: _Entry, known: Architecture) -> Model | None:
     part, attention = known.layers[0], known.layers[0].attention
     if len(known.layers) > 1 or not isinstance(attention, Gqa) or attention.window:
         return None
-    if attention.output_gate or (isinstance(part.mlp, Moe) and part.mlp.shared_intermediate):
+    if attention.output_gate or not part.mlp.gated:
+        return None
+    if isinstance(part.mlp, Moe) and part.mlp.shared_intermediate:
         return None
     moe = part.mlp if isinstance(part.mlp, Moe) else None
     return Model(

@@ -27,7 +27,9 @@ from simkv.costs.hardware.architecture import (
     Moe,
     PublishedFormats,
 )
+from simkv.costs.hardware.fields import ConfigFields
 from simkv.costs.hardware.formats import FormatName
+from simkv.costs.hardware.hybrids import HYBRIDS
 
 #: Model types by how their layers attend.
 _GQA = (
@@ -40,14 +42,13 @@ _DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _WRAPPED = ("qwen3_5", "qwen3_5_moe", "kimi_k25", "gemma3", "mistral3", "qwen3_vl", "qwen3_vl_moe")
 _OF_WRAPPED = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
 
-#: Fields that change the layers in ways that are not modelled, unless they have this value.
+#: ConfigFields that change the layers in ways that are not modelled, unless they have this value.
 _NOT_MODELLED: dict[str, Any] = {
     "attention_chunk_size": None,
     "num_kv_shared_layers": 0,
     "hidden_size_per_layer_input": 0,
     "index_topk_freq": None,
     "compress_ratios": None,
-    "hybrid_override_pattern": None,
     "layer_group_size": None,
     "attention_k_eq_v": False,
     "num_global_key_value_heads": None,
@@ -72,13 +73,12 @@ def architecture_of(config: Mapping[str, Any] | Path, name: str | None = None) -
     return _Reader(config, name or "config.json").architecture(name or "")
 
 
-class _Reader:
+class _Reader(ConfigFields):
     """A configuration and where it is from, for what is wrong in it."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        super().__init__(config, where)
         self.whole = config
-        self.where = where
-        self.config: Mapping[str, Any] = config
         kind = config.get("model_type")
         if kind in _WRAPPED:
             inner = config.get("text_config")
@@ -87,7 +87,7 @@ class _Reader:
             self.config = inner
             kind = inner.get("model_type", kind)
         self.kind = _OF_WRAPPED.get(str(kind), str(kind))
-        known = (*_GQA, *_MLA, *_DELTA)
+        known = (*_GQA, *_MLA, *_DELTA, *HYBRIDS)
         if self.kind not in known:
             raise self.wrong(
                 "model_type",
@@ -98,27 +98,14 @@ class _Reader:
             if self.config.get(field) not in (None, harmless):
                 raise self.wrong(field, "changes the layers in a way that is not modelled")
 
-    def wrong(self, field: str, why: str) -> InputError:
-        return InputError(f"{self.where}: {field}: {why}")
-
-    def number(self, *fields: str, default: int | None = None, least: int = 1) -> int:
-        """The first of these fields that is there, as a whole number."""
-        for field in fields:
-            value = self.config.get(field)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise self.wrong(field, f"{value!r}; expected a whole number from {least} on")
-            return value
-        if default is None:
-            raise self.wrong(fields[0], "is missing; a whole number is needed")
-        return default
-
     def architecture(self, name: str) -> Architecture:
         depth = self.number("num_hidden_layers")
-        attentions = self.attentions(depth)
-        mlps = [self.mlp(layer) for layer in range(depth)]
-        counted = Counter(zip(attentions, mlps, strict=True))
+        if self.kind in HYBRIDS:
+            layers = HYBRIDS[self.kind](self)
+        else:
+            mlps = [self.mlp(layer) for layer in range(depth)]
+            layers = list(zip(self.attentions(depth), mlps, strict=True))
+        counted = Counter(layers)
         tied = self.config.get("tie_word_embeddings", self.whole.get("tie_word_embeddings"))
         return Architecture(
             name=name or f"{self.kind} of {self.where}",

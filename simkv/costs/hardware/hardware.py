@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.architecture import Architecture, GatedDelta
+from simkv.costs.hardware.architecture import Architecture
 from simkv.costs.hardware.catalog import Gpu
 from simkv.costs.hardware.formats import FormatName, KvFormatName
 from simkv.costs.hardware.interconnect import Interconnect
@@ -89,8 +89,7 @@ def make_hardware(
 def _check(hardware: Hardware) -> None:
     model = hardware.architecture
     for part in model.layers:
-        attention = part.attention
-        heads = attention.v_heads if isinstance(attention, GatedDelta) else attention.heads
+        heads = part.attention.heads
         if heads % hardware.tp:
             raise InputError(
                 f"hardware: tp: {heads} heads of {model.name} cannot be shared by {hardware.tp} "

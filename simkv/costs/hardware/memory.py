@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from simkv.costs.hardware.architecture import Attention, GatedDelta, Gqa, Layers, Mla, Moe
+from simkv.costs.hardware.architecture import (
+    Attention,
+    Gqa,
+    Layers,
+    Mla,
+    Moe,
+    Recurrent,
+)
 from simkv.costs.hardware.formats import find_format
 from simkv.costs.hardware.hardware import Hardware
 
@@ -41,7 +48,7 @@ def _attention(attention: Attention, hardware: Hardware, hidden: int) -> float:
     if isinstance(attention, Mla):
         split = attention.split_weights(hidden) / hardware.tp
         return attention.shared_weights(hidden) + split
-    if isinstance(attention, GatedDelta):
+    if isinstance(attention, Recurrent):
         return attention.weights(hidden) / hardware.tp
     kv_heads = max(attention.kv_heads, hardware.tp)
     whole = Gqa(attention.heads, kv_heads, attention.head_dim, 0, attention.output_gate)
@@ -54,7 +61,7 @@ def kv_bytes(attention: Attention, hardware: Hardware) -> float:
     KV heads are shared by the GPUs of a tensor-parallel group, a latent is whole on each.
     """
     number = KV_BYTES[hardware.kv]
-    if isinstance(attention, GatedDelta):
+    if isinstance(attention, Recurrent):
         return 0.0
     if isinstance(attention, Gqa):
         heads = max(attention.kv_heads // hardware.tp, 1)
@@ -66,11 +73,5 @@ def kv_bytes(attention: Attention, hardware: Hardware) -> float:
 
 
 def state_bytes(attention: Attention, hardware: Hardware) -> float:
-    """Bytes of one sequence's state in one layer on one GPU: of a gated delta net, in 32 bits.
-
-    And of the last tokens that its convolution sees, in 16.
-    """
-    if not isinstance(attention, GatedDelta):
-        return 0.0
-    memory = 4 * attention.v_heads * attention.k_dim * attention.v_dim
-    return (memory + 2 * (attention.conv - 1) * attention.channels) / hardware.tp
+    """Bytes of one sequence's state in one layer on one GPU, where it has one."""
+    return attention.state_bytes(hardware.tp) if isinstance(attention, Recurrent) else 0.0

@@ -24,7 +24,7 @@ from simkv.costs.operators.composed.collectives import all_reduces
 from simkv.costs.operators.composed.host import host
 from simkv.costs.operators.composed.moe import mixture
 from simkv.costs.operators.composed.part import Part
-from simkv.costs.operators.composed.products import gated_mlp, head, projections
+from simkv.costs.operators.composed.products import head, mlp, projections
 from simkv.costs.operators.composed.small import sampler, small_kernels
 from simkv.costs.operators.curve import rounded, total
 from simkv.costs.operators.operators import Operators
@@ -97,8 +97,7 @@ def _parts(operators: Operators, hardware: Hardware, setting: EngineSetting) -> 
         one = projections(operators, hardware, layers.attention)
         one += small_kernels(operators, hardware, layers)
         if isinstance(layers.mlp, Dense):
-            name, width = "products of the MLP", layers.mlp.intermediate
-            one += gated_mlp(operators, hardware, width, hardware.weights, name)
+            one += mlp(operators, hardware, layers.mlp, "products of the MLP")
         else:
             one += mixture(operators, hardware, layers.mlp)
         parts += [replace(part, curve=part.curve.times(layers.count)) for part in one]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from simkv.core.setting import EngineSetting
-from simkv.costs.hardware.architecture import GatedDelta, Mla
+from simkv.costs.hardware.architecture import GatedDelta, Mamba, Mla
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.profile import Profile, StepError
 
@@ -52,8 +52,8 @@ WIDER, FARTHEST = 0.02, 10
 class Configuration:
     """What kind of configuration something is.
 
-    ``attention`` is gqa, mla, dsa (MLA over the best tokens) or gdn; ``experts`` the format of the
-    experts, none for a dense model; ``weights`` that of the rest.
+    ``attention`` is gqa, mla, dsa (MLA over the best tokens), gdn or ssm; ``experts`` the format of
+    the experts, none for a dense model; ``weights`` that of the rest.
     """
 
     backend: str
@@ -90,7 +90,9 @@ def kind_of(hardware: Hardware, setting: EngineSetting) -> Configuration:
     model, gpu = hardware.architecture, hardware.gpu.name
     kinds = [part.attention for part in model.layers]
     attention = "gqa"
-    if any(isinstance(kind, GatedDelta) for kind in kinds):
+    if any(isinstance(kind, Mamba) for kind in kinds):
+        attention = "ssm"
+    elif any(isinstance(kind, GatedDelta) for kind in kinds):
         attention = "gdn"
     elif any(isinstance(kind, Mla) and kind.sparse for kind in kinds):
         attention = "dsa"

@@ -84,6 +84,7 @@ VLLM = EngineSpec(
     cache_example="vLLM's '# GPU blocks: 2588' or 'GPU KV cache size: 41,408 tokens'",
     memory="num_gpu_blocks",
     groups="kv_cache_groups",
+    checkpoints="mamba_prefill_checkpoints",
     longest="max_model_len",
     lora="enable_lora",
     lacks={

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.architecture import Dense, GatedDelta, Gqa, Indexer, Mla, Moe
+from simkv.costs.hardware.architecture import (
+    Dense,
+    GatedDelta,
+    Gqa,
+    Indexer,
+    Mamba,
+    Mla,
+    Moe,
+)
 from simkv.costs.hardware.catalog import (
     architectures,
     find_architecture,
@@ -44,6 +54,11 @@ TINY: dict[str, Any] = {
         ("GLM-5", 744.0),
         ("MiniMax-M2.5", 229.0),
         ("Llama-3.1-405B", 405.85),
+        ("Jamba-v0.1", 51.57),
+        ("NVIDIA-Nemotron-Nano-9B-v2", 8.89),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B", 31.58),
+        ("granite-4.0-h-small", 32.2),
+        ("Bamba-9B-v2", 9.78),
     ],
 )
 def test_parameters_are_the_published_ones(name: str, billions: float) -> None:
@@ -64,6 +79,97 @@ def test_layers_are_told_apart() -> None:
     mla = Mla(128, 1536, 512, 128, 64, 128, Indexer(64, 128, 2048))
     sparse = (58, mla, Moe(256, 8, 2048, 2048))
     assert kinds["DeepSeek-V3.2"] == [(3, mla, Dense(18432)), sparse]
+
+
+def test_layers_of_hybrids_are_told_by_periods_patterns_names_and_numbers() -> None:
+    kinds = {
+        name: [(part.count, part.attention, part.mlp) for part in find_architecture(name).layers]
+        for name in ("Jamba-v0.1", "NVIDIA-Nemotron-Nano-9B-v2", "granite-4.0-h-small")
+    }
+    mamba1, jamba = Mamba(8192, 16, 4, rank=256), Moe(16, 2, 14336)
+    assert kinds["Jamba-v0.1"] == [
+        (12, mamba1, Dense(14336)),
+        (16, mamba1, jamba),
+        (4, Gqa(32, 8, 128), Dense(14336)),
+    ]
+    mamba2, mlp = Mamba(10240, 128, 4, 128, 8, number_bytes=4), Dense(15680, gated=False)
+    assert kinds["NVIDIA-Nemotron-Nano-9B-v2"] == [
+        (21, mamba2, mlp),
+        (6, mamba2, Dense(0)),
+        (4, Gqa(40, 8, 128), mlp),
+    ]
+    granite = Moe(72, 10, 768, 1536)
+    assert kinds["granite-4.0-h-small"] == [
+        (36, Mamba(8192, 128, 4, 128, 1), granite),
+        (4, Gqa(32, 8, 128), granite),
+    ]
+
+
+NEMOTRON: dict[str, Any] = {
+    **TINY,
+    "model_type": "nemotron_h",
+    "num_hidden_layers": 4,
+    "hybrid_override_pattern": "M-*E",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 32,
+    "conv_kernel": 4,
+    "n_groups": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
+
+
+def test_a_state_space_by_hand() -> None:
+    mamba = Mamba(128, 32, 4, 8, 2)
+    convolved = 128 + 2 * 2 * 32
+    assert mamba.weights(64) == 64 * (128 + convolved + 8) + 4 * convolved + 128 * 64
+    assert mamba.state_bytes(1) == 2 * 128 * 32 + 2 * 3 * convolved
+    # Four GPUs have a group each, two of which are copies.
+    assert mamba.state_bytes(4) == 2 * 128 * 32 / 4 + 2 * 3 * (128 + 2 * 4 * 32) / 4
+    first = Mamba(128, 16, 4, rank=4)
+    inner = 128 * (4 + 2 * 16) + 4 * 128 + 128 * 16
+    assert first.weights(64) == 64 * 2 * 128 + inner + 4 * 128 + 128 * 64
+    made = architecture_of(NEMOTRON, "tiny")
+    experts = Moe(4, 2, 48, gated=False)
+    assert [(part.attention, part.mlp) for part in made.layers] == [
+        (replace(mamba, number_bytes=4), Dense(128, gated=False)),
+        (Gqa(4, 2, 16), experts),
+    ]
+    assert experts.weights(64) == 2 * 64 * 48 * 4 + 64 * 4
+    names = {
+        "hybrid_override_pattern": None,
+        "layers_block_type": ["mamba", "mlp", "attention", "moe"],
+    }
+    assert architecture_of({**NEMOTRON, **names}, "tiny") == made
+
+
+def test_falcon_has_both_in_every_layer() -> None:
+    shapes = {"mamba_n_heads": 4, "mamba_d_ssm": 96, "mamba_d_state": 16, "mamba_d_conv": 4}
+    made = architecture_of(
+        {**TINY, **shapes, "model_type": "falcon_h1", "mamba_n_groups": 1}, "tiny"
+    )
+    assert [(p.count, p.attention, p.mlp) for p in made.layers] == [
+        (2, Mamba(96, 16, 4, 4, 1), Dense(0)),
+        (2, Gqa(4, 2, 16), Dense(128)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hybrid_override_pattern": "M-*"}, "hybrid_override_pattern: expected 4 of mamba,"),
+        ({"hybrid_override_pattern": "M-?E"}, "hybrid_override_pattern: '?' is not understood"),
+        ({"hybrid_override_pattern": "-M-*"}, "hybrid_override_pattern: mlp must follow mamba"),
+        ({"mamba_ssm_cache_dtype": "fp8"}, "mamba_ssm_cache_dtype: 'fp8'; expected one of float32"),
+        ({"moe_latent_size": 8}, "moe_latent_size: changes the layers in a way that is not"),
+        ({"conv_kernel": None}, "conv_kernel: is missing"),
+    ],
+)
+def test_what_of_a_hybrid_is_not_understood_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=f"tiny: {re.escape(words)}"):
+        architecture_of({**NEMOTRON, **change}, "tiny")
 
 
 def test_weights_of_one_small_model_by_hand() -> None:

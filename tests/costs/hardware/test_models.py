@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.costs.hardware.blocks import KvRoom, kv_groups, kv_room
+from simkv.costs.hardware.architecture import Mamba
+from simkv.costs.hardware.blocks import KvRoom, checkpoints, kv_groups, kv_room
 from simkv.costs.hardware.catalog import (
     find_architecture,
     find_gpu,
@@ -99,20 +101,51 @@ def test_a_latent_is_whole_on_every_gpu_and_windows_share_a_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "tp", "given", "size"),
-    [  # what vLLM logs: vllm-project/vllm#36010 and #42406
-        ("Qwen3.5-27B", 2, 16, 784),
-        ("Qwen3.5-35B-A3B", 2, 64, 1088),
+    ("model", "tp", "given", "size", "states"),
+    [  # what vLLM logs: vllm-project/vllm#36010, #42406; Nemotron 3 Nano's is 2096, too
+        ("Qwen3.5-27B", 2, 16, 784, 3),
+        ("Qwen3.5-35B-A3B", 2, 64, 1088, 3),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B", 1, 16, 2096, 4),
     ],
 )
-def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int) -> None:
+def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int, states: int) -> None:
     hardware = make_hardware(find_gpu("H100"), find_architecture(model), tp=tp)
-    assert kv_groups(hardware) == [0, "mamba", "mamba", "mamba"]
+    assert kv_groups(hardware) == [0, *["mamba"] * states]
     found = kv_room(hardware, setting_of(VllmConfig(block_size=given)))
     assert found.block_size == size
     before = kv_room(hardware, setting_of(VllmConfig(block_size=given, variant="0.20.0")))
     assert before.block_size == given
     assert found.block_bytes * given == before.block_bytes * size  # the same for a token
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "checkpointing"),
+    [  # as get_kv_cache_groups of the wheels 0.21.0 to 0.33.0 makes them of such layers
+        ("Jamba-v0.1", [0, *["mamba"] * 7], False),
+        ("NVIDIA-Nemotron-Nano-9B-v2", [0, *["mamba"] * 7], True),
+        ("granite-4.0-h-small", [0, *["mamba"] * 9], True),
+        ("Bamba-9B-v2", [0, *["mamba"] * 10], True),
+        ("Qwen3.5-27B", [0, *["mamba"] * 3], False),
+        ("gpt-oss-20b", [0, 128], False),
+    ],
+)
+def test_groups_of_layers(model: str, groups: list[int | str], checkpointing: bool) -> None:
+    hardware = make_hardware(find_gpu("H100"), find_architecture(model))
+    assert kv_groups(hardware) == groups
+    assert checkpoints(hardware) is checkpointing
+
+
+def test_a_block_of_a_nemotron_with_states_of_16_bits() -> None:
+    """vLLM 0.10 had them so, and blocks of 672 tokens (vllm-project/vllm#24280)."""
+    published = find_architecture("NVIDIA-Nemotron-Nano-9B-v2")
+    layers = tuple(
+        replace(part, attention=replace(part.attention, number_bytes=2))
+        if isinstance(part.attention, Mamba)
+        else part
+        for part in published.layers
+    )
+    hardware = make_hardware(find_gpu("H100"), replace(published, layers=layers))
+    assert kv_room(hardware, setting_of(VllmConfig())).block_size == 672
 
 
 @pytest.mark.parametrize(

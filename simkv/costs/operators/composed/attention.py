@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simkv.costs.grid import AttentionGrid
-from simkv.costs.hardware.architecture import GatedDelta, Gqa, Mla
+from simkv.costs.hardware.architecture import GatedDelta, Gqa, Mamba, Mla, Recurrent
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators.composed.part import Part
 from simkv.costs.operators.curve import rounded
@@ -16,6 +16,8 @@ TOKENS = (1, 16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16
 #: Tokens that one of a prefill attends to on the mean: half of these lengths.
 LENGTHS = (1, 15, 63, 127, 255, 511, 1023, 2047, 4095, 8191, 16383, 32767, 65535, 131071, 262143)
 SEQS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
+#: Tokens after which the scan of a prompt writes a state down (``chunk_size`` of Mamba-2).
+SCAN = 256
 CONTEXTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 
@@ -23,7 +25,7 @@ def attention_grid(operators: Operators, hardware: Hardware) -> AttentionGrid | 
     """The grid of all layers that attend to KV; None for a model without."""
     kinds: dict[Gqa | Mla, int] = {}
     for part in hardware.architecture.layers:
-        if not isinstance(part.attention, GatedDelta):
+        if not isinstance(part.attention, Recurrent):
             kinds[part.attention] = kinds.get(part.attention, 0) + part.count
     if not kinds:
         return None
@@ -51,7 +53,7 @@ def attention_grid(operators: Operators, hardware: Hardware) -> AttentionGrid | 
 
 
 def recurrences(operators: Operators, hardware: Hardware) -> list[Part]:
-    """Gated delta nets, which read a state and no KV, and what MLA adds to decodes."""
+    """What reads a state and no KV, and what MLA adds to decodes."""
     model, tp = hardware.architecture, hardware.tp
     parts = []
     for layers in model.layers:
@@ -65,10 +67,29 @@ def recurrences(operators: Operators, hardware: Hardware) -> list[Part]:
                 Part("gated delta net, prompts", "prefill_tokens", prompt),
                 Part("gated delta net, decodes", "decode_seqs", decode),
             ]
+        elif isinstance(kind, Mamba):
+            parts += _state_space(operators, kind, tp, layers.count)
         elif isinstance(kind, Mla) and not kind.sparse:
             curve = operators.absorbed(_share(kind, tp)).times(layers.count)
             parts.append(Part("absorbed projections", "decode_seqs", curve))
     return parts
+
+
+def _state_space(operators: Operators, kind: Mamba, tp: int, layers: int) -> list[Part]:
+    """Convolution and scan, by the bytes that they move: no kernel of Mamba was measured.
+
+    A decode reads and writes its state, a prompt does so once a chunk.
+    """
+    operators.notes["convolution and scan of Mamba: estimated from the bytes that they move"] = None
+    state, seen = 2 * kind.state_bytes(tp), 4.0 * kind.channels(tp) / tp
+    prompt = operators.elementwise(seen + state / SCAN).times(layers)
+    decode = operators.elementwise(seen + state).times(layers)
+    through = operators.elementwise(seen).times(layers)
+    return [
+        Part("state space, prompts", "prefill_tokens", prompt),
+        Part("state space, decodes", "decode_seqs", decode),
+        Part("state space, convolution", "slots", through),
+    ]
 
 
 def _share(kind: Mla, tp: int) -> Mla:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simkv.costs.hardware.architecture import Moe
+from simkv.costs.hardware.architecture import Dense, Moe
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators.composed.part import Part
-from simkv.costs.operators.composed.products import gated_mlp, product
+from simkv.costs.operators.composed.products import mlp, product
 from simkv.costs.operators.operators import MoeShape, Operators
 from simkv.costs.profile import Feature
 
@@ -16,7 +16,8 @@ def mixture(operators: Operators, hardware: Hardware, moe: Moe) -> list[Part]:
     feature: Feature = "group_tokens" if hardware.dp > 1 else "slots"
     shape = MoeShape(
         hidden,
-        moe.intermediate,
+        # Without a gate an expert has two thirds of the products.
+        moe.intermediate if moe.gated else moe.intermediate * 2 // 3,
         moe.per_token,
         moe.experts,
         hardware.expert_tp,
@@ -31,8 +32,8 @@ def mixture(operators: Operators, hardware: Hardware, moe: Moe) -> list[Part]:
         Part("experts", feature, operators.experts(shape, hardware.experts)),
     ]
     if moe.shared_intermediate:
-        form = hardware.weights
-        parts += gated_mlp(operators, hardware, moe.shared_intermediate, form, "shared expert")
+        shared = Dense(moe.shared_intermediate, moe.gated)
+        parts += mlp(operators, hardware, shared, "shared expert")
     if hardware.dp > 1:
         for name in ("all_gather", "reduce_scatter"):
             curve = operators.collective(name, hardware.gpus, hidden)

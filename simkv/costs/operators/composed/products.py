@@ -6,7 +6,7 @@ Widths are those of one GPU: by tensor parallelism, KV heads at least one, laten
 
 from __future__ import annotations
 
-from simkv.costs.hardware.architecture import Attention, GatedDelta, Gqa, Mla
+from simkv.costs.hardware.architecture import Attention, Dense, GatedDelta, Gqa, Mamba, Mla
 from simkv.costs.hardware.formats import find_format
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators.composed.part import Part
@@ -40,6 +40,8 @@ def projections(operators: Operators, hardware: Hardware, attention: Attention) 
         values = attention.v_heads * attention.v_dim
         wide = (attention.channels + values + 2 * attention.v_heads) // tp
         shapes = [((wide, hidden), "slots"), ((hidden, values // tp), "slots")]
+    elif isinstance(attention, Mamba):
+        shapes = _state_space(attention, hidden, tp)
     elif not attention.sparse:
         shapes = _latent(attention, hidden, tp)
     return [
@@ -68,14 +70,23 @@ def _latent(attention: Mla, hidden: int, tp: int) -> list[tuple[Product, Feature
     return shapes
 
 
-def gated_mlp(
-    operators: Operators, hardware: Hardware, intermediate: int, form: str, name: str
-) -> list[Part]:
-    """Gate, up and down of a dense MLP or of a shared expert."""
-    hidden, width = hardware.architecture.hidden, intermediate // hardware.tp
+def _state_space(attention: Mamba, hidden: int, tp: int) -> list[tuple[Product, Feature]]:
+    inner = attention.inner // tp
+    wide = inner + (attention.channels(tp) + attention.mamba2_heads) // tp
+    shapes: list[tuple[Product, Feature]] = [((wide, hidden), "slots"), ((hidden, inner), "slots")]
+    if not attention.mamba2_heads:
+        steps = attention.rank
+        shapes += [((steps + 2 * attention.state, inner), "slots"), ((inner, steps), "slots")]
+    return shapes
+
+
+def mlp(operators: Operators, hardware: Hardware, one: Dense, name: str) -> list[Part]:
+    """Gate, where it has one, up and down of a dense MLP or of a shared expert."""
+    hidden, width = hardware.architecture.hidden, one.intermediate // hardware.tp
+    shapes = (((2 if one.gated else 1) * width, hidden), (hidden, width)) if width else ()
     return [
-        Part(name, "slots", product(operators, hardware, form, shape))
-        for shape in ((2 * width, hidden), (hidden, width))
+        Part(name, "slots", product(operators, hardware, hardware.weights, shape))
+        for shape in shapes
     ]
 
 

@@ -9,7 +9,7 @@ and values and writes them. The sampler turns logits into 32 bits (6 bytes a wor
 
 from __future__ import annotations
 
-from simkv.costs.hardware.architecture import Dense, GatedDelta, Gqa, Layers, Moe
+from simkv.costs.hardware.architecture import Dense, GatedDelta, Gqa, Layers, Mamba, Moe
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators.composed.part import Part
 from simkv.costs.operators.operators import Operators
@@ -18,11 +18,12 @@ from simkv.costs.operators.operators import Operators
 def small_kernels(operators: Operators, hardware: Hardware, layers: Layers) -> list[Part]:
     """Those of one layer."""
     hidden, tp = hardware.architecture.hidden, hardware.tp
-    moved = [8.0 * hidden, 8.0 * hidden]
     mlp, attention = layers.mlp, layers.attention
     width = mlp.intermediate if isinstance(mlp, Dense) else mlp.shared_intermediate
+    norms = 2 if width or isinstance(mlp, Moe) else 1
+    moved = norms * [8.0 * hidden]
     if width:
-        moved.append(6.0 * width / tp)
+        moved.append((6.0 if mlp.gated else 4.0) * width / tp)
     if isinstance(mlp, Moe):
         moved.append(4.0 * mlp.experts)
     if isinstance(attention, Gqa):
@@ -31,6 +32,8 @@ def small_kernels(operators: Operators, hardware: Hardware, layers: Layers) -> l
         moved.append(8.0 * keys * attention.head_dim)
     elif isinstance(attention, GatedDelta):
         moved.append(6.0 * attention.v_heads * attention.v_dim / tp)
+    elif isinstance(attention, Mamba):
+        moved.append(6.0 * attention.inner / tp)
     elif not attention.sparse:
         moved.append(4.0 * (attention.heads // tp) * attention.qk_rope_head_dim)
         moved.append(4.0 * attention.latent)

@@ -1,0 +1,159 @@
+"""Layers of models that mix attention with Mamba, from their ``config.json``.
+
+Which layer is what, Jamba tells by periods, Granite 4 and Nemotron-H by lists of names or a pattern
+of letters, Bamba by the numbers of its attention layers; Falcon-H1 has both in each. Shapes of
+states are those of ``get_mamba_state_shape_from_config`` in vLLM 0.33.0
+(``vllm/model_executor/models``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from simkv.costs.hardware.architecture import Attention, Dense, Gqa, Mamba, Mlp, Moe
+from simkv.costs.hardware.fields import ConfigFields
+
+Layer = tuple[Attention, Mlp]
+#: What the letters of Nemotron-H's pattern are called in its list of names.
+LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def _jamba(fields: ConfigFields) -> list[Layer]:
+    """Mamba-1; every so many layers there is one with attention, or with experts."""
+    hidden, layers = fields.number("hidden_size"), list[Layer]()
+    inner = fields.number("mamba_expand") * hidden
+    rank = fields.config.get("mamba_dt_rank", "auto")
+    rank = -(-hidden // 16) if rank == "auto" else fields.number("mamba_dt_rank")
+    state, conv = fields.number("mamba_d_state"), fields.number("mamba_d_conv")
+    mamba, attention = Mamba(inner, state, conv, rank=rank), _attention(fields)
+    experts, width = fields.number("num_experts"), fields.number("intermediate_size")
+    moe = Moe(experts, fields.number("num_experts_per_tok"), width) if experts > 1 else Dense(width)
+    periods = [
+        (fields.number(f"{kind}_layer_period"), fields.number(f"{kind}_layer_offset", least=0))
+        for kind in ("attn", "expert")
+    ]
+    for layer in range(fields.number("num_hidden_layers")):
+        attends, mixes = (layer % period == offset for period, offset in periods)
+        layers.append((attention if attends else mamba, moe if mixes else Dense(width)))
+    return layers
+
+
+def _granite(fields: ConfigFields) -> list[Layer]:
+    """Mamba-2; all layers have experts, or none has."""
+    mlp: Mlp = Dense(fields.number("shared_intermediate_size"))
+    if experts := fields.number("num_local_experts", default=0, least=0):
+        width, shared = fields.number("intermediate_size"), mlp.intermediate
+        mlp = Moe(experts, fields.number("num_experts_per_tok"), width, shared)
+    kinds: dict[str, Attention] = {"mamba": _mamba2(fields), "attention": _attention(fields)}
+    types = fields.config.get("layer_types", fields.config.get("layers_block_type"))
+    return [(kinds[name], mlp) for name in _names(fields, "layer_types", types, kinds)]
+
+
+def _bamba(fields: ConfigFields) -> list[Layer]:
+    """Mamba-2; the layers that attend are told by their numbers."""
+    attending = fields.config.get("attn_layer_indices") or []
+    mamba, attention = _mamba2(fields), _attention(fields)
+    mlp = Dense(fields.number("intermediate_size"))
+    depth = fields.number("num_hidden_layers")
+    return [(attention if layer in attending else mamba, mlp) for layer in range(depth)]
+
+
+def _falcon(fields: ConfigFields) -> list[Layer]:
+    """Mamba-2 and attention beside each other in every layer, before one MLP."""
+    mlp = Dense(fields.number("intermediate_size"))
+    one: list[Layer] = [(_mamba2(fields), Dense(0)), (_attention(fields), mlp)]
+    return one * fields.number("num_hidden_layers")
+
+
+def _nemotron(fields: ConfigFields) -> list[Layer]:
+    """Mamba-2, attention and MLPs without gates as layers of their own.
+
+    An MLP here is the second half of the layer before it.
+    """
+    if fields.config.get("moe_latent_size"):
+        raise fields.wrong("moe_latent_size", "changes the layers in a way that is not modelled")
+    field = "hybrid_override_pattern"
+    names = fields.config.get(field)
+    if isinstance(names, str):
+        names = [LETTERS.get(letter, letter) for letter in names]
+    else:
+        field = "layers_block_type"
+        names = fields.config.get(field)
+    number = str(fields.config.get("mamba_ssm_cache_dtype", "float32"))
+    if number not in NUMBER_BYTES:
+        raise fields.wrong(
+            "mamba_ssm_cache_dtype", f"{number!r}; expected one of {', '.join(NUMBER_BYTES)}"
+        )
+    heads, width = fields.number("mamba_num_heads"), fields.number("mamba_head_dim")
+    mixers: dict[str, Attention] = {
+        "mamba": Mamba(
+            heads * width,
+            fields.number("ssm_state_size"),
+            fields.number("conv_kernel"),
+            heads,
+            fields.number("n_groups", "mamba_n_groups"),
+            number_bytes=NUMBER_BYTES[number],
+        ),
+        "attention": _attention(fields),
+    }
+    layers: list[Layer] = []
+    for name in _names(fields, field, names, [*LETTERS.values()]):
+        if name in mixers:
+            layers.append((mixers[name], Dense(0)))
+        elif not layers or layers[-1][1] != Dense(0):
+            raise fields.wrong(field, f"{name} must follow mamba or attention")
+        else:
+            layers[-1] = (layers[-1][0], _ungated(fields, name))
+    return layers
+
+
+def _ungated(fields: ConfigFields, name: str) -> Mlp:
+    if name == "mlp":
+        return Dense(fields.number("intermediate_size"), gated=False)
+    return Moe(
+        fields.number("n_routed_experts"),
+        fields.number("num_experts_per_tok"),
+        fields.number("moe_intermediate_size"),
+        fields.number("moe_shared_expert_intermediate_size", default=0, least=0)
+        * fields.number("n_shared_experts", default=1, least=0),
+        gated=False,
+    )
+
+
+def _attention(fields: ConfigFields) -> Gqa:
+    heads = fields.number("num_attention_heads")
+    width = fields.number("head_dim", default=fields.number("hidden_size") // heads)
+    return Gqa(heads, fields.number("num_key_value_heads", default=heads), width)
+
+
+def _mamba2(fields: ConfigFields) -> Mamba:
+    expanded = fields.number("mamba_expand", default=2) * fields.number("hidden_size")
+    return Mamba(
+        fields.number("mamba_d_ssm", default=expanded),
+        fields.number("mamba_d_state"),
+        fields.number("mamba_d_conv"),
+        fields.number("mamba_n_heads"),
+        fields.number("mamba_n_groups"),
+    )
+
+
+def _names(fields: ConfigFields, field: str, names: object, known: Collection[str]) -> list[str]:
+    """What each layer is called."""
+    depth = fields.number("num_hidden_layers")
+    if not isinstance(names, list) or len(names) != depth:
+        raise fields.wrong(field, f"expected {depth} of {', '.join(known)}, one a layer")
+    for name in names:
+        if name not in known:
+            raise fields.wrong(field, f"{name!r} is not understood; expected {' or '.join(known)}")
+    return names
+
+
+#: Model types by how their layers are told.
+HYBRIDS: Mapping[str, Callable[[ConfigFields], list[Layer]]] = {
+    "jamba": _jamba,
+    "nemotron_h": _nemotron,
+    "granitemoehybrid": _granite,
+    "bamba": _bamba,
+    "falcon_h1": _falcon,
+}
