@@ -1,6 +1,6 @@
 """Whether the work for a request grows with how many there are, for every engine and variant.
 
-    python benchmarks/scaling.py [--limit 0.1] [vllm sglang mistralrs fastdeploy]
+    python benchmarks/scaling.py [--limit 0.1] [vllm sglang mistralrs fastdeploy trtllm]
 
 Work is counted, not timed: lines of Python that run, comprehensions by the round, so the figures
 are the same on any machine, loaded or not. What a loop inside C costs (``sorted``, ``list``) is not
@@ -34,6 +34,7 @@ ROOMY: dict[str, dict[str, Any]] = {
     "sglang": {"max_total_num_tokens": 640_000},
     "mistralrs": {"num_gpu_blocks": 40_000},
     "fastdeploy": {"num_blocks": 40_000},
+    "trtllm": {"max_tokens_in_paged_kv_cache": 640_000, "tokens_per_block": 16},
 }
 PROMPT, OUTPUT = 60, 20
 #: What makes an engine heed priorities, of those that can.

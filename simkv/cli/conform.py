@@ -72,8 +72,9 @@ def schema() -> None:
 
 
 def policies() -> None:
-    """List the engines and variants whose decisions simkv makes, and where they come from."""
-    from simkv.proof.conform.count import shipped
+    """List the engines and variants whose decisions simkv makes, where they come from, and which
+    were recorded on the real code or only read from source."""
+    from simkv.proof.conform.count import READ, shipped
     from simkv.schedulers.registry import ENGINES, variants
 
     counts = shipped()
@@ -81,10 +82,12 @@ def policies() -> None:
         for summary, group in groupby(variants(engine).items(), lambda item: item[1].summary):
             for name, variant in group:
                 found = counts[engine].get(name)
+                proof = "recorded on the real code" if found else "read from source"
                 traces = (
                     f"reproduces {found['equal']} of {found['recorded']} recorded traces"
                     if found
                     else "never recorded"
                 )
-                print(f"{engine:<12}{name:<24}{traces}\n{'':<36}{variant.source}")
+                print(f"{engine:<12}{name:<24}{proof:<28}{traces}\n{'':<36}{variant.source}")
             print(f"{'':<36}{summary}")
+        print(f"{'':<12}of {engine} in no recording, only read from source: {READ[engine]}")

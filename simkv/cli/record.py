@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from simkv.proof.conform.trace import DecisionTrace
     from simkv.proof.record.case import DrawnCase
 
-Engine = Annotated[Literal["vllm", "sglang"], typer.Argument(help="Whose scheduler.")]
+Driven = Annotated[Literal["vllm", "sglang", "trtllm"], typer.Argument(help="Whose scheduler.")]
+Followed = Annotated[Literal["vllm", "sglang"], typer.Argument(help="Whose scheduler.")]
 Version = Annotated[str, typer.Argument(help="Its version (0.33.0), or newest.")]
 Source = Annotated[
     Path | None,
@@ -27,7 +28,7 @@ Cases = Annotated[int, typer.Option(min=1, help="How many random cases.")]
 
 
 def record(
-    engine: Engine,
+    engine: Driven,
     version: Version,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the recordings go.")],
     cases: Cases = 200,
@@ -44,7 +45,10 @@ def record(
     from simkv.proof.record.wheel import sources
 
     driven = DRIVEN[engine]
-    with sources(engine, version, source) as (folder, found), driven.hollowed(folder):
+    with (
+        sources(driven.package, version, source) as (folder, found),
+        driven.hollowed(folder),
+    ):
         names = [*driven.names_of(found, cases), *driven.by_hand(found)]
         traces = {}
         with progress("cases", len(names)) as advance:
@@ -68,7 +72,7 @@ def record(
 
 
 def follow(
-    engine: Engine,
+    engine: Followed,
     version: Version,
     cases: Cases = 200,
     source: Source = None,
@@ -83,7 +87,10 @@ def follow(
     from simkv.proof.record.wheel import sources
 
     driven = DRIVEN[engine]
-    with sources(engine, version, source) as (folder, found), driven.hollowed(folder):
+    with (
+        sources(driven.package, version, source) as (folder, found),
+        driven.hollowed(folder),
+    ):
         drawn = {name: driven.case_of(found, name) for name in driven.names_of(found, cases)}
         with progress("cases", len(drawn)) as advance:
 

@@ -14,7 +14,8 @@ from simkv.loop.world import ReplicaSpec, ScenarioRun
 from simkv.measure.fidelity import Fidelity
 from simkv.measure.metrics import request_rows, step_rows, summary
 from simkv.scenario.scenario import Scenario
-from simkv.why.diagnosis import Diagnosis, block_size, diagnose
+from simkv.schedulers.registry import spec_of
+from simkv.why.diagnosis import Diagnosis, diagnose
 from simkv.why.fleet import diagnose_fleet
 
 
@@ -109,7 +110,7 @@ class Result:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """Why it went as it did; worked out when first asked for."""
-        sizes = [block_size(spec.engine) for spec in self.specs]
+        sizes = [spec_of(one.engine).block_size(one.engine) for one in self.specs]
         if self.fleet is None:
             return diagnose(self.record, sizes[0])
         return diagnose_fleet(self.fleet, self.record, sizes)

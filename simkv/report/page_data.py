@@ -13,7 +13,7 @@ from simkv.report import data, story
 from simkv.report.lanes import BARS
 from simkv.report.published import Comparison, compare
 from simkv.report.style import FAILED, span
-from simkv.why.diagnosis import block_size
+from simkv.schedulers.registry import spec_of
 from simkv.why.ledger import SERVED, WORDS, Kind, totals
 
 SYMBOLS = {
@@ -77,7 +77,7 @@ def columns(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any
 
 
 def _variant(name: str, result: Result, ticks: data.Ticks, edges: data.Floats) -> dict[str, Any]:
-    record, found = result.record, result.diagnosis
+    record, found, engine = result.record, result.diagnosis, result.scenario.engine
     lives = list(record.lives.values())
     stop = record.standstill
     sums = totals(interval for lane in found.ledger.values() for interval in lane)
@@ -87,7 +87,7 @@ def _variant(name: str, result: Result, ticks: data.Ticks, edges: data.Floats) -
         "until": span([record]) or 1.0,
         "standstill": None if stop is None else {"kind": stop.kind, "since": stop.since},
         "requests": data.requests(record, ticks),
-        "owners": data.owners(record, block_size(result.scenario.engine), edges),
+        "owners": data.owners(record, spec_of(engine).block_size(engine), edges),
         "courses": data.courses(record, edges),
         "curves": {
             "ttft": data.curve(map(ttft, lives), len(lives)),

@@ -9,11 +9,12 @@ from simkv.core.scheduler import Scheduler, Variant
 from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
 from simkv.schedulers.mistralrs.spec import MISTRALRS
 from simkv.schedulers.sglang.spec import SGLANG
+from simkv.schedulers.trtllm.spec import TRTLLM
 from simkv.schedulers.vllm.spec import VLLM
 
 #: By the name that a scenario gives, in the order in which they are listed to the reader.
 ENGINES: Mapping[str, EngineSpec] = {
-    engine.name: engine for engine in (MISTRALRS, VLLM, SGLANG, FASTDEPLOY)
+    engine.name: engine for engine in (MISTRALRS, VLLM, SGLANG, FASTDEPLOY, TRTLLM)
 }
 
 

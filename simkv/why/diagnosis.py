@@ -1,6 +1,6 @@
 """Why a run went as it did: the ledger, who blocked whom, what was wasted, and the verdicts.
 
-    found = diagnose(result.record, block_size(result.scenario.engine))
+    found = diagnose(result.record, spec_of(engine).block_size(engine))
     print(found.verdicts[0].text)
 
 or ``result.diagnosis``, which is the same, worked out when first asked for.
@@ -38,7 +38,6 @@ __all__ = [
     "Preemption",
     "Verdict",
     "Waste",
-    "block_size",
     "diagnose",
     "holdings",
     "ledger_rows",
@@ -108,11 +107,6 @@ def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
         }
         for taken in found.preemptions
     ]
-
-
-def block_size(engine: Any) -> int:
-    """Tokens per block of an engine's config, which may call it a page."""
-    return int(getattr(engine, "block_size", None) or engine.page_size)
 
 
 def diagnose(record: Record, block_size: int) -> Diagnosis:

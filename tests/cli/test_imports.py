@@ -31,6 +31,7 @@ UNUSED = (
     "simkv.schedulers.fastdeploy.scheduler",
     "simkv.schedulers.mistralrs.scheduler",
     "simkv.schedulers.sglang.scheduler",
+    "simkv.schedulers.trtllm.scheduler",
     "simkv.schedulers.vllm.swap",
     "simkv.schedulers.vllm.transfer",
 )

@@ -66,6 +66,7 @@ def test_covers_every_variant_and_ending() -> None:
         ("sglang", "stall"),
         ("sglang", "lost"),
         ("fastdeploy", "stall"),
+        ("trtllm", "raised"),
     }
     assert {path.parent.name.removesuffix("_wtinf") for path in FILES} >= VARIANTS.keys()
 

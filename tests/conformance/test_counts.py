@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.proof.conform.conform import Conformance, Mismatch, check
-from simkv.proof.conform.count import count, shipped, variant_of
+from simkv.proof.conform.count import READ, count, shipped, variant_of
 from simkv.schedulers.registry import ENGINES, variants
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
@@ -26,7 +26,8 @@ def test_counts_are_those_of_the_recordings(shared: Path) -> None:
     for folder in (shared / "golden").glob("*/*"):
         engine = folder.parent.name
         recorded[engine, variant_of(engine, folder.name)] += len(list(folder.glob("*.jsonl.gz")))
-    for folder in TRACES.glob("*/0.*"):  # recorded by simkv record
+    # Recorded by simkv record.
+    for folder in (*TRACES.glob("*/0.*"), *TRACES.glob("trtllm/*")):
         engine = folder.parent.name
         variant = variant_of(engine, folder.name)
         recorded[engine, variant] += len(list(folder.glob("*.jsonl.gz")))
@@ -73,6 +74,11 @@ def test_policies_tells_of_every_variant() -> None:
         found = counts[engine].get(name)
         told = f"reproduces {found['equal']} of {found['recorded']} " if found else "never recorded"
         assert told in line
+        assert ("recorded on the real code" if found else "read from source") in line
+    said = [line.strip() for line in lines if "in no recording, only read from source: " in line]
+    assert said == [
+        f"of {engine} in no recording, only read from source: {READ[engine]}" for engine in ENGINES
+    ]
 
 
 def test_conform_counts(root: Path) -> None:

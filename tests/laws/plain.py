@@ -12,6 +12,7 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
         "sglang": {"max_total_num_tokens": 380, "schedule_conservativeness": 0.05},
         "mistralrs": {"num_gpu_blocks": 14, "max_num_seqs": 6},
         "fastdeploy": {"num_blocks": 14, "block_size": 32, "max_num_seqs": 6},
+        "trtllm": {"max_tokens_in_paged_kv_cache": 448, "max_batch_size": 6},
     }
     shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}
     shape |= {"output_tokens": {"distribution": "uniform", "low": 5, "high": 40}}

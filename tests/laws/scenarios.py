@@ -228,12 +228,32 @@ def _fastdeploy(draw: Draw, variant: str) -> Knobs:
     }
 
 
+def _trtllm(draw: Draw, _: str) -> Knobs:
+    block_size, chunked = draw(st.sampled_from([1, 2, 4])), draw(st.booleans())
+    pool = block_size * draw(_whole(8, 40))
+    policies = ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "MAX_UTILIZATION", "STATIC_BATCH"]
+    return {
+        "tokens_per_block": block_size,
+        "max_tokens_in_paged_kv_cache": pool,
+        "max_seq_len": draw(rarely(_whole(8, pool))),
+        "max_batch_size": draw(_whole(1, 6)),
+        "max_num_tokens": draw(_whole(4, 60)),
+        "capacity_scheduler_policy": draw(st.sampled_from(policies)),
+        "enable_chunked_prefill": chunked,
+        "context_chunking_policy": draw(
+            st.sampled_from(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
+        ),
+        "disable_overlap_scheduler": draw(st.booleans()),
+    }
+
+
 #: Small values for the knobs of every engine.
 KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
     "mistralrs": _mistralrs,
     "vllm": _vllm,
     "sglang": _sglang,
     "fastdeploy": _fastdeploy,
+    "trtllm": _trtllm,
 }
 
 #: Rules of vLLM that say what start-up refuses, or what a knob is that was left out.

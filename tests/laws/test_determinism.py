@@ -32,6 +32,7 @@ TIGHT = {
     "vllm": "num_gpu_blocks: 40, block_size: 4, max_model_len: 110, max_num_seqs: 8",
     "sglang": "max_total_num_tokens: 160, page_size: 4, chunked_prefill_size: 16",
     "fastdeploy": "num_blocks: 30, block_size: 4, max_num_seqs: 6",
+    "trtllm": "max_tokens_in_paged_kv_cache: 120, tokens_per_block: 4, max_batch_size: 6",
 }
 
 

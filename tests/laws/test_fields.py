@@ -108,6 +108,7 @@ WHOLE: dict[str, Tree] = {
     },
     "mistralrs": {"engine": {"name": "mistralrs", "num_gpu_blocks": 512}},
     "sglang": {"engine": {"name": "sglang", "max_total_num_tokens": 8192}},
+    "trtllm": {"engine": {"name": "trtllm", "max_tokens_in_paged_kv_cache": 8192}},
     "trace": {"workload": {"trace": str(HERE.parents[2] / "traces" / "spikes.csv")}},
     "fleet": {"fleet": {"replicas": 2}},
     "outages": {
@@ -134,6 +135,7 @@ TIED = {
         "num_cpu_blocks",
         "lpm_aging_tokens_per_pass",
         "retraction_policy",
+        "enable_block_reuse",  # not modelled
         "enable_dp_attention",
         "dp_size",
         "eq",

@@ -16,6 +16,7 @@ from simkv.core.scheduler import Batch, Completion, Scheduler
 from simkv.measure.metrics import request_rows, step_rows, summary, token_rows
 from simkv.schedulers import registry
 from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.trtllm.config import TrtllmConfig
 from simkv.schedulers.vllm.config import VllmConfig
 from tests.laws.scenarios import ENGINES, KNOBS, Run, run, scenarios
 from tests.laws.sums import assert_ledger
@@ -106,6 +107,8 @@ def most_tokens(done: Run, request: Request) -> int:
         pool, page = config.max_total_num_tokens, config.page_size
         pages = -(-request.prompt_tokens // page) * page
         return max(1, min(pool - request.prompt_tokens - 2, pool - pages - page - 1))
+    if isinstance(config, TrtllmConfig):
+        return config.longest - request.prompt_tokens
     return request.output_tokens
 
 

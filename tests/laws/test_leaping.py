@@ -200,6 +200,8 @@ def test_a_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) 
         ("fastdeploy", {}),
         ("fastdeploy", {"variant": "ratio"}),
         ("fastdeploy", {"variant": "decode-only-preempt"}),
+        ("trtllm", {}),
+        ("trtllm", {"disable_overlap_scheduler": True}),
     ],
 )
 def test_there_are_leaps(engine: str, knobs: dict[str, Any]) -> None:

@@ -169,7 +169,7 @@ BROKEN: list[tuple[str, str]] = [
     (
         changed("mistralrs", "mistral"),
         "s.yaml:5: engine.name: 'mistral' is not known (did you mean 'mistralrs'?); expected "
-        "mistralrs, vllm, sglang, fastdeploy",
+        "mistralrs, vllm, sglang, fastdeploy, trtllm",
     ),
     (changed("  name: mistralrs\n", ""), "s.yaml:4: engine.name: missing; this field is needed"),
     (

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import spec_of
 from simkv.why.blame import Blocker, Overtake, Preemption, holdings
-from simkv.why.diagnosis import Diagnosis, block_size, diagnose
+from simkv.why.diagnosis import Diagnosis, diagnose
 from simkv.why.ledger import Kind
 from simkv.why.verdicts.head_of_line import HeadOfLine
 from simkv.why.verdicts.priority import PriorityInversion
@@ -43,7 +44,8 @@ def ask(arrival: float, prompt: int, output: int, **fields: Any) -> dict[str, An
 
 
 def diagnosis(done: Run) -> Diagnosis:
-    return diagnose(done.record, block_size(done.scenario.engine))
+    engine = done.scenario.engine
+    return diagnose(done.record, spec_of(engine).block_size(engine))
 
 
 def only(found: Diagnosis, kind: type[Verdict]) -> Any:

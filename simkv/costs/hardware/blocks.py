@@ -96,7 +96,8 @@ class KvRoom:
 def kv_room(hardware: Hardware, setting: EngineSetting) -> KvRoom:
     """The blocks of ``setting.block_size`` tokens that the engine would find on each GPU.
 
-    An engine that is neither vLLM nor SGLang is taken for a vLLM of its newest release.
+    An engine that is neither vLLM nor SGLang is taken for a vLLM of its newest release, but of what
+    that would leave TensorRT-LLM takes its share (``free_gpu_memory_fraction``).
     """
     weights, size = weight_bytes(hardware), block_size(hardware, setting)
     block = block_bytes(hardware, setting)
@@ -109,11 +110,16 @@ def kv_room(hardware: Hardware, setting: EngineSetting) -> KvRoom:
     outside = _since(OUTSIDE_TORCH, release) * GIB
     outside += COLLECTIVES * GIB if hardware.gpus > 1 else 0
     outside += GRAPHS if release >= GRAPHS_FROM and setting.graph_sizes else 0
+    activations = _activations(hardware, setting, _since(SAMPLER_BYTES, release))
+    share = setting.memory_share or 0.9
+    usable = hardware.gpu.memory_bytes * share
+    if setting.engine == "trtllm":
+        usable += (weights + activations + outside) * (1 - share)
     return KvRoom(
         hardware=hardware,
-        usable=int(hardware.gpu.memory_bytes * (setting.memory_share or 0.9)),
+        usable=int(usable),
         weights=weights,
-        activations=_activations(hardware, setting, _since(SAMPLER_BYTES, release)),
+        activations=activations,
         outside=int(outside),
         block_bytes=block,
         block_size=size,

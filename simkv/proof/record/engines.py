@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from simkv.proof.conform.trace import DecisionTrace
-from simkv.proof.record import cases, hollow, rules, sglang, sglang_cases, sglang_hollow, vllm
+from simkv.proof.record import (
+    cases,
+    hollow,
+    rules,
+    sglang,
+    sglang_cases,
+    sglang_hollow,
+    trtllm,
+    trtllm_cases,
+    trtllm_stand_ins,
+    vllm,
+)
 from simkv.proof.record.case import CaseForm
 from simkv.schedulers.sglang import versions as sglang_versions
 from simkv.schedulers.vllm.versions import rules_of
@@ -19,14 +30,16 @@ from simkv.schedulers.vllm.versions import rules_of
 class Driven:
     """How the scheduler of a version of an engine (by its ``title``) is driven.
 
-    While ``hollowed(folder)`` lasts, ``record(case, version, name)`` records a case. Cases by name:
-    ``case_of(version, name)``, of which ``names_of(version, count)`` are random and
-    ``by_hand(version)`` are made. ``base_of`` a version is the release whose rules (``rules_of``)
-    it is held against; the rules that its recordings can show are ``seen`` of it, and the ``knobs``
-    that some of them are kept for. Cases are of the ``form``.
+    Its sources are those of the ``package``. While ``hollowed(folder)`` lasts, ``record(case,
+    version, name)`` records a case. Cases by name: ``case_of(version, name)``, of which
+    ``names_of(version, count)`` are random and ``by_hand(version)`` are made. ``base_of`` a version
+    is the release whose rules (``rules_of``) it is held against, None where versions differ in
+    none; the rules that its recordings can show are ``seen`` of it, and the ``knobs`` that some of
+    them are kept for. Cases are of the ``form``.
     """
 
     title: str
+    package: str
     form: CaseForm
     hollowed: Callable[[Path], AbstractContextManager[None]]
     record: Callable[[Any, str, str], DecisionTrace]
@@ -42,6 +55,7 @@ class Driven:
 DRIVEN: Mapping[str, Driven] = {
     "vllm": Driven(
         "vLLM",
+        "vllm",
         cases.FORM,
         hollow.hollowed,
         vllm.record,
@@ -54,6 +68,7 @@ DRIVEN: Mapping[str, Driven] = {
     ),
     "sglang": Driven(
         "SGLang",
+        "sglang",
         sglang_cases.FORM,
         sglang_hollow.sglang_hollowed,
         sglang.record,
@@ -64,5 +79,19 @@ DRIVEN: Mapping[str, Driven] = {
         sglang_versions.RULES.__getitem__,
         lambda base: list(sglang_versions.SEEN[base]),
         sglang_cases.SHOWN_KNOBS,
+    ),
+    "trtllm": Driven(
+        "TensorRT-LLM",
+        "tensorrt_llm",
+        trtllm_cases.FORM,
+        trtllm_stand_ins.trtllm_hollowed,
+        trtllm.record,
+        trtllm_cases.trtllm_case,
+        trtllm_cases.names_of,
+        lambda version: trtllm_cases.RARE.get(version, []),
+        trtllm_cases.variant_of,
+        lambda _: None,
+        lambda _: [],
+        trtllm_cases.SHOWN_KNOBS,
     ),
 }

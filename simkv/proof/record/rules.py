@@ -105,9 +105,13 @@ def can_show(version: str, rule: str) -> bool:
 
 
 def difference(trace: DecisionTrace, rules: Any) -> Mismatch | None:
-    """Where its engine's scheduler with these rules parts from a recording, if it does."""
+    """Where its engine's scheduler with these rules parts from a recording, if it does.
+
+    No rules are those of the recording's variant.
+    """
     spec = ENGINES[trace.header["engine"]]
-    spec = replace(spec, build=partial(spec.build, rules=rules))
+    if rules is not None:
+        spec = replace(spec, build=partial(spec.build, rules=rules))
     try:
         return compare(trace, replay(spec, trace.header, len(trace.steps)))[1]
     except Exception as error:  # rules that do not go together may end anywhere

@@ -61,6 +61,7 @@ ENGINES = {
     "0.12": {**VLLM, "variant": "0.12"},
     "mistralrs": {"name": "mistralrs", "block_size": 4, "num_gpu_blocks": 10},
     "sglang": {"name": "sglang", "max_total_num_tokens": 40, "max_running_requests": 3},
+    "trtllm": {"name": "trtllm", "max_tokens_in_paged_kv_cache": 40, "tokens_per_block": 4},
 }
 
 

@@ -1,0 +1,70 @@
+"""Who may run: TensorRT-LLM's capacity scheduler (``PyCapacityScheduler``), by its policies.
+
+Each is asked in every step with all active requests in the order in which they came. There are
+never more of these than ``max_batch_size``, so its limit on them is not looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simkv.core.scheduler import Why
+from simkv.schedulers.trtllm.memory import KvCache
+from simkv.schedulers.trtllm.requests import LlmRequest
+
+
+class Admitted(NamedTuple):
+    """Who may run (``fits``), whose blocks are taken back and for whose sake (``paused``, None for
+    that of all before it), and why the first who may not run is left out."""
+
+    fits: list[LlmRequest]
+    paused: list[tuple[LlmRequest, LlmRequest | None]]
+    why: Why = "blocks"
+
+
+def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> Admitted:
+    """Those whose blocks are there to the last token that they may emit (``GuaranteedNoEvict``).
+
+    The first that is too long stops all behind it. A ``static`` batch lets nobody in while any of
+    it decodes.
+    """
+    fits = [r for r in active if r.state != "context"]
+    pending = [r for r in active if r.state == "context"]
+    if static and fits:
+        return Admitted(fits, [], "rule")
+    free = cache.pool.free - sum(map(cache.to_completion, fits))
+    for r in pending:
+        needed = cache.to_completion(r)
+        if needed > free:
+            return Admitted(fits, [], "blocks" if needed > cache.pool.free else "reserved")
+        fits.append(r)
+        free -= needed
+    return Admitted(fits, [])
+
+
+def max_utilization(active: Sequence[LlmRequest], cache: KvCache) -> Admitted:
+    """Those whose blocks are there for this step (``MaxUtilization``).
+
+    For one that lacks some the last that has any is paused, be it this one, until it fits or nobody
+    behind it has any.
+    """
+    fits: list[LlmRequest] = []
+    paused: list[tuple[LlmRequest, LlmRequest | None]] = []
+    at, end, needed, free = 0, len(active), 0, cache.pool.free
+    while at < end:
+        r = active[at]
+        more = cache.one_step(r)
+        if needed + more <= free:
+            fits.append(r)
+            needed += more
+            at += 1
+            continue
+        last = next((i for i in range(end - 1, at - 1, -1) if active[i].started), None)
+        if last is None:
+            break
+        victim = active[last]
+        paused.append((victim, None if victim is r else r))
+        free += cache.pool.held(victim.id)
+        end = last
+    return Admitted(fits, paused)

@@ -1,0 +1,92 @@
+"""The knobs of TensorRT-LLM, and the revision whose rules decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from simkv.core.scheduler import MOST_BLOCK_SIZE, Variant
+
+Policy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
+Chunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]
+
+VARIANTS: Mapping[str, Variant] = {
+    "5f480b7a6": Variant(
+        "NVIDIA/TensorRT-LLM@5f480b7a6 (2026-02, after #10273 and #11330)",
+        "capacity first, then a micro-batch out of what fits; a paused request is computed again",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TrtllmConfig:
+    """TensorRT-LLM's knobs under the names of its LLM API; ``scheduler_config`` and
+    ``kv_cache_config`` are flat.
+
+    Raises ValueError for what does not go together or is not modelled.
+    """
+
+    name: Literal["trtllm"] = "trtllm"
+    variant: Literal["5f480b7a6"] = "5f480b7a6"
+    """Whose rules decide: a commit of TensorRT-LLM. [`simkv policies` says where it is from]"""
+    max_tokens_in_paged_kv_cache: Annotated[int, Gt(0)] = 16384
+    """Tokens of KV in the pool; TensorRT-LLM takes what memory holds, the default is ours.
+    [kv_cache_config.max_tokens]"""
+    tokens_per_block: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 32
+    """Tokens in a block, the unit in which KV is handed out. [kv_cache_config, 32]"""
+    max_batch_size: Annotated[int, Gt(0)] = 2048
+    """Most requests that are active, and most in a step. [--max_batch_size, 2048]"""
+    max_num_tokens: Annotated[int, Gt(0)] = 8192
+    """Most tokens in a step. [--max_num_tokens, 8192]"""
+    max_seq_len: Annotated[int, Gt(1)] | None = None
+    """Most tokens of a request, output included; a larger `max_tokens` is cut to it. Never more
+    than the pool holds, which it is if left out. [--max_seq_len]"""
+    capacity_scheduler_policy: Policy = "GUARANTEED_NO_EVICT"
+    """Who may run: those whose blocks are there to the last token that they may emit, those whose
+    blocks are there for this step, or a batch that ends before the next. [scheduler_config]"""
+    enable_chunked_prefill: bool = False
+    """Whether a prompt may be computed in parts; else one longer than `max_num_tokens` is refused.
+    [--enable_chunked_prefill]"""
+    context_chunking_policy: Chunking = "FIRST_COME_FIRST_SERVED"
+    """How prompts share the tokens of a step: the first takes what it can, or a block each by
+    turns. [scheduler_config]"""
+    disable_overlap_scheduler: bool = False
+    """Whether a step is scheduled only when the tokens of the one before it are known. [LLM API]"""
+    enable_block_reuse: bool = False
+    """Whether prompts that begin alike share blocks; on in the engine, not modelled and so off
+    here. [kv_cache_config]"""
+    free_gpu_memory_fraction: Annotated[float, Ge(0.01), Le(1)] = 0.9
+    """Share for KV of the GPU's memory that the model leaves, of which with `hardware` the pool
+    follows. No decision depends on it. [kv_cache_config, 0.9]"""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens_in_paged_kv_cache % self.tokens_per_block:
+            raise ValueError(
+                f"max_tokens_in_paged_kv_cache ({self.max_tokens_in_paged_kv_cache}) must be a "
+                f"multiple of tokens_per_block ({self.tokens_per_block})"
+            )
+        if self.max_tokens_in_paged_kv_cache < 2:
+            raise ValueError("max_tokens_in_paged_kv_cache: no request fits; expected 2 or more")
+        if self.enable_block_reuse:
+            raise ValueError(
+                "enable_block_reuse: TensorRT-LLM's reuse of blocks is not modelled; expected false"
+            )
+        if self.enable_chunked_prefill and self.max_num_tokens < self.tokens_per_block:
+            raise ValueError(
+                f"max_num_tokens ({self.max_num_tokens}) is less than a chunk, which is of whole "
+                f"blocks; expected tokens_per_block ({self.tokens_per_block}) or more"
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return self.max_tokens_in_paged_kv_cache // self.tokens_per_block
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a request: what ``max_seq_len`` says and the pool holds."""
+        pool = self.max_tokens_in_paged_kv_cache
+        return pool if self.max_seq_len is None else min(self.max_seq_len, pool)

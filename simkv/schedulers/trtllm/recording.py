@@ -1,0 +1,37 @@
+"""Recordings of TensorRT-LLM: both of its loops, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from simkv.core.recording import Line, Recording
+from simkv.core.request import Prompt
+from simkv.schedulers.trtllm.config import TrtllmConfig
+
+
+def _config(header: Line) -> TrtllmConfig:
+    return TrtllmConfig(variant=header["variant"], **header["config"])
+
+
+def _knobs(config: TrtllmConfig) -> Line:
+    """Without the share of memory, of which the pool followed."""
+    knobs = asdict(config)
+    for knob in ("name", "variant", "free_gpu_memory_fraction"):
+        del knobs[knob]
+    return knobs
+
+
+def _prompt(request: Line) -> Prompt:
+    return Prompt(
+        id=request["id"],
+        prompt_tokens=request["prompt_tokens"],
+        max_tokens=request["max_tokens"],
+        arrival=float(request["arrival_step"]),
+    )
+
+
+def _shown(prompt: Prompt) -> Line:
+    return {"max_tokens": prompt.max_tokens}
+
+
+RECORDING = Recording(_config, _prompt, _knobs, _shown)

@@ -1,0 +1,257 @@
+"""One iteration of TensorRT-LLM's PyTorch backend: fetch, schedule, pause, prepare, launch.
+
+Read at NVIDIA/TensorRT-LLM@5f480b7a6: ``_executor_loop`` and ``_executor_loop_overlap`` of
+``pyexecutor/py_executor.py``, ``SimpleUnifiedScheduler`` of ``pyexecutor/scheduler/scheduler.py``;
+blocks and requests as ``kvCacheManager.cpp`` and ``llmRequest.h`` had them about then. One rank,
+one window of attention, no drafts, no adapters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import astuple
+
+from simkv.core.blocks import BlockPool
+from simkv.core.request import Prompt
+from simkv.core.scheduler import Batch, Completion, Held, Kind, Refusal, Why
+from simkv.schedulers.trtllm import leap
+from simkv.schedulers.trtllm.capacity import Admitted, max_utilization, no_evict
+from simkv.schedulers.trtllm.config import TrtllmConfig
+from simkv.schedulers.trtllm.memory import KvCache
+from simkv.schedulers.trtllm.microbatch import ContextTooLong, MicroBatch, micro_batch
+from simkv.schedulers.trtllm.requests import LlmRequest
+
+
+class TrtllmScheduler:
+    """Requests that were fetched are ``active``, in the order in which they came; the others queue.
+
+    An active request without blocks waits: it was never let in, or it was paused, and then it is
+    still in its place. ``launched`` are in the newest step and have not moved on yet. Those
+    ``pausing`` have lost their blocks in this iteration, those ``leaving`` their clients.
+    """
+
+    def __init__(self, config: TrtllmConfig) -> None:
+        self.config = config
+        self.overlap = not config.disable_overlap_scheduler
+        self.pipeline_depth = 2 if self.overlap else 1
+        self.cache = KvCache(config.num_blocks, config.tokens_per_block)
+        self.queue: deque[LlmRequest] = deque()
+        self.active: dict[int, LlmRequest] = {}
+        self.launched: list[LlmRequest] = []
+        self.pausing: list[LlmRequest] = []
+        self.why: Why = "blocks"
+        self._left: set[int] = set()
+        self.leaving: set[int] = set()
+        self._refused: dict[int, Refusal] = {}
+
+    def add(self, prompt: Prompt) -> None:
+        """Queue a request; one that its server turns away is named by the next batch."""
+        refusal = refused(prompt, self.config)
+        if refusal:
+            self._refused[prompt.id] = refusal
+        else:
+            self.queue.append(LlmRequest.of(prompt, self.config.longest))
+
+    def abort(self, request_id: int) -> None:
+        """The client has gone: heard in the next iteration, heeded when that has tokens."""
+        self._left.add(request_id)
+
+    # ------------------------------------------------------------------ one iteration
+
+    def schedule(self) -> Batch:
+        """Decide who runs, take the blocks of those who are paused, give those of the step."""
+        self._move_on()
+        while self.queue and len(self.active) < self.config.max_batch_size:
+            r = self.queue.popleft()
+            self.active[r.id] = r
+        self.leaving |= self._left
+        self._left.clear()
+        batch = Batch(refused=self._refused)
+        self._refused = {}
+        fitting = self._fitting()
+        try:
+            chosen = micro_batch(fitting.fits, self.config)
+        except ContextTooLong as error:
+            batch.fatal = f"raised AssertionError: {error}"
+            return batch
+        for victim, by in fitting.paused:
+            self.pool.release(victim.id)
+            self.pausing.append(victim)
+            batch.preempt(victim.id, None if by is None else by.id)
+        self._launch(batch, chosen)
+        self._tell(batch, fitting)
+        return batch
+
+    def _fitting(self) -> Admitted:
+        """Whom the capacity scheduler lets run."""
+        active, policy = list(self.active.values()), self.config.capacity_scheduler_policy
+        if policy == "MAX_UTILIZATION":
+            return max_utilization(active, self.cache)
+        return no_evict(active, self.cache, static=policy == "STATIC_BATCH")
+
+    def _move_on(self) -> None:
+        """The iteration before is over: who was paused begins anew, who ran goes on."""
+        for r in self.pausing:
+            r.pause()
+        self.pausing.clear()
+        for r in self.launched:
+            r.advance(overlap=self.overlap)
+        self.launched = []
+
+    def _launch(self, batch: Batch, chosen: MicroBatch) -> None:
+        """Take the blocks of the step and write it down."""
+        for r in chosen.contexts:
+            self.cache.prepare(r)
+            batch.scheduled.append((r.id, r.chunk))
+            batch.context.append(r.position)
+            if r.last_chunk:
+                batch.emits.append(r.id)
+        for r in chosen.generations:
+            self.cache.prepare(r)
+            batch.scheduled.append((r.id, 1))
+            batch.context.append(r.cached - 1)
+            batch.emits.append(r.id)
+        batch.kind = _kind(chosen)
+        self.launched = [*chosen.contexts, *chosen.generations]
+
+    def _tell(self, batch: Batch, fitting: Admitted) -> None:
+        """Say who was passed over, and why."""
+        runs = {r.id for r in self.launched}
+        fits = {r.id for r in fitting.fits}
+        for r in self.active.values():
+            if self.pool.held(r.id) and r.id not in runs and r.state != "to complete":
+                batch.aside[r.id] = "budget" if r.id in fits else fitting.why
+        head = self.head
+        if head is not None:
+            self.why = "budget" if head.id in fits else fitting.why
+            batch.held = Held(head.id, self.why)
+        elif self.queue:
+            batch.held = Held(self.queue[0].id, "slot")
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Give the requests of a batch their tokens; end those whose token was the last.
+
+        One that was paused meanwhile is taken for unfinished even then: the pause sets it back, so
+        all of it is computed once more before its client hears of the end.
+        """
+        done = Completion([], [])
+        for r in [self.active[i] for i in batch.emits if i in self.active]:
+            r.known += 1
+            last = r.id in ended or r.generated >= r.new
+            if last and r in self.pausing:
+                continue
+            done.delivered.append(r.id)
+            if last:
+                done.finished.append(r.id)
+        done.finished.sort(key=list(self.active).index)
+        for i in done.finished:
+            self._remove(self.active[i])
+        if batch:
+            self._heed()
+        return done
+
+    def _heed(self) -> None:
+        """Drop the requests whose clients were heard to have gone."""
+        if not self.leaving:
+            return
+        self.queue = deque(r for r in self.queue if r.id not in self.leaving)
+        for i in self.leaving & self.active.keys():
+            self._remove(self.active[i])
+        self.leaving.clear()
+
+    def _remove(self, r: LlmRequest) -> None:
+        """Take an active request out of the engine."""
+        del self.active[r.id]
+        self.pool.release(r.id)
+        self.pausing = [p for p in self.pausing if p is not r]
+        self.launched = [x for x in self.launched if x is not r]
+
+    # ------------------------------------------------------------------ many decodes at once
+
+    def leap(self, most: int) -> int:
+        """Decodes alone, while nobody ends, is paused or is left out for another reason.
+
+        What decodes take is what was reserved for them, and no blocks come back: who lacks some
+        lacks them at the end, too. But one that could be let in, had the step more tokens, may
+        come to.
+        """
+        head = self.head
+        if self.pausing or self.leaving or len(self.launched) < self.num_running:
+            return 1
+        if head and self.why == "budget":
+            return 1
+        least = self.cache.to_completion(head) if head and self.why == "reserved" else 0
+        return leap.leap(self.launched, self.cache, least, self.pipeline_depth - 1, most)
+
+    def skip(self, steps: int) -> list[int]:
+        return leap.skip(self.launched, self.cache, steps)
+
+    # ------------------------------------------------------------------ what others may see
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool of its blocks."""
+        return self.cache.pool
+
+    @property
+    def num_blocks(self) -> int:
+        return self.config.num_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        return self.cache.pool.free
+
+    @property
+    def head(self) -> LlmRequest | None:
+        """The first active request without blocks; ``why`` it was passed over."""
+        return next((r for r in self.active.values() if not self.pool.held(r.id)), None)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.active) - self.num_running + len(self.queue)
+
+    @property
+    def num_running(self) -> int:
+        return sum(map(bool, map(self.pool.held, self.active)))
+
+    def waiting_ids(self) -> list[int]:
+        """Active requests without blocks, then those that were not fetched."""
+        without = [i for i in self.active if not self.pool.held(i)]
+        return without + [r.id for r in self.queue]
+
+    def running_ids(self) -> list[int]:
+        """Active requests with blocks, in the order in which they came."""
+        return [i for i in self.active if self.pool.held(i)]
+
+    def blocks_held(self) -> Mapping[int, int]:
+        return {i: held for i in self.active if (held := self.pool.held(i))}
+
+    def fingerprint(self) -> Hashable:
+        """All state that decides what ``schedule`` does next."""
+        return (
+            tuple((astuple(r), self.pool.held(r.id)) for r in self.active.values()),
+            tuple(r.id for r in self.queue),
+            tuple(r.id for r in self.pausing),
+            tuple(r.id for r in self.launched),
+            self.free_blocks,
+            tuple(sorted(self.leaving)),
+        )
+
+
+def refused(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
+    """Why the server turns a request away before the engine hears of it, if it does."""
+    tokens, most = prompt.prompt_tokens, config.max_num_tokens
+    if tokens > most and not config.enable_chunked_prefill:
+        words = f"The sum of prompt length ({tokens}), query length (0) should not exceed "
+        return Refusal("max_num_tokens", f"{words}max_num_tokens ({most})")
+    if tokens >= config.longest:
+        left = config.longest - tokens
+        return Refusal("max_seq_len", f"`default_max_tokens` ({left}) must be greater than 0")
+    return None
+
+
+def _kind(chosen: MicroBatch) -> Kind:
+    if chosen.contexts:
+        return "mixed" if chosen.generations else "prefill"
+    return "decode" if chosen.generations else "idle"

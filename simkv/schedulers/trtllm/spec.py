@@ -1,0 +1,62 @@
+"""What TensorRT-LLM is to the rest of simkv."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simkv.core.blocks import BlockPool
+from simkv.core.engine import EngineSpec, Tabled
+from simkv.core.setting import EngineSetting
+from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
+from simkv.schedulers.trtllm.recording import RECORDING
+
+if TYPE_CHECKING:
+    from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
+
+#: Batch sizes with a CUDA graph by default, below ``max_batch_size``: 1 to 32 and powers of two up
+#: to 128 (``CudaGraphConfig`` without padding).
+GRAPHS = (*range(1, 33), 64, 128)
+
+
+def _build(config: TrtllmConfig) -> TrtllmScheduler:
+    from simkv.schedulers.trtllm.scheduler import TrtllmScheduler  # where this engine runs
+
+    return TrtllmScheduler(config)
+
+
+def _with_tables(config: TrtllmConfig) -> Tabled:
+    scheduler = _build(config)
+    pool = scheduler.cache.pool = BlockPool(config.num_blocks)
+    return Tabled(scheduler, pool.tables)
+
+
+def _setting(config: TrtllmConfig) -> EngineSetting:
+    """Only steps of nothing but decodes run as graphs."""
+    return EngineSetting(
+        engine=config.name,
+        release=config.variant,
+        max_num_batched_tokens=config.max_num_tokens,
+        max_num_seqs=config.max_batch_size,
+        graph_sizes=tuple(size for size in GRAPHS if size <= config.max_batch_size),
+        graph_mode="full decode only",
+        asynchronous=not config.disable_overlap_scheduler,
+        block_size=config.tokens_per_block,
+        memory_share=config.free_gpu_memory_fraction,
+    )
+
+
+TRTLLM = EngineSpec(
+    name="trtllm",
+    config=TrtllmConfig,
+    variants=VARIANTS,
+    build=_build,
+    with_tables=_with_tables,
+    recording=RECORDING,
+    setting=_setting,
+    cache_lines=(r"max tokens in paged KV cache \((?P<tokens>[\d,]+)\)",),
+    cache_example="TensorRT-LLM's 'for max tokens in paged KV cache (41408)'",
+    memory="max_tokens_in_paged_kv_cache",
+    memory_in_tokens=True,
+    seats="max_batch_size",
+    block="tokens_per_block",
+)
