@@ -1,8 +1,9 @@
-"""Ten broken schedulers, each refused with the law that it breaks, the step and the line."""
+"""Broken schedulers, each refused with the law that it breaks, the step and the line."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,23 @@ from tests.own.cases import DECIDES, GOOD, SCENARIO, write
 #: By the law: what is put into ``decide`` of a good one, or replaced in it.
 BROKEN: dict[str, tuple[str, str, str]] = {
     "raises": ("exceptions", DECIDES, DECIDES + "        {}[3]\n"),
+    "exits": ("exceptions", DECIDES, DECIDES + "        raise SystemExit(0)  # {}[3]\n"),
+    "computes more than a step may": (
+        "limits",
+        "            self.compute(batch, r, tokens)\n            budget -= tokens\n",
+        "            self.compute(batch, r, tokens)\n",
+    ),
+    "lets too many run": (
+        "limits",
+        "if len(self.running) == self.config.max_num_seqs:",
+        "if False:",
+    ),
+    "reads the trace": (
+        "future",
+        DECIDES,
+        DECIDES + "        with open(__file__.replace('.py', '.yaml')) as file:\n"
+        "            file.read()\n",
+    ),
     "answers with nothing": (
         "answers",
         "    def decide",
@@ -108,12 +126,24 @@ ROOMY = {
         "burst": {"num_prompts": 5, "prompt_tokens": 9, "output_tokens": 40, "interval": 11}
     },
 }
-UNEQUAL = {
+UNEQUAL: dict[str, Any] = {
     "requests": [
         {"prompt_tokens": 40 + i, "output_tokens": 3 + (7 * i) % 11, "max_tokens": 64}
         for i in range(9)
     ]
 }
+
+
+NARROW = {
+    "engine": {
+        **SCENARIO["engine"],
+        "num_blocks": 200,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 60,
+    },
+    "workload": UNEQUAL,
+}
+FIELDS = {"leaps": ROOMY, "limits": NARROW}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -127,7 +157,8 @@ def test_it_is_refused_by_law_step_and_line(
     code = GOOD.replace(where, instead, 1)
     if law == "ends":  # a state that never comes again, so that no circle is seen
         code += "\n    def fingerprint(self):\n        return self.calls\n"
-    path = write(tmp_path, code, **(ROOMY if law == "leaps" else {"workload": UNEQUAL}))
+    (tmp_path / "mine.yaml").touch()
+    path = write(tmp_path, code, **FIELDS.get(law, {"workload": UNEQUAL}))
     with pytest.raises(LawBroken) as caught:
         simkv.run(path, trust=True)
     assert caught.value.law == law, str(caught.value)

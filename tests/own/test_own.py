@@ -181,6 +181,15 @@ def test_every_law_is_told_and_a_broken_one_travels() -> None:
     assert all(LAWS.values())
 
 
+def test_a_check_tells_the_order_of_a_set_of_text_by_other_processes(tmp_path: Path) -> None:
+    by_hash = "        self.waiting.sort(key=lambda r: hash(f'{r.id} '))\n        reserve ="
+    (tmp_path / "mine.py").write_text(GOOD.replace("        reserve =", by_hash, 1))
+    found = check(tmp_path / "mine.py", examples=20)
+    assert found.broken is not None
+    assert found.broken.law == "chance"
+    assert "PYTHONHASHSEED=1 request" in str(found.broken)
+
+
 def test_a_check_shrinks_what_breaks_a_law(tmp_path: Path) -> None:
     forgetful = (
         "        if len(self.running) > 1:\n            self.running.pop()\n        reserve ="

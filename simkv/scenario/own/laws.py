@@ -17,6 +17,7 @@ from simkv.core.blocks import BlockPool
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, blocks_for
+from simkv.scenario.own.reads import files_read
 from simkv.scenario.own.source import OwnCode, line_of
 
 Answer = TypeVar("Answer")
@@ -29,6 +30,7 @@ LAWS = {
     "tokens": "a step computes tokens that are there, on top of those that have KV, and sends one "
     "for each request that is complete",
     "blocks": "free and held blocks are all blocks, and who computes holds enough",
+    "limits": "no more run than max_num_seqs, and a step computes max_num_batched_tokens at most",
     "future": "what will come decides nothing",
     "chance": "the same scenario comes out the same",
     "leaps": "leaping changes nothing",
@@ -106,6 +108,7 @@ class Watched:
         batch: Batch = self._call("schedule", self.inner.schedule)
         self._expect(isinstance(batch, Batch), "answers", f"found {batch!r}, expected a Batch")
         self._judge_rows(batch)
+        self._judge_limits(batch)
         for i in {*batch.ignored, *batch.lost}:
             self._known.pop(i, None)
         self._judge_state()
@@ -230,6 +233,15 @@ class Watched:
             what = "gets no token" if i in emits else "gets a token before it is complete"
             self._break("tokens", f"request {i} {what}")
 
+    def _judge_limits(self, batch: Batch) -> None:
+        config = getattr(self.inner, "config", None)
+        if self._ours or config is None:
+            return
+        tokens = sum(n for _, n in batch.scheduled) + batch.decodes
+        most, seats = config.max_num_batched_tokens, config.max_num_seqs
+        self._expect(tokens <= most, "limits", f"the step computes {tokens} of {most} tokens")
+        self._expect(self.num_running <= seats, "limits", f"{self.num_running} of {seats} run")
+
     def _judge_completion(
         self, batch: Batch, ended: Collection[int], completion: Completion
     ) -> None:
@@ -285,19 +297,22 @@ class Watched:
 
     def _call(self, name: str, call: Callable[[], Answer]) -> Answer:
         try:
-            with _in_time():
-                return call()
+            with _in_time(), files_read() as read:
+                answer = call()
         except LawBroken:
             raise
         except _Late as late:
             line = line_of(late, self._source.path) or self._line(name)
             what = f"{name} took more than {PATIENCE:g} s"
             raise LawBroken("answers", what, self._source.shown, line, self.step) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             line = line_of(error, self._source.path) or self._line(name)
             what = f"{name} raised {type(error).__name__}: {error}"
             law = "future" if "output_tokens" in str(error) else "exceptions"
             raise LawBroken(law, what, self._source.shown, line, self.step) from error
+        if read and name != "__init__":
+            self._break("future", f"{name} reads {read[0]}", name)
+        return answer
 
     def _expect(self, good: bool, law: str, what: str, call: str = "schedule") -> None:
         if not good:
