@@ -124,6 +124,11 @@ class BlockPool:
             del table[place]
         self._let_go(blocks, keyless_first=keyless_first)
 
+    def to_end(self, owner: int, place: int) -> None:
+        """Put the block at this place of a table behind all others."""
+        table = self.tables[owner]
+        table.append(table.pop(place))
+
     def abandon(self, owner: int) -> None:
         """Forget the table of ``owner`` but free nothing: its blocks leak, as in a buggy engine."""
         self.tables.pop(owner, None)

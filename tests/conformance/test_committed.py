@@ -161,7 +161,7 @@ NOT_IN_TRACES = {
     "swaps",
 }
 #: Rules about drafts are shown by the release that changed them and the one before it.
-NOT_IN_TRACES |= {"draft_methods", "async_drafts", *OF_DRAFTS}
+NOT_IN_TRACES |= {"draft_methods", "async_drafts", "drafts_in_groups", *OF_DRAFTS}
 AT_CHANGES = [
     (name, rule)
     for minor, release in RELEASES.items()

@@ -124,7 +124,8 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "max_loras": draw(_whole(1, 2)),
         "max_cpu_loras": draw(rarely(_whole(2, 3))),
     }
-    if not any(groups) and "num_speculative_tokens" not in rules_of(variant).fixed:
+    together = not any(groups) or rules_of(variant).drafts_in_groups
+    if together and "num_speculative_tokens" not in rules_of(variant).fixed:
         knobs |= _drafts(draw, variant, knobs)
     drafts = knobs.get("num_speculative_tokens", 0)
     seams = knobs["policy"] == "fcfs" and "rule" not in VLLM.lacks[variant] and not drafts

@@ -12,6 +12,7 @@ from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.spec import VLLM
+from simkv.schedulers.vllm.states import StateTable
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 
 ALIKE = (Segment("g0", 0, 8),)
@@ -62,6 +63,44 @@ def test_blocks_are_taken_for_drafts_and_lookahead_and_stay_when_drafts_are_reje
             step(scheduler)
             held[method].append(scheduler.blocks_held()[0])
     assert held == {"eagle": [3, 4, 4], "ngram": [2, 3, 4]}
+
+
+def test_every_group_has_lookahead_slots_and_a_window_lets_go_as_tokens_are_accepted() -> None:
+    scheduler = engine(kv_cache_groups=(0, 8), enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 20, 20))
+    step(scheduler)
+    assert scheduler.blocks_held() == {0: 2 * 6}  # 20 tokens and 3 slots, in either group
+    step(scheduler, 3)
+    # 24 tokens and 3 slots; the 21st sees no token before the 14th.
+    assert scheduler.blocks_held() == {0: 7 + 7 - 3}
+    step(scheduler, 0)
+    assert scheduler.blocks_held() == {0: 8 + 8 - 4}  # 28 and 3; the 25th none before the 18th
+    step(scheduler, 0)
+    assert scheduler.blocks_held() == {0: 8 + 8 - 4}
+
+
+def test_a_state_has_a_block_more_for_each_draft() -> None:
+    knobs = {"kv_cache_groups": ("mamba",), "speculative_method": "ngram"}
+    held = {}
+    for cached in (False, True):
+        scheduler = engine(enable_prefix_caching=cached, **knobs)
+        scheduler.add(Prompt(0, 21, 20))
+        steps = [step(scheduler, 1) for _ in range(2)]
+        held[cached] = [dict(one.scheduled)[0] for one in steps], scheduler.blocks_held()[0]
+    assert held[False] == ([21, 4], 1 + 3)
+    assert held[True] == ([20, 1], 2 + 3)  # the state after 20 tokens, too
+
+
+def test_states_after_drafts_move_along_behind_the_newest() -> None:
+    table = StateTable(0, spare=2)
+    assert table.reach(1, 0) == ([], 3)
+    assert table.places == [0, 1, 2]
+    assert table.lacks(2, 0) == 1
+    assert table.reach(3, 0) == ([1], 1)  # the block at place 1 is at 3 now, place 1 is empty
+    assert table.places == [0, 2, 3, 4]
+    assert (table.older, table.lacks(2, 0)) == (0, -1)
+    assert table.reach(2, 0) == ([], 0)
+    assert table.behind(3, gaps=True) == [[0], []]
 
 
 def test_drafts_are_cut_at_the_budget_and_at_the_longest_sequence() -> None:
@@ -160,7 +199,10 @@ def test_who_is_preempted_loses_its_drafts() -> None:
             },
             "asynchronously with eagle or draft_model only, not with ngram",
         ),
-        ({"kv_cache_groups": (0, 8)}, "kv_cache_groups: .* is not modelled with"),
+        (
+            {"kv_cache_groups": (0, 8), "variant": "0.32.0"},
+            r"from vLLM 0\.33 on, not for 0\.32\.0",
+        ),
         ({"rule": "admit = 1"}, "no seams for rules"),
         (
             {"long_prefill_token_threshold": 3},

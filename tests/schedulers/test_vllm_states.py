@@ -148,12 +148,12 @@ def test_half_a_budget_may_be_less_than_a_block_and_then_the_next_prompt_waits()
 def test_up_to_0_29_a_state_behind_a_gap_stays() -> None:
     table = StateTable(0)
     for blocks in (2, 4):  # two chunks before the first is known to be done
-        assert table.reach(blocks)
+        assert table.reach(blocks, 0) == ([], 1)
     assert table.places == [1, 3]
     assert table.older == 1
     assert table.behind(4, gaps=True) == [[1], []]
     assert table.behind(4, gaps=False) == [[], [1]]
-    assert table.reach(6)
+    assert table.reach(6, 0) == ([], 1)
     assert table.behind(6, gaps=True) == [[3, 1], []]
     assert table.behind(6, gaps=False) == [[], [3]]
 

@@ -190,8 +190,11 @@ def names_of(version: str, count: int) -> list[str]:
         groups = ("win", "mamba", "wingone", "mambagone")
         names += [f"{groups[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 2)]
     if "num_speculative_tokens" not in rules.fixed:
-        drafts = ("spec", "specgone")
-        names += [f"{drafts[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 4)]
+        drafts: tuple[str, ...] = ("spec", "specgone")
+        if rules.drafts_in_groups:
+            drafts += ("winspec", "mambaspecgone", "winspecgone", "mambaspec")
+        each = len(drafts)
+        names += [f"{drafts[i % each]}-{FIRST + i // each:03}" for i in range(count // 4)]
     return names
 
 
@@ -325,7 +328,8 @@ def case_of(version: str, name: str) -> DrawnCase:
     adapters, or one by hand.
 
     ``win-`` and ``wingone-`` are the same with groups of layers, ``mamba-`` and ``mambagone-`` with
-    states among them, ``spec-`` and ``specgone-`` with drafts, where the release has them.
+    states among them, ``spec-`` and ``specgone-`` with drafts, ``winspec-``, ``mambaspec-`` and so
+    on with both, where the release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)
@@ -343,7 +347,7 @@ def case_of(version: str, name: str) -> DrawnCase:
         case = _windows(case, draw)
     if kind.startswith("mamba"):
         case = _states(case, draw)
-    if kind.startswith("spec"):
+    if "spec" in kind:
         case = _drafts(case, draw)
     return _aborts(case, draw) if kind.endswith("gone") else case
 

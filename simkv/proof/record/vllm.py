@@ -358,6 +358,7 @@ def _layers(interface: Any, config: VllmConfig, group: int | str) -> Any:
     given: dict[str, Any] = {"block_size": size, "sliding_window": window or None}
     if states:  # as big as a block of the others
         given = {"block_size": size, "mamba_cache_mode": mode, "shapes": (), "dtypes": ()}
+        given["num_speculative_blocks"] = config.num_speculative_tokens
         if config.mamba_prefill_checkpoints:
             given |= {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
     for name, value in given.items():

@@ -16,13 +16,13 @@ from simkv.core.scheduler import Batch, Completion, Row
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.drafts import Drafts
 from simkv.schedulers.vllm.interval import PrefillInterval
+from simkv.schedulers.vllm.kinds import memory_of
 from simkv.schedulers.vllm.lockstep import Lockstep
 from simkv.schedulers.vllm.lora import Loras
 from simkv.schedulers.vllm.requests import FcfsQueue, PriorityQueue, RequestState, queue
 from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.shelves import NamedTokens, Shelves
 from simkv.schedulers.vllm.split import StateSplit
-from simkv.schedulers.vllm.states import memory_of
 from simkv.schedulers.vllm.versions import rules_of
 
 

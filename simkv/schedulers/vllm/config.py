@@ -214,10 +214,10 @@ class VllmConfig:
             )
         if self.rule is not None:
             raise ValueError("rule: there are no seams for rules with num_speculative_tokens")
-        if self.kv_cache_groups != (0,):
+        if self.kv_cache_groups != (0,) and not rules.drafts_in_groups:
             raise ValueError(
-                f"kv_cache_groups: {list(self.kv_cache_groups)} is not modelled with "
-                "num_speculative_tokens; say [0]"
+                f"kv_cache_groups: {list(self.kv_cache_groups)} is modelled with "
+                f"num_speculative_tokens from vLLM 0.33 on, not for {self.variant}; say [0]"
             )
         if rules.pads_drafts and 0 < self.long_prefill_token_threshold <= drafts:
             raise ValueError(
@@ -277,7 +277,8 @@ class VllmConfig:
         if isinstance(group, str):
             mode = self.states(rules_of(self.variant))
             aligned = 3 if self.mamba_prefill_checkpoints else 2
-            return {"none": 1, "align": aligned, "all": blocks_for(tokens, self.block_size)}[mode]
+            kept = {"none": 1, "align": aligned, "all": blocks_for(tokens, self.block_size)}[mode]
+            return kept + self.num_speculative_tokens
         if window := group:
             steps = self.depth if rules_of(self.variant).frees_processed else 1
             tokens = min(window - 1 + steps * self.max_num_batched_tokens, tokens)

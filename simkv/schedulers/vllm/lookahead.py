@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from mypy_extensions import mypyc_attr
 
-from simkv.core.blocks import BlockPool
 from simkv.core.prefix import BlockKeys
+from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.memory import Hits, VllmMemory
+from simkv.schedulers.vllm.memory import Hits
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.rules import VllmRules
+from simkv.schedulers.vllm.states import StateMemory, StateTable
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class DraftMemory(VllmMemory):
-    """One kind of blocks for all layers, and the drafter's among them."""
+class DraftMemory(StateMemory):
+    """Tables of all groups, the drafter's layers in one of them; their lengths are all alike."""
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
-        super().__init__(config, rules, tables=True)
+        super().__init__(config, rules)
         eagle = config.speculative_method == "eagle"
         self._lookahead = (
             0 if config.speculative_method == "ngram" else config.num_speculative_tokens
@@ -34,29 +35,37 @@ class DraftMemory(VllmMemory):
         self._drops = eagle and not rules.keys_cover_next
         self._ahead = 1 if eagle and rules.keys_cover_next else 0
         self._keys = BlockKeys(config.block_size, self._ahead)
-
-    def held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
-        """Blocks of ``r`` that runs."""
-        return self._pool.held(r.id)
+        self.recycles = config.kv_cache_groups != (0,)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """What ``r``, which runs, lacks for lookahead slots too, less what it holds for drafts that
-        were rejected; beyond the blocks that ``n`` tokens behind ``start`` fill."""
-        size, end = self.block_size, start + n
-        slots = min(end + self._lookahead, self._longest)
-        lacks = max(-(-slots // size) - self._pool.held(r.id), 0)
-        return lacks - (-(-end // size) + -start // size)
+        """What ``r``, which runs, lacks for lookahead slots and states after drafts too, less what
+        it holds for drafts that were rejected; beyond the blocks that ``n`` tokens behind ``start``
+        fill."""
+        end, table = start + n, self._tables[r.id]
+        within = int(super().beyond(r, start, n) > 0)
+        states, blocks = table.lacks(self._states_to(end), within), self._blocks_to(r, end)
+        lacks = [
+            states if single else max(blocks - r.gone[g] - self._pool.held(owner), 0)
+            for g, (owner, single) in enumerate(zip(self._owners(r.id), self._single, strict=True))
+        ]
+        return sum(lacks) - self.to_grow(start, n)
 
     def missing(self, hits: Hits, end: int) -> int:
         """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
-        return super().missing(hits, min(end + self._at_first, self._longest))
+        return self._admitting(hits, end, min(end + self._at_first, self._longest), 0)
 
     def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
-        needed = self.missing(hits, end)
+        if self.unready(r, hits):
+            return False
+        start, whole = hits.tokens, 0
         if self.whole:
-            needed = max(needed, super().missing(hits, r.length))
-        revived = self.cache.unheld(hits.groups[0]) if self.cache else 0
+            within = int(super().beyond(r, start, r.length - start) > 0)
+            whole = self._admitting(hits, r.length, r.length, within, whole=True)
+        within = int(super().beyond(r, start, end - start) > 0)
+        slots = min(end + self._at_first, self._longest)
+        needed = max(self._admitting(hits, end, slots, within), whole)
+        revived = sum(self._pool.unheld(blocks) for blocks in hits.groups)
         return needed + revived <= self.room(running=running)
 
     def hits(self, r: RequestState) -> Hits:
@@ -68,11 +77,19 @@ class DraftMemory(VllmMemory):
 
     def register(self, r: RequestState, tokens: int) -> None:
         """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
-        tokens = min(tokens, r.length - self._ahead)
-        if tokens // self.block_size > r.registered:
-            super().register(r, tokens)
+        super().register(r, min(tokens, r.length - self._ahead))
 
-    @property
-    def _pool(self) -> BlockPool:
-        assert self.tables is not None
-        return self.tables
+    def _blocks_to(self, r: RequestState, end: int) -> int:
+        slots = self._at_first if r.fresh else self._lookahead
+        return blocks_for(min(end + slots, self._longest), self.block_size)
+
+    def _admitting(
+        self, hits: Hits, end: int, slots: int, within: int, *, whole: bool = False
+    ) -> int:
+        """Blocks in all groups for tokens up to ``end`` and their ``slots``, behind ``hits``."""
+        hit, blocks = hits.tokens // self.block_size, blocks_for(slots, self.block_size)
+        states = StateTable(hit, self._spare).lacks(self._states_to(end), within)
+        return sum(
+            states if single else max((min(blocks, most) if whole else blocks) - hit, 0)
+            for single, most in zip(self._single, self._most, strict=True)
+        )

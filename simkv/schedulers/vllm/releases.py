@@ -175,6 +175,7 @@ RELEASES: Mapping[int, Release] = {
             "counts_all_loras": True,
             "caches_accepted": True,
             "keys_cover_next": True,
+            "drafts_in_groups": True,
             "async_drafts": ("eagle", "ngram", "draft_model"),
         },
         {"prefill_schedule_interval": 1},

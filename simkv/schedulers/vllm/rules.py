@@ -71,7 +71,7 @@ class VllmRules:
     ``drafts_for_chunks``: drafts follow on an unfinished prompt, too, and are thrown away.
     ``keeps_drafts`` of the preempted. ``caches_accepted`` tokens at once, also when synchronous.
     ``keys_cover_next``: of EAGLE the key of a block covers the token behind it; else a hit is a
-    block shorter than it could be.
+    block shorter than it could be. ``drafts_in_groups``: they are modelled with groups of layers.
 
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
@@ -124,6 +124,7 @@ class VllmRules:
     keeps_drafts: bool = True
     caches_accepted: bool = False
     keys_cover_next: bool = False
+    drafts_in_groups: bool = False
     # Asynchronous
     sees_the_end: bool = False
 

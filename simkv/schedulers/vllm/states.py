@@ -9,6 +9,9 @@ A state is of all tokens so far and fills one block, whatever their number. ``Ma
   the places between are empty. The state before it is given back when the step is done, and kept in
   the cache if it is at the end of a block. Nobody starts in a step from a state of this very step.
 - ``all``: a state is written for each block. To the blocks that is a window of two tokens.
+
+Where drafts are verified, a request has a ``spare`` block for each of them behind the newest state:
+one of the states after a draft is the one to go on from. They move along at the end of the table.
 """
 
 from __future__ import annotations
@@ -20,8 +23,7 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.lookahead import DraftMemory
-from simkv.schedulers.vllm.memory import Hits, VllmMemory
+from simkv.schedulers.vllm.memory import Hits
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.split import ends_within
@@ -33,24 +35,55 @@ class StateTable:
     """The ``places`` of a request's blocks in each table of ``length``, as all groups have them.
 
     In ``older`` is the state from which the newest one was computed; -1 if it began with none.
+    ``begun``: it has all of its ``spare`` blocks.
     """
 
-    def __init__(self, hit: int) -> None:
+    def __init__(self, hit: int, spare: int = 0) -> None:
         self.places = [hit - 1] if hit else []
         self.length = hit
         self.older = -1
+        self.spare = spare
+        self.begun = False
 
-    def reach(self, blocks: int, new: int = 1) -> int:
-        """Let the table have so many places, if these are more with so many ``new`` blocks.
+    def lacks(self, blocks: int, within: int) -> int:
+        """Blocks more for a newest state at the last of so many places, and so many ``within``.
 
-        They are at the end. Returns how many there are.
+        Below 0 where rejected drafts had more, which vLLM takes off what other groups lack.
         """
-        if blocks <= self.length:
-            return 0
-        self.older = self.length - 1
-        self.places += range(blocks - new, blocks)
-        self.length = blocks
-        return new
+        most = 1 + within + (0 if self.begun else self.spare)
+        return min(blocks + self.spare - self.length, most)
+
+    def reach(self, blocks: int, within: int) -> tuple[list[int], int]:
+        """Let the newest state be at the last of so many places, with so many ``within`` before it.
+
+        Returns which places of blocks, one after the other, move behind all others, and how many
+        new blocks follow these.
+        """
+        before, wanted, begun = self.length, blocks + self.spare, self.begun
+        self.begun = True
+        if wanted <= before and not within:
+            return [], 0
+        if begun or before:
+            self.older = before - 1 - (self.spare if begun else 0)
+        kept = blocks - 1 - within
+        moved = []
+        self.length = max(before, kept)
+        for place in range(before - self.spare, before) if begun else ():
+            if place < kept:
+                moved.append(self.places.index(place))
+                self.places.remove(place)
+                self.places.append(self.length)
+                self.length += 1
+        new = max(wanted - self.length, 0)
+        self.places += range(self.length, self.length + new)
+        self.length += new
+        return moved, new
+
+    def writes_within(self, blocks: int) -> bool:
+        """Whether a state within a chunk that ends in the last of so many blocks has a place."""
+        place = blocks - 2
+        scratch = self.begun and place >= self.length - self.spare
+        return place >= self.length or scratch or place not in self.places
 
     def behind(self, blocks: int, *, gaps: bool) -> list[list[int]]:
         """Places to let go of when the newest token is in the last of ``blocks``, in two turns.
@@ -83,6 +116,7 @@ class StateMemory(WindowMemory):
         self._tables: dict[int, StateTable] = {}
         self._fresh: set[int] = set()
         self._exports = config.mamba_prefill_checkpoints and self._mode == "align"
+        self._spare = config.num_speculative_tokens
         self._within: set[int] = set()
 
     def begin(self) -> None:
@@ -100,6 +134,9 @@ class StateMemory(WindowMemory):
         self._within.discard(r.id)
         if not self._exports or end < prefill or not ends_within(start, end, end, self.block_size):
             return 0
+        table = self._tables.get(r.id)
+        if table and not table.writes_within(blocks_for(end, self.block_size)):
+            return 0
         self._within.add(r.id)
         return sum(self._single)
 
@@ -115,7 +152,7 @@ class StateMemory(WindowMemory):
     def share(self, r: RequestState, hits: Hits) -> None:
         """Let ``r``, which has no blocks, start from ``hits``."""
         super().share(r, hits)
-        self._tables[r.id] = StateTable(hits.tokens // self.block_size)
+        self._tables[r.id] = StateTable(hits.tokens // self.block_size, self._spare)
 
     def let_go(self, r: RequestState, computed: int, in_flight: int) -> None:
         """Give back what no window reaches into any more, and older states, group by group."""
@@ -132,14 +169,17 @@ class StateMemory(WindowMemory):
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
         """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
-        blocks = blocks_for(end, self.block_size)
-        new = 2 if r.id in self._within else 1
+        blocks, states = self._blocks_to(r, end), self._states_to(end)
+        within = int(r.id in self._within)
         self._within.discard(r.id)
-        new = self._tables[r.id].reach(1 if self._mode == "none" else blocks, new)
+        moved, new = self._tables[r.id].reach(states, within)
         for g, owner in enumerate(self._owners(r.id)):
             if not self._single[g]:
                 self._take_for(r, g, owner, blocks)
-            elif new:
+                continue
+            for place in moved:
+                self._pool.to_end(owner, place)
+            if new:
                 self._pool.take(owner, new)
 
     def release(self, r: RequestState, unused: int = 0) -> None:
@@ -149,8 +189,12 @@ class StateMemory(WindowMemory):
 
     def fingerprint(self) -> Hashable:
         """What decides later allocations."""
-        tables = ((i, tuple(t.places), t.older) for i, t in self._tables.items())
+        tables = ((i, tuple(t.places), t.length, t.older) for i, t in self._tables.items())
         return super().fingerprint(), tuple(tables)
+
+    def _states_to(self, end: int) -> int:
+        """Places up to that of the state after the token ``end``."""
+        return 1 if self._mode == "none" else blocks_for(end, self.block_size)
 
     def _in_all(self, each: int) -> int:
         single = sum(self._single)
@@ -183,12 +227,3 @@ class StateMemory(WindowMemory):
             super()._register_of(r, g, owner, blocks)
         if self._states[g]:
             self._fresh.update(r.keys[place] for place in there)
-
-
-def memory_of(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
-    """The memory that a model with these groups of layers, and this drafter, has."""
-    if config.num_speculative_tokens:
-        return DraftMemory(config, rules)
-    if config.kv_cache_groups == (0,):
-        return VllmMemory(config, rules, tables=tables)
-    return StateMemory(config, rules) if config.has_states else WindowMemory(config, rules)

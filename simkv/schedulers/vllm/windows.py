@@ -116,7 +116,7 @@ class WindowMemory(VllmMemory):
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
         """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
-        blocks = blocks_for(end, self.block_size)
+        blocks = self._blocks_to(r, end)
         for g, owner in enumerate(self._owners(r.id)):
             self._take_for(r, g, owner, blocks)
 
@@ -151,6 +151,10 @@ class WindowMemory(VllmMemory):
         assert self.tables is not None
         return self.tables
 
+    def _blocks_to(self, r: RequestState, end: int) -> int:  # noqa: ARG002
+        """Blocks of tokens that a table of ``r`` has, which computes its tokens up to ``end``."""
+        return blocks_for(end, self.block_size)
+
     def _in_all(self, each: int) -> int:
         """Blocks in all groups together, for so many blocks of tokens."""
         return each * len(self.windows)
@@ -168,7 +172,7 @@ class WindowMemory(VllmMemory):
 
     def _take_for(self, r: RequestState, g: int, owner: int, blocks: int) -> None:
         """Let the table of a group reach to so many blocks."""
-        self._pool.take(owner, blocks - r.gone[g] - self._pool.held(owner))
+        self._pool.take(owner, max(blocks - r.gone[g] - self._pool.held(owner), 0))
 
     def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
         """Enter those of these blocks that the table of a group has."""
