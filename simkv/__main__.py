@@ -38,6 +38,12 @@ def _once_more(lost: sys.UnraisableHookArgs) -> None:
 
 def _command() -> object:
     """Run the command; returns its exit code."""
+    import gc
+    import os
+
+    gc.set_threshold(200_000)  # what is imported stays, and is gone through 150 times by default
+    # Pydantic would look for plug-ins in every package that is installed.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from simkv.cli import main as command
     from simkv.cli.streams import closing, patient
 

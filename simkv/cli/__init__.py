@@ -4,74 +4,91 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli import (
-    blocks,
-    conform,
-    counterfactual,
-    diagnose,
-    evolve,
-    explain,
-    lab,
-    own,
-    plan,
-    profile,
-    profiles,
-    record,
-    report,
-    run,
-    serve,
-    sweep,
-    trace,
-    validate,
-    zoo,
-)
 from simkv.cli.common import INTERRUPTED, Interrupted, complain
 from simkv.cli.words import Commands, tell_wrong_call
 from simkv.core.errors import InputError
 from simkv.core.version import __version__, compiled
 
-app = typer.Typer(
-    no_args_is_help=True,
-    cls=Commands,
-    rich_markup_mode=None,  # rich takes 0.2 s to import
-    pretty_exceptions_enable=False,
-    help="A flight simulator for LLM-serving schedulers: who was served when, who starved, why.",
-)
-app.command()(run.run)
-app.command()(report.report)
-app.command()(explain.explain)
-app.command()(diagnose.diagnose)
-app.command()(sweep.sweep)
-app.command()(plan.plan)
-app.command()(evolve.evolve)
-app.add_typer(counterfactual.app)
-app.command()(serve.serve)
-app.command()(own.check_scheduler)
-app.command()(own.export_scheduler)
-app.command()(zoo.zoo)
-app.command()(conform.conform)
-app.command()(record.record)
-app.command()(record.follow)
-app.command()(conform.policies)
-app.command()(conform.schema)
-app.add_typer(trace.app, name="trace")
-app.add_typer(lab.app, name="gpu")
-app.command()(lab.calibrate)
-app.add_typer(validate.app, name="validate")
-app.add_typer(profile.app, name="profile")
-app.command()(profiles.profiles)
-app.command()(blocks.blocks)
+#: The module of each command, in the order of the help.
+COMMANDS = {
+    "run": "run",
+    "report": "report",
+    "explain": "explain",
+    "diagnose": "diagnose",
+    "sweep": "sweep",
+    "plan": "plan",
+    "evolve": "evolve",
+    "serve": "serve",
+    "check-scheduler": "own",
+    "export-scheduler": "own",
+    "zoo": "zoo",
+    "conform": "conform",
+    "record": "record",
+    "follow": "record",
+    "policies": "conform",
+    "schema": "conform",
+    "calibrate": "lab",
+    "profiles": "profiles",
+    "blocks": "blocks",
+    "shrink": "counterfactual",
+    "bisect": "counterfactual",
+    "whatif": "counterfactual",
+    "trace": "trace",
+    "gpu": "lab",
+    "validate": "validate",
+    "profile": "profile",
+}
+#: Those that are groups of commands; a module has one, its ``app``.
+GROUPS = {"trace", "gpu", "validate", "profile"}
+
+_ABOUT = "A flight simulator for LLM-serving schedulers: who was served when, who starved, why."
+
+
+@cache
+def app_of(word: str = "") -> typer.Typer:
+    """The command that ``word`` names, whose module alone is imported, or else all of them."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        cls=Commands,
+        rich_markup_mode=None,  # rich takes 0.2 s to import
+        pretty_exceptions_enable=False,
+        help=_ABOUT,
+    )
+    app.callback()(options)
+    for name in [word] if word in COMMANDS else COMMANDS:
+        module = import_module(f"simkv.cli.{COMMANDS[name]}")
+        if name in GROUPS:
+            app.add_typer(module.app, name=name)
+        else:
+            app.command()(getattr(module, name.replace("-", "_")))
+    return app
+
+
+if TYPE_CHECKING:
+    app: typer.Typer
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return app_of()
+    raise AttributeError(name)
 
 
 def main() -> None:
     """Parse and run a command: bad input ends in one line and exit code 2, an interrupt in 130."""
     try:
-        plan.take_options(all_of_them="plan" in _words()[:1])
-        code = app(prog_name="simkv", standalone_mode=False)
+        word = next(iter(_words()), "")
+        if word == "plan":
+            from simkv.cli.plan import take_options
+
+            take_options(all_of_them=True)
+        code = app_of(word)(prog_name="simkv", standalone_mode=False)
     except InputError as error:
         complain(error)
         sys.exit(2)
@@ -100,7 +117,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")

@@ -99,6 +99,12 @@ def progress(what: str, total: int | None = None, *, file: Path | None = None) -
 
     Of a ``file`` it shows the bytes that have been read.
     """
+    where = console(stderr=True)
+    if file and file.is_file():
+        total = file.stat().st_size
+    if not where.is_terminal:
+        yield lambda *_, **__: None
+        return
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -109,12 +115,6 @@ def progress(what: str, total: int | None = None, *, file: Path | None = None) -
         TimeRemainingColumn,
     )
 
-    where = console(stderr=True)
-    if file and file.is_file():
-        total = file.stat().st_size
-    if not where.is_terminal:
-        yield lambda *_, **__: None
-        return
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from simkv.search.whatif.condition import Condition
     from simkv.search.whatif.evaluate import Evaluator
 
-app = typer.Typer()
 
 File = Annotated[
     Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
@@ -37,7 +36,6 @@ MaxRuns = Annotated[int | None, typer.Option(min=1, help="Stop after so many run
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
 def shrink(
     scenario: File,
     keep: Annotated[
@@ -83,7 +81,6 @@ def shrink(
         print(text, end="")
 
 
-@app.command()
 def bisect(
     scenario: File,
     over: Annotated[
@@ -137,7 +134,6 @@ def bisect(
     show(_title(chosen, name), *flips_parts(found, shown))
 
 
-@app.command()
 def whatif(
     scenario: File,
     variant: Annotated[str | None, typer.Option(help="Of the scenario; default the first.")] = None,

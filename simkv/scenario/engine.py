@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import MISSING, asdict, fields
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_type_hints
@@ -50,13 +50,19 @@ def _strict_model(spec: EngineSpec) -> type[BaseModel]:
     return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
 
 
+@cache  # for an engine stands in several places of a scenario
+def _models() -> dict[type[BaseModel], type[EngineConfig]]:
+    """The config of each engine, by its model."""
+    return {_strict_model(engine): engine.config for engine in ENGINES.values()}
+
+
 class _CheckedByModel:
     """Checks the fields of ``engine`` strictly, picks the config by ``name`` and builds it."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        configs = {_strict_model(engine): engine.config for engine in ENGINES.values()}
+        configs = _models()
 
         def build(model: BaseModel) -> EngineConfig:
             config: EngineConfig = configs[type(model)](**dict(model))

@@ -171,7 +171,8 @@ class Pressure:
         heads = np.array([at for at, _ in record.heads], dtype=np.float64)
         whys = np.array(["", *(held.why if held else "" for _, held in record.heads)])
         edges = [np.array(column) for c in (held, computed) for column in (c.start, c.end)]
-        self._times: Floats = np.unique(np.concatenate([*edges, heads, np.ravel(waits)]))
+        times: Floats = np.sort(np.concatenate([*edges, heads, np.ravel(waits)]))
+        self._times = times[np.diff(times, prepend=-np.inf) > 0]  # numpy's unique imports much
         self._seconds = np.diff(self._times)
         self._blocks = _Shares(held, self._times)
         self._slots = _Shares(held._replace(amount=array("q", [1]) * len(held.id)), self._times)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from simkv.cli import COMMANDS
+
 CODE = """
 import sys
 from simkv.__main__ import main
@@ -25,6 +27,8 @@ HEAVY |= {"jinja2", "ruamel", "scipy", "simpy", "torch"}
 SIMULATING = {"numpy", "pydantic", "ruamel", "simpy"}
 #: What a run has no use for that is of one engine, without a trace, hardware or a fleet's threads.
 UNUSED = (
+    "numpy.ma",
+    "rich.progress",
     "simkv.costs.operators",
     "simkv.workload.traces",
     "simkv.loop.pipeline",
@@ -62,3 +66,8 @@ def test_a_command_imports_no_more_than_it_uses(
     imported = set(run.stderr.split())
     assert HEAVY & {name.split(".")[0] for name in imported} <= allowed
     assert words == "policies" or not imported.intersection(UNUSED)
+    commands = {f"simkv.cli.{module}" for module in COMMANDS.values()}
+    if words == "--help":
+        assert commands <= imported
+    else:
+        assert commands & imported == {f"simkv.cli.{COMMANDS[words.split()[0]]}"}

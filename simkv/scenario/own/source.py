@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simkv.core.errors import InputError, nearest
 from simkv.core.files import disk_errors
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "simkv.schedulers"
 _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
@@ -68,6 +70,8 @@ def trusted() -> bool:
 @lru_cache(maxsize=1)
 def _points() -> tuple[EntryPoint, ...]:
     """The schedulers of installed packages: every package's files are read, so once."""
+    from importlib.metadata import entry_points
+
     return tuple(entry_points(group=GROUP))
 
 
