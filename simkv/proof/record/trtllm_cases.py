@@ -22,8 +22,14 @@ SHOWN_KNOBS = (
 )
 
 #: Cases of a revision that show what few do: an engine that dies of a paused request that no step
-#: takes whole, and a last token that comes in the step of a pause.
-RARE = {"5f480b7a6": ["tight-206", "tight-451", "tight-595"]}
+#: takes whole, a last token that comes in the step of a pause, the last of several that is paused,
+#: and the first that stops all behind it.
+RARE = {
+    "5f480b7a6": [
+        *("tight-206", "tight-451", "tight-595"),
+        *("tight-299", "tight-175", "tight-203", "tight-210"),
+    ]
+}
 
 
 def variant_of(version: str) -> str:

@@ -18,6 +18,8 @@ def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, mos
     for r in rows:
         most = min(most, r.new - r.generated - ahead)
     free = cache.pool.free
+    if free < least:
+        return 1
     for step, growing in sorted(_growth(rows, cache, most - 1).items()):
         free -= growing
         if free < least:
