@@ -1,19 +1,24 @@
 """Does the search find what pull request 2034 of mistral.rs found? Ten searches, and ten by chance.
 
-python benchmarks/evolve.py --workload 3 --first 20 --seeds 10 --budget 200 --jobs 2
+python benchmarks/evolve.py --workload 4 --first 30 --seeds 10 --budget 200 --jobs 2
 
 Each begins with random rules over the variant before the fix (`bucketed`) on the forty requests,
 drawn by chance. An evaluation is a rule that is tried; those of the final count. The search and the
-final have seeds of their own and two cache sizes; the winner is then run with seeds that neither
-has seen, at three sizes, beside `pr2034`. It is as good if on their mean none of the figures below
-is worse by more than a hundredth at any of the sizes. What must come of it: at least eight of the
-ten searches find such a rule. Prints a table; what was run is kept in --out.
+final have seeds of their own. A rule is as good as `pr2034` if on the mean over seeds none of the
+figures below is worse by more than a hundredth at any of three cache sizes. With three goals the
+answer is not one rule: of those in the final that is picked which is as good by the final's seeds,
+the best such by the mean of the goals, and run with seeds that nobody has seen. The winner by that
+mean alone stands beside it: it may pay for much in one figure with a little in another. What must
+come of it: at least eight of the ten searches find such a rule. Prints a table; what was run is
+kept in --out.
 
-This was settled with searches on other forty requests (--workload 50000 --first 100), and after two
-measurements that were given up after three searches each: with four seeds in the final (--workload
-1 --first 0) two of three had found such a rule, with twelve, but two in the search and six rules in
-the final (--workload 2 --first 10), one of three. Rules that gain much on some seeds and lose on
-others had won by luck, so that there are more seeds everywhere, and tests are drawn as thresholds.
+This was settled with searches on other forty requests (--workload 50000 --first 100), and after
+three measurements of which nobody was picked: with four seeds in the final (--workload 1 --first 0)
+two of three winners were as good, with twelve, but two in the search and six rules in the final
+(--workload 2 --first 10), one of three; so there were more seeds everywhere, and tests were drawn
+as thresholds. Then (--workload 3 --first 20) seven winners of ten were, and five by chance; those
+that were not had gained more than `pr2034` in one figure and less in another, and one was worse at
+the size that the final did not have. All three sizes are in the final since.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from simkv.search.evolve.words import rule_in_words
 
 HERE = Path(__file__).parent
 SCENARIO = HERE / "evolve-forty.yaml"
-#: Judged at all of these sizes; searched, and the final held, at the smallest and the largest.
+#: Judged at all of these sizes; searched at the smallest and the largest.
 SIZES = (257, 513, 1025)
 OBJECTIVES = ("e2e_ms.mean", "slowest_e2e_s", "makespan_s")
 #: What must be as good as the fix has it: the figures that the pull request publishes.
@@ -52,12 +57,16 @@ Grow = Callable[..., None]
 @dataclass(frozen=True)
 class Found:
     """What one search found: at which evaluation it first was as good as the fix by the seeds it
-    was chosen by, and whether its winner is so by others."""
+    was chosen by, the ``worst`` of what was picked by others, and of its winner (``by_mean``)."""
 
     rule: str
     first: int | None
-    holds: bool
     worst: tuple[str, float]
+    by_mean: tuple[str, float]
+
+    @property
+    def holds(self) -> bool:
+        return self.worst[1] <= MARGIN
 
 
 def ground(unseen: int, seed: int) -> Ground:
@@ -68,7 +77,8 @@ def ground(unseen: int, seed: int) -> Ground:
     ]
     every = [(one, SCENARIO.parent) for one in files]
     chosen = ground_of([every[0], every[-1]], CHOSEN_BY, FINAL_BY, unseen)
-    return replace(chosen, test=ground_of(every, CHOSEN_BY, FINAL_BY, unseen).test)
+    whole = ground_of(every, CHOSEN_BY, FINAL_BY, unseen)
+    return replace(chosen, final=whole.final, test=whole.test)
 
 
 def search(grow: Grow, on: Ground, seed: int, budget: int, bench: Bench) -> Found:
@@ -80,11 +90,19 @@ def search(grow: Grow, on: Ground, seed: int, budget: int, bench: Bench) -> Foun
     seats = seats_of(budget, on)
     grow(contest, seams, budget - seats, seed)
     tried = list(contest.standings.values())[1:]
-    winner = decided(contest, on, seats)[0].candidate
+    winner, finalists = decided(contest, on, seats)
     (fix,) = contest.add([FIX], thorough=True)
     good = [n for n, one in enumerate(tried, start=1) if _as_good(one, fix)]
-    worst = max((_worse(winner, some, bench) for some in _by_size(on.test)), key=lambda one: one[1])
-    return Found(str(winner.change[0][1]), good[0] if good else None, worst[1] <= MARGIN, worst)
+    by_score = sorted(finalists, key=lambda one: one.score)
+    picked = next(
+        (one for one in by_score if _worst(one.candidate, on.final, bench)[1] <= MARGIN), winner
+    ).candidate
+    return Found(
+        str(picked.change[0][1]),
+        good[0] if good else None,
+        _worst(picked, on.test, bench),
+        _worst(winner.candidate, on.test, bench),
+    )
 
 
 def _as_good(one: Entry, fix: Entry) -> bool:
@@ -96,6 +114,11 @@ def _as_good(one: Entry, fix: Entry) -> bool:
 def _by_size(trials: Sequence[Tryout]) -> list[list[Tryout]]:
     each = len(trials) // len(SIZES)
     return [list(trials[i * each : (i + 1) * each]) for i in range(len(SIZES))]
+
+
+def _worst(one: Candidate, trials: Sequence[Tryout], bench: Bench) -> tuple[str, float]:
+    """The figure and size in which a candidate is worst beside the fix, and by which share."""
+    return max((_worse(one, some, bench) for some in _by_size(trials)), key=lambda found: found[1])
 
 
 def _worse(winner: Candidate, trials: Sequence[Tryout], bench: Bench) -> tuple[str, float]:
@@ -136,7 +159,8 @@ def main() -> None:
                 verdict = "found" if one.holds else "NOT found"
                 print(
                     f"{way:9} seed {seed}: {verdict}, first as good at evaluation {one.first}, "
-                    f"worst {one.worst[0]} {one.worst[1]:+.1%}: {said}",
+                    f"worst {one.worst[0]} {one.worst[1]:+.1%} (the winner by the mean "
+                    f"{one.by_mean[0]} {one.by_mean[1]:+.1%}): {said}",
                     flush=True,
                 )
     for way, some in found.items():
@@ -145,7 +169,8 @@ def main() -> None:
         print(
             f"{way}: {sum(one.holds for one in some)} of {len(some)} as good as pull request 2034 "
             f"on {asked.unseen} unseen seeds at {len(SIZES)} sizes; as good where it was chosen "
-            f"after {after} evaluations (median of {len(firsts)})"
+            f"after {after} evaluations (median of {len(firsts)}); of the winners by the mean "
+            f"{sum(one.by_mean[1] <= MARGIN for one in some)}"
         )
     print("The first that holds, in words:")
     first = next((one for one in found["search"] if one.holds), None)

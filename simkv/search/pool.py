@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -18,6 +19,7 @@ from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from simkv.core.errors import InputError
@@ -107,6 +109,7 @@ class Pool:
         self, function: Callable[[Item], Product], items: dict[int, Item]
     ) -> Iterator[tuple[int, Product]]:
         if self._pool is None:
+            _check_script()
             self._others = set(active_children())
             spawn = get_context("spawn")
             self._pool = ProcessPoolExecutor(
@@ -128,6 +131,23 @@ class Pool:
                 child.kill()
         self._pool.shutdown(cancel_futures=True)
         self._pool = None
+
+
+def _check_script() -> None:
+    """A process that is started runs the script again, which must not start processes then.
+
+    Raises InputError if it would.
+    """
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if script is None or getattr(main, "__spec__", None) is not None:  # a notebook; python -m
+        return
+    path = Path(script)
+    if path.suffix == ".py" and path.is_file() and "__name__" not in path.read_text("utf-8"):
+        raise InputError(
+            f"{script}: runs on several cores start this script again; put what it does under "
+            'if __name__ == "__main__":, or use one core (jobs=1)'
+        )
 
 
 def _end_with_parent() -> None:

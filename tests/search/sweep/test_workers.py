@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
+from simkv.core.errors import InputError
 from simkv.search.jobs import RunsFailed
 from simkv.search.pool import Pool
 from tests.search.sweep.jobs import kill_itself, kill_noted, square, square_once_killed
@@ -32,3 +35,15 @@ def test_what_a_killed_worker_did_is_done_again(tmp_path: Path) -> None:
 def test_workers_that_always_die() -> None:
     with pytest.raises(RunsFailed, match="2 runs left"), Pool(2) as pool:
         list(pool.run(kill_itself, [1, 2]))
+
+
+def test_a_script_that_would_start_itself_again_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("simkv.sweep('a.yaml')\n", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))
+    with pytest.raises(InputError, match=r"mine\.py: .*__name__"), Pool(2) as pool:
+        list(pool.run(abs, [1, 2]))
+    with Pool(1) as pool:
+        assert list(pool.run(abs, [-1, 2])) == [1, 2]
