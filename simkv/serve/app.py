@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from simkv.core.version import __version__
-from simkv.serve.again import Explained, Explainer, nothing_came
 from simkv.serve.bodies import (
     ChatBody,
     ChatMessage,
@@ -19,16 +18,19 @@ from simkv.serve.bodies import (
     TokenizeBody,
 )
 from simkv.serve.document import ANYWHERE, GENERATION, content, errors, tell_the_truth
+from simkv.serve.explainer import Explained, Explainer, nothing_came
 from simkv.serve.generation import Desk
 from simkv.serve.refusals import Refused, say_refusals
 from simkv.serve.sse import CHAT, COMPLETION, Answering, Writer
 
+#: Gives the text of a scenario.
+Describe = Callable[[], Awaitable[str]]
 #: A dead engine's, which has no body.
 DEAD: dict[int | str, dict[str, Any]] = {503: {"description": "the engine is dead"}}
 
 
 def application(
-    desk: Desk, explainer: Explainer, describe: Callable[[], str], metrics: Callable[[], bytes]
+    desk: Desk, explainer: Explainer, describe: Describe, metrics: Callable[[], bytes]
 ) -> FastAPI:
     """The application over a desk. ``describe`` gives the scenario's text, ``metrics`` figures."""
     app = FastAPI(
@@ -118,15 +120,13 @@ def _add_state(app: FastAPI, desk: Desk, metrics: Callable[[], bytes]) -> None:
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_explanations(
-    app: FastAPI, desk: Desk, explainer: Explainer, describe: Callable[[], str]
-) -> None:
+def _add_explanations(app: FastAPI, desk: Desk, explainer: Explainer, describe: Describe) -> None:
     live = desk.live
 
     @app.get("/scenario", responses=content("application/yaml"), response_class=Response)
     async def scenario() -> Response:
         """What is served and what came so far: a scenario file."""
-        return PlainTextResponse(describe(), media_type="application/yaml")
+        return PlainTextResponse(await describe(), media_type="application/yaml")
 
     said = content("text/plain", "application/json")
 
@@ -135,7 +135,7 @@ def _add_explanations(
         """Why all went as it did so far."""
         if not live.journal:
             return _said(nothing_came(live.now, live.dead), format)
-        return _said(await explainer.explain(live.journal, live.now, []), format)
+        return _said(await explainer.explain([]), format)
 
     @app.get("/explain/{name}", responses=said | errors(404), response_class=Response)
     async def explain_one(name: str, format: str = "text") -> Response:
@@ -143,7 +143,7 @@ def _add_explanations(
         found = desk.find(name)
         if not found:
             raise Refused(404, f"there is no request {name!r}")
-        return _said(await explainer.explain(live.journal, live.now, found), format)
+        return _said(await explainer.explain(found), format)
 
 
 def _said(explained: Explained, format: str) -> Response:

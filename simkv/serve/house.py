@@ -12,8 +12,9 @@ from simkv.loop.world import ReplicaSpec, check_lora, specs
 from simkv.scenario.saving import to_yaml
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
-from simkv.serve.again import Explainer, scenario_of, write_trace
+from simkv.serve.again import write_trace
 from simkv.serve.app import application
+from simkv.serve.explainer import Explainer
 from simkv.serve.gauges import Meters
 from simkv.serve.generation import Desk, Front
 from simkv.serve.guard import Guard
@@ -80,7 +81,7 @@ class House:
         self.desk = Desk(self.live, self.front)
         self.figures = Meters(self.desk, engine)
         self.teller = self._teller(spec.block_size(engine))
-        self.explainer = Explainer(self.scenario, folder)
+        self.explainer = Explainer(self.live, self.scenario, folder)
         self._ending = ending
         self._socket = bind(options.host, options.port)
 
@@ -126,7 +127,7 @@ class House:
         if self.teller:
             self.teller.close()
 
-    def describe(self) -> str:
+    async def describe(self) -> str:
         """A scenario file of what is served and what came so far, ready to run again."""
         about = [
             f"Served by simkv serve at --speed {self.options.speed:g}; what clients sent so far.",
@@ -138,7 +139,7 @@ class House:
                 f"{lines}# Nothing has come yet; the workload is the scenario's own.\n"
                 + to_yaml({"run": self.scenario})
             )
-        return lines + to_yaml({"run": scenario_of(self.scenario, self.live.journal)})
+        return lines + await self.explainer.scenario()
 
     def write(self, path: Path) -> int:
         """Write what came as a trace; returns how many requests."""

@@ -64,7 +64,8 @@ class Ask:
 class Live:
     """A scenario's engine, or its fleet, served at ``speed`` times real time.
 
-    ``journal`` is what came, by the number of the request; who left has a ``timeout``. ``replicas``
+    ``journal`` is what came, by the number of the request; who left has a ``timeout``. ``changes``
+    are the same one after the other, once more when one leaves, and only grow. ``replicas``
     are those that there are or were. Each of ``told`` is called with a replica and the numbers of
     those whose clients are given a token; ``over`` with every life that ends; ``warn``
     with a sentence.
@@ -75,6 +76,7 @@ class Live:
     ) -> None:
         self.speed = speed
         self.journal: list[Request] = []
+        self.changes: list[Request] = []
         self.replicas: list[Replica] = []
         self.answers: dict[int, Reply] = {}
         self.told: list[Callable[[Replica, Sequence[int]], None]] = []
@@ -204,6 +206,7 @@ class Live:
             acceptance=acceptance_of(self._scenario.workload.acceptance, number),
         )
         self.journal.append(request)
+        self.changes.append(request)
         answer = self.answers[number] = Reply(request)
         self.server.submit(request)
         self._plan()
@@ -219,7 +222,8 @@ class Live:
             self.env.run(until=now)
         if self.answers.pop(request.id, None) is None:
             return
-        self.journal[request.id] = replace(request, timeout=now - request.arrival)
+        left = self.journal[request.id] = replace(request, timeout=now - request.arrival)
+        self.changes.append(left)
         self.server.leave(request.id)
         self._plan()
 
