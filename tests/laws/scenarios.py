@@ -92,6 +92,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     max_num_seqs = draw(_whole(1, 6))
     chunked = draw(st.booleans()) or "enable_chunked_prefill" in rules_of(variant).fixed
     kinds = [[0, 3], [5], [0, 9, 9], [0, 3, 8], [0, "mamba"], [0, "mamba", "mamba"], ["mamba", 4]]
+    kinds += [[0, "chunked-4"], ["chunked-8", 3], ["chunked-8"]]
     groups = draw(rarely(st.sampled_from(kinds))) or [0]
     groups = [0] if "kv_cache_groups" in rules_of(variant).fixed else groups
     chunked |= "mamba" in groups
@@ -124,7 +125,8 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "max_loras": draw(_whole(1, 2)),
         "max_cpu_loras": draw(rarely(_whole(2, 3))),
     }
-    together = not any(groups) or rules_of(variant).drafts_in_groups
+    chunks = any(str(group).startswith("chunked") for group in groups)
+    together = not any(groups) or (rules_of(variant).drafts_in_groups and not chunks)
     if together and "num_speculative_tokens" not in rules_of(variant).fixed:
         knobs |= _drafts(draw, variant, knobs)
     drafts = knobs.get("num_speculative_tokens", 0)

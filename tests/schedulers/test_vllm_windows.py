@@ -73,6 +73,16 @@ def test_while_a_step_is_under_way_newer_releases_keep_what_it_reads(
     assert held == [6, 6, 6, 5 + lag, 7, 7, 7, 6 + lag]
 
 
+def test_a_chunk_is_let_go_when_the_next_one_begins() -> None:
+    scheduler, held = engine(kv_cache_groups=(0, "chunked-8"), enable_prefix_caching=False), []
+    scheduler.add(Prompt(0, 6, 30))
+    for _ in range(8):
+        step(scheduler)
+        held.append(scheduler.blocks_held()[0])
+    # With the 7th and 8th token two blocks in either group; the 9th sees nothing before it.
+    assert held == [4, 4, 4, 3 + 1, 3 + 1, 3 + 1, 3 + 1, 4 + 2]
+
+
 def turns(scheduler: VllmScheduler, *prompts: Prompt) -> list[int]:
     """By prompt, one after the other, how many of its tokens were in the cache."""
     hits = []
@@ -95,6 +105,14 @@ def test_the_same_prompt_is_found_and_a_branch_once_it_was_seen() -> None:
     assert turns(engine(variant="0.28.0"), chat(0, 13), chat(1, 9)) == [0, 32]
 
 
+def test_of_chunks_a_hit_needs_what_follows_the_last_multiple_only() -> None:
+    both, alone = (0, "chunked-16"), ("chunked-16",)
+    assert turns(engine(kv_cache_groups=both), chat(0, 1), chat(1, 9)) == [0, 32]
+    # A prompt that nobody has computed counts as there up to its last chunk, and so does vLLM.
+    assert turns(engine(kv_cache_groups=alone), Prompt(0, 20, 1)) == [16]
+    assert turns(engine(kv_cache_groups=both), Prompt(0, 20, 1)) == [0]
+
+
 def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
     scheduler = engine(num_gpu_blocks=12, kv_cache_groups=(8,), max_num_batched_tokens=16)
     scheduler.add(Prompt(0, 63, 1))
@@ -110,6 +128,13 @@ def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
         ({"variant": "0.33.0-swap", "enable_prefix_caching": False}, "modelled for one group"),
         ({"kv_cache_groups": (0, 1)}, "a window of at least 2 tokens"),
         ({"kv_cache_groups": ()}, "must be one number or more"),
+        ({"kv_cache_groups": (0, "chunked-")}, "or mamba, or chunked-8192"),
+        ({"kv_cache_groups": (0, "mambo")}, "or mamba, or chunked-8192"),
+        ({"kv_cache_groups": (0, "chunked-6")}, "chunked-6 must be a multiple of block_size 4"),
+        (
+            {"kv_cache_groups": (0, "chunked-8"), "num_speculative_tokens": 2},
+            "with eagle vLLM has no group of its own for chunked-8",
+        ),
         # Of the longest sequence 16 blocks in the first group, and of the window 16 and one.
         ({"num_gpu_blocks": 33}, "32 blocks that can be used; a sequence .* 64 takes 33"),
     ],

@@ -14,6 +14,7 @@ from simkv.costs.hardware.formats import FormatName, KvFormatName
 class Gqa:
     """``heads`` query heads share ``kv_heads`` of ``head_dim``; a token sees ``window`` (0: all).
 
+    ``chunked``: of these it sees what follows the last multiple of ``window``, as in Llama 4.
     ``output_gate``: queries come with as many gates for the output, as in Qwen3.5.
     """
 
@@ -22,6 +23,7 @@ class Gqa:
     head_dim: int
     window: int = 0
     output_gate: bool = False
+    chunked: bool = False
 
     def weights(self, hidden: int) -> int:
         """Parameters of the projections; biases and norms are left out (below 0.1 %)."""

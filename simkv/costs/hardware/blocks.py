@@ -184,7 +184,8 @@ def block_size(hardware: Hardware, setting: EngineSetting) -> int:
 def kv_groups(hardware: Hardware) -> list[int | str]:
     """The window in tokens (0: all) of each group of layers that takes blocks of its own.
 
-    Layers with a window, layers without and those with a state (``mamba``) take blocks from one
+    Layers with a window, layers without, those that attend within chunks (``chunked-8192``) and
+    those with a state (``mamba``) take blocks from one
     pool, in groups of equally many layers; a block is of one group
     (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
@@ -216,7 +217,8 @@ def _by_kind(hardware: Hardware) -> dict[int | str, int]:
         if isinstance(part.attention, Recurrent):
             counts["mamba"] = counts.get("mamba", 0) + part.count
         if isinstance(part.attention, Gqa) and kv_bytes(part.attention, hardware):
-            window = part.attention.window
+            window: int | str = part.attention.window
+            window = f"chunked-{window}" if part.attention.chunked else window
             counts[window] = counts.get(window, 0) + part.count
     return counts
 

@@ -39,8 +39,21 @@ _GQA = (
 _MLA = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")
 _DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 #: Model types with a vision tower, whose decoder is in ``text_config``; the tower is left out.
-_WRAPPED = ("qwen3_5", "qwen3_5_moe", "kimi_k25", "gemma3", "mistral3", "qwen3_vl", "qwen3_vl_moe")
-_OF_WRAPPED = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
+_WRAPPED = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "kimi_k25",
+    "gemma3",
+    "mistral3",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "llama4",
+)
+_OF_WRAPPED = {
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "llama4": "llama4_text",
+}
 
 #: ConfigFields that change the layers in ways that are not modelled, unless they have this value.
 _NOT_MODELLED: dict[str, Any] = {
@@ -95,7 +108,8 @@ class _Reader(ConfigFields):
                 f"expected one of {', '.join(sorted((*known, *_WRAPPED)))}",
             )
         for field, harmless in _NOT_MODELLED.items():
-            if self.config.get(field) not in (None, harmless):
+            chunks = self.kind == "llama4_text" and field == "attention_chunk_size"
+            if self.config.get(field) not in (None, harmless) and not chunks:
                 raise self.wrong(field, "changes the layers in a way that is not modelled")
 
     def architecture(self, name: str) -> Architecture:

@@ -1,7 +1,8 @@
-"""Layers of models that mix attention with Mamba, from their ``config.json``.
+"""Layers of models that mix attention with Mamba, or with chunks, from their ``config.json``.
 
 Which layer is what, Jamba tells by periods, Granite 4 and Nemotron-H by lists of names or a pattern
-of letters, Bamba by the numbers of its attention layers; Falcon-H1 has both in each. Shapes of
+of letters, Bamba by the numbers of its attention layers; Falcon-H1 has both in each. Llama 4 has a
+flag for each layer: those with rotary positions attend within chunks. Shapes of
 states are those of ``get_mamba_state_shape_from_config`` in vLLM 0.33.0
 (``vllm/model_executor/models``).
 """
@@ -9,6 +10,7 @@ states are those of ``get_mamba_state_shape_from_config`` in vLLM 0.33.0
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from simkv.costs.hardware.architecture import Attention, Dense, Gqa, Mamba, Mlp, Moe
 from simkv.costs.hardware.fields import ConfigFields
@@ -108,6 +110,28 @@ def _nemotron(fields: ConfigFields) -> list[Layer]:
     return layers
 
 
+def _llama4(fields: ConfigFields) -> list[Layer]:
+    """Attention within chunks, of some layers to everything; every so many layers has experts."""
+    depth, width = fields.number("num_hidden_layers"), fields.number("intermediate_size")
+    attention = _attention(fields)
+    chunk = fields.number("attention_chunk_size", default=8192)
+    local = replace(attention, window=chunk, chunked=True)
+    rotary = fields.config.get("no_rope_layers") or [(i + 1) % 4 for i in range(depth)]
+    if not isinstance(rotary, list) or len(rotary) != depth:
+        raise fields.wrong("no_rope_layers", f"expected a list of {depth} numbers, one a layer")
+    step = fields.number("interleave_moe_layer_step", default=1)
+    experts = fields.number("num_local_experts"), fields.number("num_experts_per_tok", default=1)
+    return [
+        (
+            local if rotary[layer] else attention,
+            Dense(fields.number("intermediate_size_mlp"))
+            if (layer + 1) % step
+            else Moe(*experts, width, width),
+        )
+        for layer in range(depth)
+    ]
+
+
 def _ungated(fields: ConfigFields, name: str) -> Mlp:
     if name == "mlp":
         return Dense(fields.number("intermediate_size"), gated=False)
@@ -156,4 +180,5 @@ HYBRIDS: Mapping[str, Callable[[ConfigFields], list[Layer]]] = {
     "granitemoehybrid": _granite,
     "bamba": _bamba,
     "falcon_h1": _falcon,
+    "llama4_text": _llama4,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from simkv.core.recording import Line
 from simkv.proof.record.case import CaseForm, DrawnCase, field_of
-from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.config import CHUNKED, VllmConfig
 from simkv.schedulers.vllm.versions import MINORS, rules_of, variant_of
 
 #: The number of the first random case.
@@ -189,6 +189,8 @@ def names_of(version: str, count: int) -> list[str]:
     if "kv_cache_groups" not in rules.fixed:
         groups = ("win", "mamba", "wingone", "mambagone")
         names += [f"{groups[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 2)]
+        chunks = ("chunk", "chunkgone")
+        names += [f"{chunks[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 8)]
     if "num_speculative_tokens" not in rules.fixed:
         drafts: tuple[str, ...] = ("spec", "specgone")
         if rules.drafts_in_groups:
@@ -239,6 +241,16 @@ def _windows(case: DrawnCase, draw: random.Random) -> DrawnCase:
     return case._replace(
         config=replace(config, kv_cache_groups=groups, num_gpu_blocks=blocks, startup_check=False)
     )
+
+
+def _chunked(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """With groups of layers, at least one of which attends within chunks."""
+    case = _windows(case, draw)
+    chunk = f"{CHUNKED}{case.config.block_size * draw.randint(1, 6)}"
+    window = draw.randint(2, 6 * case.config.block_size)
+    groups = draw.choice([(0, chunk), (0, chunk, chunk, chunk), (chunk,), (0, chunk, window)])
+    blocks = 1 + (case.config.num_gpu_blocks - 1) * draw.randint(2, 4) // 2
+    return case._replace(config=replace(case.config, kv_cache_groups=groups, num_gpu_blocks=blocks))
 
 
 def _states(case: DrawnCase, draw: random.Random) -> DrawnCase:
@@ -329,7 +341,8 @@ def case_of(version: str, name: str) -> DrawnCase:
 
     ``win-`` and ``wingone-`` are the same with groups of layers, ``mamba-`` and ``mambagone-`` with
     states among them, ``spec-`` and ``specgone-`` with drafts, ``winspec-``, ``mambaspec-`` and so
-    on with both, where the release has them.
+    on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, where the
+    release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)
@@ -345,6 +358,8 @@ def case_of(version: str, name: str) -> DrawnCase:
         return _aborts(_loras(case, draw), draw) if draw.random() < 0.3 else _loras(case, draw)
     if kind.startswith("win"):
         case = _windows(case, draw)
+    if kind.startswith("chunk"):
+        case = _chunked(case, draw)
     if kind.startswith("mamba"):
         case = _states(case, draw)
     if "spec" in kind:

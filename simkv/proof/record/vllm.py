@@ -20,7 +20,7 @@ from simkv.proof.conform.trace import FORMAT, DecisionTrace
 from simkv.proof.record.case import DrawnCase
 from simkv.proof.record.drafter import Speculation
 from simkv.proof.record.hollow import CORE, Hollow, Off, taken
-from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig, chunk_of
 from simkv.schedulers.vllm.versions import VARIANTS, rules_of, variant_of
 
 #: A case in which so many steps deliver nothing never ends: the longest sequence has fewer tokens.
@@ -346,9 +346,14 @@ def _mode(config: VllmConfig) -> str:
 
 def _layers(interface: Any, config: VllmConfig, group: int | str) -> Any:
     """What a group of layers keeps: the specification that vLLM has for it."""
-    window, states = (group, False) if isinstance(group, int) else (0, True)
+    window, states, chunk = (
+        int(not isinstance(group, str) and group),
+        group == "mamba",
+        chunk_of(group),
+    )
     kind = interface.SlidingWindowSpec if window else interface.FullAttentionSpec
     kind = interface.MambaSpec if states else kind
+    kind = interface.ChunkedLocalAttentionSpec if chunk else kind
     spec = kind.__new__(kind)
     for known in dataclasses.fields(kind):
         unset = known.default is dataclasses.MISSING
@@ -356,6 +361,7 @@ def _layers(interface: Any, config: VllmConfig, group: int | str) -> Any:
     mode = _mode(config)
     size = config.max_model_len if states and mode == "none" else config.block_size
     given: dict[str, Any] = {"block_size": size, "sliding_window": window or None}
+    given |= {"attention_chunk_size": chunk or None}
     if states:  # as big as a block of the others
         given = {"block_size": size, "mamba_cache_mode": mode, "shapes": (), "dtypes": ()}
         given["num_speculative_blocks"] = config.num_speculative_tokens

@@ -17,8 +17,10 @@ from simkv.schedulers.vllm.versions import ReleaseNames, rules_of
 #: Knobs that no decision depends on: what steps cost and how many blocks there are does.
 OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
 
-#: What a group of layers sees: the tokens of its window, 0 for all, or a state in place of them.
-LayerGroup = Annotated[int, Ge(0)] | Literal["mamba"]
+#: What a group of layers sees: the tokens of its window, 0 for all, those behind the last multiple
+#: of N (``chunked-N``), or a state in place of them (``mamba``).
+LayerGroup = Annotated[int, Ge(0)] | str
+CHUNKED = "chunked-"
 #: More drafts in a step are refused as typos.
 MOST_DRAFTS = 1000
 
@@ -121,7 +123,8 @@ class VllmConfig:
     [vLLM V0 made them from --swap-space]"""
     kv_cache_groups: Annotated[tuple[LayerGroup, ...], AsTuple()] = (0,)
     """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
-    layers that attend to everything, `mamba` for those with a state (Mamba, linear attention);
+    layers that attend to everything, `chunked-8192` for those that attend to what follows the last
+    multiple of 8192 (Llama 4), `mamba` for those with a state (Mamba, linear attention);
     `simkv blocks` says those of a model. [vLLM groups layers by the model's config.json]"""
     mamba_cache_mode: Literal["align", "all"] | None = None
     """Of which states the prefix cache can start: those at the ends of chunks, which then end where
@@ -274,29 +277,47 @@ class VllmConfig:
     def most_blocks(self, group: int | str) -> int:
         """Blocks that a sequence of ``max_model_len`` has at most in a group of layers."""
         tokens, window = self.max_model_len, 0
-        if isinstance(group, str):
+        if group == "mamba":
             mode = self.states(rules_of(self.variant))
             aligned = 3 if self.mamba_prefill_checkpoints else 2
             kept = {"none": 1, "align": aligned, "all": blocks_for(tokens, self.block_size)}[mode]
             return kept + self.num_speculative_tokens
-        if window := group:
-            steps = self.depth if rules_of(self.variant).frees_processed else 1
-            tokens = min(window - 1 + steps * self.max_num_batched_tokens, tokens)
+        steps = self.depth if rules_of(self.variant).frees_processed else 1
+        under_way, chunk = steps * self.max_num_batched_tokens, chunk_of(group)
+        if isinstance(group, str):
+            tokens = min(chunk + under_way, tokens)
+        elif window := group:
+            tokens = min(window - 1 + under_way, tokens)
         return blocks_for(tokens, self.block_size) + (window > 0)
 
     def _check_groups(self, usable: int) -> None:
-        needed = sum(self.most_blocks(group) for group in self.kv_cache_groups)
-        if not self.kv_cache_groups or 1 in self.kv_cache_groups:
+        odd = [group for group in self.kv_cache_groups if isinstance(group, str)]
+        if not self.kv_cache_groups or 1 in self.kv_cache_groups or not all(map(_known, odd)):
             raise ValueError(
                 f"kv_cache_groups: {list(self.kv_cache_groups)} must be one number or more, each 0 "
-                "or a window of at least 2 tokens, or mamba"
+                "or a window of at least 2 tokens, or mamba, or chunked-8192"
             )
+        for group in self.kv_cache_groups:
+            self._check_chunk(chunk_of(group))
+        needed = sum(self.most_blocks(group) for group in self.kv_cache_groups)
         if self.has_states:
             self._check_states(rules_of(self.variant))
         if self.startup_check and usable < needed:
             raise ValueError(
                 f"num_gpu_blocks: {usable} blocks that can be used; a sequence of max_model_len "
                 f"{self.max_model_len} takes {needed} in {len(self.kv_cache_groups)} groups"
+            )
+
+    def _check_chunk(self, chunk: int) -> None:
+        if chunk % self.block_size:
+            raise ValueError(
+                f"kv_cache_groups: {CHUNKED}{chunk} must be a multiple of block_size "
+                f"{self.block_size}"
+            )
+        if chunk and self.num_speculative_tokens and self.speculative_method == "eagle":
+            raise ValueError(
+                f"kv_cache_groups: with eagle vLLM has no group of its own for {CHUNKED}{chunk}; "
+                "say [0]"
             )
 
     def _check_states(self, rules: VllmRules) -> None:
@@ -319,3 +340,13 @@ class VllmConfig:
                     f"{knob}: {tokens} must be at least block_size {self.block_size} where the "
                     f"prefix cache keeps states (mamba in kv_cache_groups) in vLLM {self.variant}"
                 )
+
+
+def chunk_of(group: int | str) -> int:
+    """The tokens of a chunk that layers of a group attend within; 0 if they attend otherwise."""
+    tokens = str(group).removeprefix(CHUNKED)
+    return int(tokens) if isinstance(group, str) and tokens.isdecimal() else 0
+
+
+def _known(group: str) -> bool:
+    return group == "mamba" or (group.startswith(CHUNKED) and chunk_of(group) > 0)

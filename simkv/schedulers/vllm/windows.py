@@ -1,4 +1,4 @@
-"""Blocks of models whose layers do not all attend to everything: groups with sliding windows.
+"""Blocks of models whose layers do not all attend to everything: groups with windows or chunks.
 
 vLLM puts layers of a kind into groups of equally many layers (``kv_cache_groups``). A request has
 a table for each group, all out of one pool, and a block is ``block_size`` tokens of one group. In
@@ -9,6 +9,8 @@ Rules of ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in
 
 - A hit needs all blocks up to its end in groups without a window, and in the others those that the
   window before the next token reaches into.
+- Layers with chunks attend to what follows the last multiple of so many tokens: a hit there needs
+  the blocks behind the last such multiple that others allow, and nothing before it.
 - A running request lets go of what is behind its windows before it asks for more.
 - Where the whole sequence must fit at admission, a group with a window counts at most the blocks
   that it ever has at a time.
@@ -25,7 +27,7 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.blocks import BlockPool
 from simkv.core.scheduler import blocks_for
-from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig, chunk_of
 from simkv.schedulers.vllm.memory import NO_HITS, Hits, VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.rules import VllmRules
@@ -33,7 +35,8 @@ from simkv.schedulers.vllm.rules import VllmRules
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class WindowMemory(VllmMemory):
-    """Tables of several groups; ``windows`` has the tokens of each one's window, 0 for none.
+    """Tables of several groups; ``windows`` has the tokens of each one's window, 0 for none, and
+    ``_chunks`` those of its chunks.
 
     The table of a request in group ``g`` is the pool's of owner ``_owner(id, g)``, and its keys in
     the cache are the request's, times the number of groups, plus ``g``. A table lacks the blocks
@@ -45,17 +48,23 @@ class WindowMemory(VllmMemory):
         self.recycles = True
         # Of states that are kept, the one before the next token is needed, and that is written.
         kept = 2 if self.cache else 0
-        self.windows = tuple(kept if g == "mamba" else int(g) for g in config.kv_cache_groups)
+        self.windows = tuple(
+            (kept if g == "mamba" else 0) if isinstance(g, str) else g
+            for g in config.kv_cache_groups
+        )
+        self._chunks = tuple(chunk_of(g) for g in config.kv_cache_groups)
         self._kept, size = config.kv_cache_groups, config.block_size
         self._reach = [blocks_for(window - 1, size) if window else 0 for window in self.windows]
         self._most = [config.most_blocks(group) for group in config.kv_cache_groups]
-        self._kinds = sorted(dict.fromkeys(self.windows), key=bool)  # who sees all comes first
+        seen = zip(self.windows, self._chunks, strict=True)
+        self._kinds = sorted(dict.fromkeys(seen), key=any)  # who sees all comes first
         self._processed = rules.frees_processed
         self._keyless_behind = rules.keyless_first or rules.keyless_windows
         self._boundaries = rules.keeps_boundaries
         # What leaves a window leaves it so many tokens before a block is full; one step later
         # where tokens under way count as not computed.
         phases = {(ahead - window) % size for window in self.windows if window for ahead in (0, 1)}
+        phases |= {size - 1} if any(self._chunks) else set()
         self.aheads = tuple(dict.fromkeys((*self.aheads, *sorted(phases))))
 
     def held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
@@ -81,9 +90,13 @@ class WindowMemory(VllmMemory):
         longest, before = 0, -1
         while blocks != before:
             before = blocks
-            for window in self._kinds:
-                alike = [found[g] for g, other in enumerate(self.windows) if other == window]
-                blocks = _run(alike, blocks, self._reach[self.windows.index(window)])
+            for window, chunk in self._kinds:
+                seen = zip(found, self.windows, self._chunks, strict=True)
+                alike = [there for there, *kind in seen if kind == [window, chunk]]
+                if chunk:
+                    blocks = _behind_last(alike, blocks, chunk // self.block_size)
+                else:
+                    blocks = _run(alike, blocks, self._reach[self.windows.index(window)])
                 longest = max(longest, blocks)
         tokens = blocks * self.block_size
         groups = [found[g][self._behind(g, tokens) : blocks] for g in range(len(self.windows))]
@@ -134,8 +147,8 @@ class WindowMemory(VllmMemory):
     def release(self, r: RequestState, unused: int = 0) -> None:  # noqa: ARG002
         """Take the blocks of ``r`` back, group by group."""
         for group, owner in zip(self._kept, self._owners(r.id), strict=True):
-            windows = self._keyless_behind and group not in (0, "mamba")
-            self._pool.release(owner, keyless_first=self._keyless_first or windows)
+            window = self._keyless_behind and not isinstance(group, str) and group > 0
+            self._pool.release(owner, keyless_first=self._keyless_first or window)
 
     def blocks_of(self, request_id: int) -> list[int]:
         """The numbers of the blocks that a request holds now, group by group."""
@@ -192,7 +205,10 @@ class WindowMemory(VllmMemory):
         return array("q", [key * groups + g for key in r.keys[start:end]])
 
     def _behind(self, g: int, tokens: int) -> int:
-        """Blocks that the window of a group has left behind before the token after ``tokens``."""
+        """Blocks that the window or chunk of a group has left behind before the token after
+        ``tokens``."""
+        if chunk := self._chunks[g]:
+            return tokens // chunk * (chunk // self.block_size)
         window = self.windows[g]
         return max(tokens - window + 1, 0) // self.block_size if window else 0
 
@@ -217,3 +233,11 @@ def _run(groups: list[array[int]], most: int, reach: int) -> int:
         if reach and run == reach:
             return end - 1 + reach
     return run
+
+
+def _behind_last(groups: list[array[int]], most: int, chunk: int) -> int:
+    """Blocks of the longest hit of at most ``most``, from the last multiple of ``chunk`` on."""
+    blocks = most // chunk * chunk
+    while blocks < most and all(group[blocks] for group in groups):
+        blocks += 1
+    return blocks

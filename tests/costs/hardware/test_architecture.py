@@ -156,6 +156,22 @@ def test_falcon_has_both_in_every_layer() -> None:
     ]
 
 
+def test_llama_4_attends_within_chunks_and_has_experts_in_every_other_layer() -> None:
+    maverick = find_architecture("Llama-4-Maverick-17B-128E-Instruct")
+    local, whole = Gqa(40, 8, 128, 8192, chunked=True), Gqa(40, 8, 128)
+    moe = Moe(128, 1, 8192, 8192)
+    assert [(p.count, p.attention, p.mlp) for p in maverick.layers] == [
+        (24, local, Dense(16384)),
+        (12, local, moe),
+        (12, whole, moe),
+    ]
+    assert maverick.parameters / 1e9 == pytest.approx(400, rel=3e-3)
+    chunks = {"model_type": "llama4", "text_config": {**TINY, "model_type": "llama4_text"}}
+    chunks["text_config"] |= {"num_local_experts": 4, "no_rope_layers": [1]}
+    with pytest.raises(InputError, match="no_rope_layers: expected a list of 2 numbers"):
+        architecture_of(chunks, "tiny")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

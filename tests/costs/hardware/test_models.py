@@ -127,6 +127,7 @@ def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int, state
         ("Bamba-9B-v2", [0, *["mamba"] * 10], True),
         ("Qwen3.5-27B", [0, *["mamba"] * 3], False),
         ("gpt-oss-20b", [0, 128], False),
+        ("Llama-4-Scout-17B-16E", [0, *["chunked-8192"] * 3], False),
     ],
 )
 def test_groups_of_layers(model: str, groups: list[int | str], checkpointing: bool) -> None:

@@ -102,12 +102,17 @@ def _gqa_share(kind: Gqa, tp: int) -> Gqa:
         heads=kind.heads // tp,
         kv_heads=max(kind.kv_heads // tp, 1),
         output_gate=False,
+        chunked=False,
     )
 
 
 def _prefill(operators: Operators, hardware: Hardware, kind: Gqa | Mla) -> tuple[Lookup, int]:
     """Of one layer, and how many tokens one attends to at the most (0: all)."""
     if isinstance(kind, Gqa):
+        if kind.chunked:
+            operators.notes["attention within chunks: that of windows as long, which is more"] = (
+                None
+            )
         return operators.prefill(_gqa_share(kind, hardware.tp), hardware.kv), kind.window
     hidden = hardware.architecture.hidden
     look = operators.mla_prefill(_share(kind, hardware.tp), hidden, hardware.attention, hardware.kv)
