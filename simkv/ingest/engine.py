@@ -169,7 +169,10 @@ class _Maker:
                     return name
             except ValueError:
                 continue
-        nearest_one = min(releases, key=lambda name: _distance(name, plain[0] if plain else "0"))
+        nearest_one = self._likely(())
+        if releases:
+            wanted = plain[0] if plain else "0"
+            nearest_one = min(releases, key=lambda name: _distance(name, wanted))
         self.assumed.append(
             f"{self.spec.name} {version} is not modelled: {nearest_one} is taken, the nearest"
         )
@@ -177,7 +180,12 @@ class _Maker:
 
     def _likely(self, releases: Sequence[str]) -> str:
         """The newest release that has the knobs that are told; SGLang tells all that it has, so
-        that those which it does not tell speak for a release without them."""
+        that those which it does not tell speak for a release without them.
+
+        Of an engine without releases the default variant.
+        """
+        if not releases:
+            return str(self.spec.config().variant)
         known = set(self.evidence.settings)
         lacks = {name: set(self.spec.lacks.get(name, ())) for name in releases}
         flags = {n for n, about in told(self.spec.config).items() if about.source.startswith("--")}

@@ -11,12 +11,14 @@ import pytest
 from simkv.core.errors import InputError
 from simkv.ingest import stages
 from simkv.ingest.emit.files import emit
-from simkv.ingest.engine import Asked
+from simkv.ingest.engine import Asked, set_up
+from simkv.ingest.evidence import Evidence
 from simkv.ingest.join import join
 from simkv.ingest.read import read
 from simkv.measure.simulate import run_scenario
 from simkv.scenario.load import load
 from simkv.scenario.packaged import find
+from simkv.schedulers.registry import ENGINES
 
 HOUR = 3600
 
@@ -94,6 +96,17 @@ def test_a_version_that_is_not_modelled_is_the_nearest(server: Path, tmp_path: P
     _, setup = stages.rebuild_stage(tmp_path / "out", Asked(engine="vllm", version="0.2.7"))
     assert setup.engine["variant"] != "0.2.7"
     assert any("0.2.7 is not modelled" in one for one in setup.assumed)
+
+
+@pytest.mark.parametrize("version", [None, "1.2.1"])
+@pytest.mark.parametrize("engine", ["trtllm", "fastdeploy", "mistralrs"])
+def test_an_engine_without_releases_is_taken_as_it_is_by_default(
+    engine: str, version: str | None
+) -> None:
+    setup = set_up(Evidence("spans.jsonl"), Asked(engine=engine, version=version))
+    assert setup.engine["variant"] == ENGINES[engine].config().variant
+    told = f"{engine} 1.2.1 is not modelled" if version else f"the version of {engine} is not told"
+    assert any(told in one for one in setup.assumed)
 
 
 def test_a_log_in_which_nothing_ran_cannot_be_rebuilt(server: Path, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ SERVED = {
     "failing": VLLM + FAILING,
     "sglang": OTHER + "{name: sglang, max_total_num_tokens: 1200}\n",
     "mistralrs": OTHER + "{name: mistralrs, num_gpu_blocks: 40, block_size: 32}\n",
+    "trtllm": OTHER + "{name: trtllm, max_tokens_in_paged_kv_cache: 1280}\n",
     "pipeline": OTHER + "{name: fastdeploy, num_blocks: 40}\npipeline: {}\n",
 }
 WORKLOAD = "workload: {requests: [{prompt_tokens: 1, output_tokens: 1}]}\n"
