@@ -90,7 +90,10 @@ class BlockPool:
             blocks = _column(taken)
         else:
             blocks = array("i")
-        self.tables.setdefault(owner, array("i")).extend(blocks)
+        table = self.tables.get(owner)
+        if table is None:
+            table = self.tables[owner] = array("i")
+        table.extend(blocks)
         return blocks
 
     def share(self, owner: int, blocks: Sequence[int]) -> None:
@@ -148,8 +151,9 @@ class BlockPool:
 
     def register_all(self, blocks: array[int], keys: array[int]) -> None:
         """``register`` each of these blocks under the key beside it."""
-        named, fresh = np.frombuffer(keys, dtype=np.int64), False
+        fresh = False
         if len(keys) > FEW:
+            named = np.frombuffer(keys, dtype=np.int64)
             self._make_room(int(named.max()))
             of_block, of_key = np.frombuffer(self._key_of, dtype=np.int64), ints(self._block_of)
             fresh = not (of_block[ints(blocks)].any() or of_key[named].any())

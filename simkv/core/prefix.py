@@ -104,7 +104,10 @@ class BlockKeys:
             blocks = min(stop - start, end - position) // size
             if blocks:
                 key = self._following(parent, stream, start)
-                keys.extend(range(key, key + min(blocks, RUN - key % RUN)))
+                if blocks == 1:  # as a decode fills
+                    keys.append(key)
+                else:
+                    keys.extend(range(key, key + min(blocks, RUN - key % RUN)))
             else:  # this block takes in several segments
                 keys.append(self._run(None, parent, content.slices(position, position + size)))
             position = len(keys) * size

@@ -8,8 +8,9 @@ from simkv.loop.record import Life
 
 def verify(
     drafted: Drafted, emits: list[int], lives: dict[int, Life], left: dict[int, int]
-) -> None:
-    """Note how many drafts are accepted of those who emit; they have so many tokens ``left``."""
+) -> dict[int, int]:
+    """How many drafts are accepted of those who emit, which have so many tokens ``left``; notes
+    it in the batch."""
     accepted, drafts_of, padding = drafted.accepted, drafted.tokens, drafted.padding
     for i in emits:
         count, more = 0, left[i] - 1
@@ -20,6 +21,7 @@ def verify(
                 place = request.output_tokens - more - 1
                 count = min(request.acceptance.accepted(place, drafts), more)
         accepted[i] = count
+    return accepted
 
 
 def each_token(delivered: list[int], drafted: Drafted) -> list[int]:

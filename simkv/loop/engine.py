@@ -197,9 +197,8 @@ class Engine(Replica):
         for i in batch.joined:
             heappush(self._finishes, (row + self._left[i] - 1, i, row))
         last_of = []
-        if batch.drafted:
-            verify(batch.drafted, batch.emits, self.record.lives, self._left)
-        accepted = batch.drafted.accepted if batch.drafted else {}
+        drafted, lives = batch.drafted, self.record.lives
+        accepted = verify(drafted, batch.emits, lives, self._left) if drafted else None
         for i in batch.emits:
             self._left[i] -= 1 + accepted.get(i, 0) if accepted else 1
             if self._left[i] == 0:

@@ -94,8 +94,9 @@ class Lockstep(DecodeGroup[RequestState]):
         members, rows = self.to_visit(), self.at_border()
         if len(members) > 1:  # which block goes to whom shows in the cache, so their order counts
             members.sort(key=attrgetter("order"))
+        each = self._memory.to_grow(0, 1)
         for r in members:
-            self.grow(r, self._memory.to_grow(self.computed(r), 1) if r.id in rows else 0)
+            self.grow(r, each if r.id in rows else 0)
 
     def leap(self, most: int) -> int:
         """For how many steps at most all can go on: until blocks run out or one is at its end."""

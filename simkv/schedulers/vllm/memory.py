@@ -128,8 +128,11 @@ class VllmMemory:
         if not self.cache or r.content is None or full <= r.registered:
             return
         self._keys.extend(r.keys, r.content, tokens)
-        table = self.cache.tables[r.id]
-        self.cache.register_all(table[r.registered : full], r.keys[r.registered : full])
+        table, known = self.cache.tables[r.id], r.registered
+        if full == known + 1:  # as a decode does
+            self.cache.register(table[known], r.keys[known])
+        else:
+            self.cache.register_all(table[known:full], r.keys[known:full])
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:
