@@ -34,15 +34,19 @@ class Registered:
         return self.name.partition(":")[2].replace("_", " ")
 
 
-def registered(engine: str, *, several: bool = False) -> list[Registered]:
+def registered(
+    engine: str, config: EngineConfig | None = None, *, several: bool = False
+) -> list[Registered]:
     """What an engine registers of what is modelled; names of our own if nobody has read its.
 
-    Some have a label more where there are ``several`` replicas.
+    More with a ``config`` that has a knob on which some depend; some have a label more where there
+    are ``several`` replicas.
     """
     path = FOLDER / f"{engine}.json"
     data = json.loads((path if path.exists() else FOLDER / "simkv.json").read_text())
     rows = []
-    for row in data["metrics"]:
+    more = [part for part in data.get("when", []) if getattr(config, part["knob"], None)]
+    for row in [*data["metrics"], *(row for part in more for row in part["metrics"])]:
         common = list(data["labels"][row["of"]])
         own = [label for label in row["labels"] if label not in common]
         if len(own) < len(row["labels"]):  # it names all that it has

@@ -24,7 +24,8 @@ class Meters:
     def __init__(self, desk: Desk, config: EngineConfig) -> None:
         self._desk = desk
         self._meters: dict[int, Meter] = {}
-        rows = registered(config.name, several=isinstance(desk.live.server, Fleet))
+        rows = registered(config.name, config, several=isinstance(desk.live.server, Fleet))
+        self._config = config
         self._block_size = spec_of(config).block_size(config)
         self._bounds = bounds(rows, desk.front.longest or 1_000_000)
         constant = {"model_name": desk.front.model, "engine_type": "unified"}
@@ -45,6 +46,8 @@ class Meters:
             return found
         streamed = self._desk.streamed.__contains__
         meter = Meter(replica, self._block_size, self._bounds, streamed, self._reason)
+        meter.lora_slots = getattr(self._config, "max_loras_per_batch", 0)
+        meter.accepted = [0] * getattr(self._config, "num_speculative_tokens", 0)
         self._meters[id(replica)] = meter
         return meter
 

@@ -183,13 +183,17 @@ class Live:
     def knock(self, ask: Callable[[], Ask]) -> Reply | None:
         """A request comes now, but only to be turned away if all of them are.
 
-        Of several replicas behind a router nobody can tell before it has chosen.
+        That is so where every replica's door is shut: whichever a router chooses says the same.
         """
         with self._careful():
             self.env.run(until=self.now)
-        door = self.replicas[0].door
-        alike = all(replica.door is door for replica in self.replicas)
-        return self._enter(ask()) if door and alike and door.shut() else None
+        if not all(replica.door and replica.door.shut() for replica in self.replicas):
+            return None
+        answer = self._enter(ask())
+        if answer.refusal is None:  # there is no replica to be sent to
+            self.leave(answer)
+            return None
+        return answer
 
     def _enter(self, ask: Ask) -> Reply:
         number = len(self.journal)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from simkv.core.outcome import Outcome
-from simkv.loop.record import Life
+from simkv.loop.record import Drafting, Life
 from simkv.loop.replica import Replica
 
 #: What the engine calls it when nobody waits any more.
@@ -84,6 +84,11 @@ class AskedAdapters:
             if not self._under_way[name]:
                 del self._under_way[name]
 
+    @property
+    def decoding(self) -> int:
+        """How many adapters have somebody who has a first token and not all."""
+        return len(self._under_way)
+
     def told(self) -> dict[str, float]:
         """By the names that there were together, when a step last came back to them (s)."""
         if self._at is not None:
@@ -95,7 +100,8 @@ class Meter:
     """Counts for one replica: streamed answers apart from others.
 
     ``bounds`` are those of the buckets of each measure; ``streams`` says whether the answer to a
-    request is streamed, ``reason`` why one of so many tokens ended that finished.
+    request is streamed, ``reason`` why one of so many tokens ended that finished. ``accepted``
+    counts drafts by their position, ``lora_slots`` is how many adapters may run at once.
     """
 
     def __init__(
@@ -115,6 +121,8 @@ class Meter:
         self._tokens: Counter[int] = Counter()
         self._rows = 0
         self.adapters = AskedAdapters()
+        self.accepted: list[int] = []
+        self.lora_slots = 0
 
     def told(self, numbers: Iterable[int]) -> None:
         """The clients of these requests are given a token now."""
@@ -124,6 +132,8 @@ class Meter:
             tally, tokens = self.tallies[self._streams(number)], len(list(times))
             tally.counts["generation_tokens"] += tokens
             self._tokens[number] += tokens
+            for position in range(min(tokens - 1, len(self.accepted))):
+                self.accepted[position] += 1
             before = last.get(number)
             if before is None:
                 self._begin(number, tally, now)
@@ -213,4 +223,25 @@ class Meter:
             "block_size": self._block_size,
             "hit_rate": cached / queried if queried else 0.0,
             "sleep_state": {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            **self._drafts(),
+            **self._loras(),
+        }
+
+    def _drafts(self) -> dict[str, Measured]:
+        """What became of drafts."""
+        counts = self.replica.record.drafting or Drafting()
+        return {
+            "drafts": counts.num_drafts,
+            "draft_tokens": counts.num_draft_tokens,
+            "accepted_tokens": counts.num_accepted_tokens,
+            "accepted_per_pos": {str(i): count for i, count in enumerate(self.accepted)},
+        }
+
+    def _loras(self) -> dict[str, Measured]:
+        """Adapters of those who decode, as SGLang 0.5.23 counts them (``lora_pool_slots_used``)."""
+        used, slots = self.adapters.decoding, self.lora_slots
+        return {
+            "lora_used": used,
+            "lora_total": slots,
+            "lora_utilization": used / slots if slots else 0.0,
         }

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from simkv.core.errors import InputError
 from simkv.measure.simulate import run_file
-from tests.serve.house import inside, scenario
+from tests.serve.house import inside, scenario, until
 
 LORA = scenario().replace("profile:", "  enable_lora: true\n  max_loras: 1\nprofile:")
 MODULES = "lora: {modules: [sql, chat]}\n"
@@ -72,7 +72,22 @@ def test_sglang_takes_an_adapter_behind_the_model_s_name(tmp_path: Path) -> None
                 answer = await client.post("/v1/completions", json=body(name))
                 assert answer.status_code == 200
             assert [request.lora for request in house.live.journal] == ["sql", "chat", None]
-            assert "lora_requests_info" not in (await client.get("/metrics")).text
+            slow = asyncio.create_task(client.post("/v1/completions", json=body("sql", 4000)))
+            (meter,) = house.figures._all()
+            await until(lambda: meter.adapters.decoding == 1)
+            text = (await client.get("/metrics")).text
+            slow.cancel()
+            told = {
+                f.name: sample.value
+                for f in text_string_to_metric_families(text)
+                for sample in f.samples
+                if "lora" in f.name
+            }
+            assert told == {
+                "sglang:lora_pool_slots_used": 1,
+                "sglang:lora_pool_slots_total": 8,
+                "sglang:lora_pool_utilization": 1 / 8,
+            }
 
     asyncio.run(visit())
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from simkv.core.request import Request
+from simkv.measure.registered import FOLDER
 from simkv.serve.reply import Reply
 from tests.serve.house import scenario, serving
 
@@ -52,3 +56,19 @@ def test_a_stream_has_a_chunk_for_each_step(tmp_path: Path) -> None:
     assert "vllm:generation_tokens_total" in metrics
     (line,) = [m for m in metrics.splitlines() if m.startswith("vllm:generation_tokens_total")]
     assert float(line.split()[-1]) == 21
+    told = {  # four verifications of four drafts, all of them accepted
+        sample.labels.get("position", sample.name.removeprefix("vllm:spec_decode_num_")): sample
+        for family in text_string_to_metric_families(metrics)
+        if family.name.startswith("vllm:spec_decode_")
+        for sample in family.samples
+    }
+    assert {name: sample.value for name, sample in told.items()} == {
+        "drafts_total": 4,
+        "draft_tokens_total": 16,
+        "accepted_tokens_total": 16,
+        **dict.fromkeys("0123", 4),
+    }
+    (part,) = json.loads((FOLDER / "vllm.json").read_text())["when"]
+    assert {row["name"] + "_total" for row in part["metrics"]} == {s.name for s in told.values()}
+    for sample in told.values():
+        assert set(sample.labels) - {"position"} == {"model_name", "engine"}

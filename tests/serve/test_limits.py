@@ -95,6 +95,31 @@ def test_a_full_queue_is_told_before_what_is_wrong_with_a_prompt(tmp_path: Path)
     assert [i for i, life in lives.items() if life.outcome is Outcome.REJECTED] == [1, 2, 3]
 
 
+def test_behind_a_router_too_if_all_replicas_are_full(tmp_path: Path) -> None:
+    text = scenario().replace("profile:", LIMITED.format(1)) + "fleet: {replicas: 2}\n"
+    too_long = {"prompt": [1] * 5000}
+
+    async def visit() -> None:
+        async with inside(tmp_path, text) as (house, client):
+
+            async def status() -> int:
+                return (await client.post("/v1/completions", json=too_long)).status_code
+
+            calls = []
+            for number in (1, 2):
+                assert await status() == 400  # the other replica has room
+                calls.append(asyncio.ensure_future(client.post("/v1/completions", json=LONG)))
+                await until(lambda: house.desk.under_way == number)  # noqa: B023
+            assert await status() == 503
+            assert [r.prompt_tokens for r in house.live.journal] == [3, 3, 5000]
+            for call in calls:
+                call.cancel()
+            await until(lambda: house.desk.under_way == 0)
+            assert await status() == 400
+
+    asyncio.run(visit())
+
+
 def test_sglang_s_queue_is_full(tmp_path: Path) -> None:
     with serving(tmp_path, SGLANG, "--speed", "0.2") as served, under_way(served, 2):
         whole = served.post("/v1/completions", LONG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from simkv.serve.generation import Desk, Front
 from simkv.serve.live import Live
 from simkv.serve.scenario import answers, to_serve
 from simkv.serve.texts import texts
-from tests.serve.house import COSTS, scenario
+from tests.serve.house import COSTS, inside, scenario
 
 SECTION = "serve: {output_tokens: {distribution: uniform, low: 3, high: 5}}\n"
 TRACE = "arrival,prompt_tokens,output_tokens\n0,9,7\n1,9,7\n2,9,11\n"
@@ -56,3 +57,19 @@ def test_a_client_may_say_it_itself(tmp_path: Path) -> None:
     assert drawn(tmp_path, SECTION, ignore_eos=True) == {99}
     assert drawn(tmp_path, SECTION, simkv={"output_tokens": 8}) == {8}
     assert drawn(tmp_path, SECTION, min_tokens=5) == {5}
+
+
+def test_a_seed_says_how_long_the_answers_are(tmp_path: Path) -> None:
+    text = scenario() + "serve: {output_tokens: {distribution: uniform, low: 1, high: 1000}}\n"
+
+    async def visit(seed: int) -> list[int]:
+        async with inside(tmp_path, text, seed=seed, speed=1000) as (house, client):
+            for _ in range(5):
+                asked = {"prompt": "x", "max_tokens": 1000}
+                answer = (await client.post("/v1/completions", json=asked)).json()
+                tokens = answer["usage"]["completion_tokens"]
+                assert tokens == house.live.journal[-1].output_tokens
+            return [request.output_tokens or 0 for request in house.live.journal]
+
+    first, second, again = (asyncio.run(visit(seed)) for seed in (1, 2, 1))
+    assert first == again != second
