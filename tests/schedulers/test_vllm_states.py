@@ -7,31 +7,22 @@ from typing import Any
 import pytest
 
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.states import StateTable
+from tests.schedulers import vllm_groups
+from tests.schedulers.vllm_groups import hits, step
 
 SMALL = {
-    "block_size": 4,
+    **vllm_groups.SMALL,
     "num_gpu_blocks": 61,
-    "max_model_len": 64,
-    "max_num_seqs": 4,
     "max_num_batched_tokens": 10,
-    "async_scheduling": False,
     "kv_cache_groups": (0, "mamba", "mamba"),
 }
 
 
 def engine(**knobs: Any) -> VllmScheduler:
-    return VllmScheduler(VllmConfig(**SMALL | knobs))
-
-
-def step(scheduler: VllmScheduler, ended: tuple[int, ...] = ()) -> Batch:
-    batch = scheduler.schedule()
-    scheduler.complete(batch, ended)
-    scheduler.pool.check()
-    return batch
+    return vllm_groups.engine(**SMALL | knobs)
 
 
 def chunks(scheduler: VllmScheduler, prompt: Prompt) -> list[int]:
@@ -94,17 +85,6 @@ def test_kernels_that_write_a_state_within_a_chunk_need_no_cut_but_a_block_more(
 def chat(i: int, own: int) -> Prompt:
     """16 tokens of a chat that all have, and some of its own."""
     return Prompt(i, 16 + own, 1, segments=(Segment("chat", 0, 16), Segment(f"u{i}", 0, own)))
-
-
-def hits(scheduler: VllmScheduler, *prompts: Prompt) -> list[int]:
-    """By prompt, one after the other, how many of its tokens were in the cache."""
-    found = []
-    for prompt in prompts:
-        scheduler.add(prompt)
-        found.append(step(scheduler).context[0])
-        while prompt.id in scheduler.running_ids():
-            step(scheduler, (prompt.id,))
-    return found
 
 
 def test_a_prompt_is_found_up_to_a_state_that_was_left_and_a_branch_from_the_second_time() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch
 from simkv.costs.hardware.blocks import kv_groups
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import make_hardware
@@ -19,27 +18,19 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.spec import VLLM
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+from tests.schedulers import vllm_groups
+from tests.schedulers.vllm_groups import hits, step
 
 SMALL = {
-    "block_size": 4,
+    **vllm_groups.SMALL,
     "num_gpu_blocks": 41,
-    "max_model_len": 64,
-    "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
-    "async_scheduling": False,
     "kv_cache_groups": (0, 8),
 }
 
 
 def engine(**knobs: Any) -> VllmScheduler:
-    return VllmScheduler(VllmConfig(**SMALL | knobs))
-
-
-def step(scheduler: VllmScheduler, ended: tuple[int, ...] = ()) -> Batch:
-    batch = scheduler.schedule()
-    scheduler.complete(batch, ended)
-    scheduler.pool.check()
-    return batch
+    return vllm_groups.engine(**SMALL | knobs)
 
 
 def test_a_window_holds_what_the_next_token_reaches_and_lets_the_rest_go() -> None:
@@ -83,15 +74,6 @@ def test_a_chunk_is_let_go_when_the_next_one_begins() -> None:
     assert held == [4, 4, 4, 3 + 1, 3 + 1, 3 + 1, 3 + 1, 4 + 2]
 
 
-def turns(scheduler: VllmScheduler, *prompts: Prompt) -> list[int]:
-    """By prompt, one after the other, how many of its tokens were in the cache."""
-    hits = []
-    for prompt in prompts:
-        scheduler.add(prompt)
-        hits.append(step(scheduler, (prompt.id,)).context[0])
-    return hits
-
-
 def chat(i: int, own: int) -> Prompt:
     """32 tokens of a chat that all have, and some of its own."""
     segments = (Segment("chat", 0, 32), Segment(f"u{i}", 0, own))
@@ -100,17 +82,17 @@ def chat(i: int, own: int) -> Prompt:
 
 def test_the_same_prompt_is_found_and_a_branch_once_it_was_seen() -> None:
     # 0.29 on keeps the window before the last token of a prompt, and where another's hit ended.
-    assert turns(engine(), chat(0, 1), chat(1, 1)) == [0, 32]
-    assert turns(engine(), chat(0, 13), chat(1, 9), chat(2, 9)) == [0, 0, 32]
-    assert turns(engine(variant="0.28.0"), chat(0, 13), chat(1, 9)) == [0, 32]
+    assert hits(engine(), chat(0, 1), chat(1, 1)) == [0, 32]
+    assert hits(engine(), chat(0, 13), chat(1, 9), chat(2, 9)) == [0, 0, 32]
+    assert hits(engine(variant="0.28.0"), chat(0, 13), chat(1, 9)) == [0, 32]
 
 
 def test_of_chunks_a_hit_needs_what_follows_the_last_multiple_only() -> None:
     both, alone = (0, "chunked-16"), ("chunked-16",)
-    assert turns(engine(kv_cache_groups=both), chat(0, 1), chat(1, 9)) == [0, 32]
+    assert hits(engine(kv_cache_groups=both), chat(0, 1), chat(1, 9)) == [0, 32]
     # A prompt that nobody has computed counts as there up to its last chunk, and so does vLLM.
-    assert turns(engine(kv_cache_groups=alone), Prompt(0, 20, 1)) == [16]
-    assert turns(engine(kv_cache_groups=both), Prompt(0, 20, 1)) == [0]
+    assert hits(engine(kv_cache_groups=alone), Prompt(0, 20, 1)) == [16]
+    assert hits(engine(kv_cache_groups=both), Prompt(0, 20, 1)) == [0]
 
 
 def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:

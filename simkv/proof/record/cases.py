@@ -1,14 +1,14 @@
-"""Small workloads on which the schedulers of vLLM are recorded: random ones, and some by hand."""
+"""Small random workloads on which the schedulers of vLLM are recorded."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from simkv.core.recording import Line
 from simkv.proof.record.case import CaseForm, DrawnCase, field_of
+from simkv.proof.record.hand_made import HAND_MADE
 from simkv.schedulers.vllm.config import CHUNKED, VllmConfig
 from simkv.schedulers.vllm.versions import MINORS, rules_of, variant_of
 
@@ -66,106 +66,6 @@ def _random(version: str, seed: int) -> DrawnCase:
     return DrawnCase(config, requests)
 
 
-def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
-    """Requests as (arrival step, prompt, outputs, priority), that share nothing."""
-    return [
-        {
-            "id": i,
-            "arrival_step": step,
-            "prompt_tokens": prompt,
-            "output_tokens": outputs,
-            "max_tokens": outputs,
-            "priority": priority,
-            "timestamp": float(i),
-            "prompt_segments": [[f"u{i}", 0, prompt]],
-        }
-        for i, (step, prompt, outputs, priority) in enumerate(rows)
-    ]
-
-
-def _victim_sat_out(version: str) -> DrawnCase:
-    """The victim's last token is under way when another needs its block (issue #49097)."""
-    config = VllmConfig(
-        variant=version,
-        block_size=4,
-        num_gpu_blocks=9,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_model_len=32,
-        policy="priority",
-        async_scheduling=True,
-    )
-    return DrawnCase(config, _asks((0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)))
-
-
-def _victim_was_scheduled(version: str) -> DrawnCase:
-    """A request needs the blocks of one that this step had scheduled before it."""
-    config = VllmConfig(
-        variant=version,
-        block_size=4,
-        num_gpu_blocks=9,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_model_len=32,
-        policy="priority",
-    )
-    return DrawnCase(config, _asks((0, 13, 6, 9), (1, 8, 6, 0), (1, 6, 6, 0)))
-
-
-def _outgrows_the_cache(version: str) -> DrawnCase:
-    """One request and a cache that start-up accepted, but for the null block (#47272)."""
-    config = VllmConfig(
-        variant=version,
-        block_size=4,
-        num_gpu_blocks=8,
-        max_num_seqs=8,
-        max_num_batched_tokens=8,
-        max_model_len=32,
-    )
-    return DrawnCase(config, _asks((0, 27, 5, 0)))
-
-
-def _drafting(version: str, drafts: int, *rows: tuple[int, int, int]) -> DrawnCase:
-    """Requests as (arrival step, prompt, outputs), whose prompts begin alike and are cached."""
-    config = VllmConfig(
-        variant=version,
-        block_size=1,
-        num_gpu_blocks=81,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_model_len=30,
-        num_speculative_tokens=drafts,
-        speculative_method="ngram",
-        async_scheduling=False,
-        enable_prefix_caching=True,
-    )
-    requests = _asks(*((step, prompt, outputs, 0) for step, prompt, outputs in rows))
-    alike = [
-        {**r, "prompt_segments": [["g0", 0, r["prompt_tokens"]]], "accepts": [1, 0, 2]}
-        for r in requests
-    ]
-    return DrawnCase(config, alike)
-
-
-def _hit_alone(version: str) -> DrawnCase:
-    """A prompt that is cached but for its last token, when nobody else runs."""
-    return _drafting(version, 2, (0, 8, 1), (3, 8, 4))
-
-
-def _hit_at_the_end(version: str) -> DrawnCase:
-    """The same beside others, where places for drafts would reach past ``max_model_len``."""
-    return _drafting(version, 4, (0, 27, 1), (1, 3, 20), (3, 27, 2))
-
-
-HAND_MADE: dict[str, Callable[[str], DrawnCase]] = {
-    "victim-sat-out": _victim_sat_out,
-    "victim-was-scheduled": _victim_was_scheduled,
-    "outgrows-the-cache": _outgrows_the_cache,
-    "drafts-hit-alone": _hit_alone,
-    "drafts-hit-at-the-end": _hit_at_the_end,
-}
-
-
 def base_of(version: str) -> str:
     """The release whose knobs ``version`` has: itself, or the newest if it is not known yet."""
     try:
@@ -203,14 +103,7 @@ def names_of(version: str, count: int) -> list[str]:
 def by_hand(version: str) -> list[str]:
     """Those of ``HAND_MADE`` that the release starts up for."""
     rules = rules_of(base_of(version))
-    starts = {
-        "outgrows-the-cache": not rules.spares_null_block,
-        "victim-sat-out": "policy" not in rules.fixed,
-        "victim-was-scheduled": "policy" not in rules.fixed,
-        "drafts-hit-alone": "num_speculative_tokens" not in rules.fixed,
-        "drafts-hit-at-the-end": "num_speculative_tokens" not in rules.fixed,
-    }
-    return [name for name in HAND_MADE if starts[name]]
+    return [name for name, made in HAND_MADE.items() if made.starts(rules)]
 
 
 def _newer_knobs(case: DrawnCase, draw: random.Random) -> DrawnCase:
@@ -335,6 +228,10 @@ def _loras(case: DrawnCase, draw: random.Random) -> DrawnCase:
     return case._replace(config=config, requests=requests)
 
 
+#: Groups of layers, by how the names of cases with them begin.
+LAYERS = {"win": _windows, "chunk": _chunked, "mamba": _states}
+
+
 def case_of(version: str, name: str) -> DrawnCase:
     """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, ``lora-`` with
     adapters, or one by hand.
@@ -347,7 +244,7 @@ def case_of(version: str, name: str) -> DrawnCase:
     """
     base = base_of(version)
     if name in HAND_MADE:
-        return HAND_MADE[name](base)
+        return HAND_MADE[name].make(base)
     kind, seed = name.split("-")
     draw = random.Random(f"{version} {name}")
     case = _newer_knobs(_random(version, int(seed)), draw)
@@ -356,12 +253,9 @@ def case_of(version: str, name: str) -> DrawnCase:
             request["timestamp"] += request["id"] / 1000
     if kind == "lora":
         return _aborts(_loras(case, draw), draw) if draw.random() < 0.3 else _loras(case, draw)
-    if kind.startswith("win"):
-        case = _windows(case, draw)
-    if kind.startswith("chunk"):
-        case = _chunked(case, draw)
-    if kind.startswith("mamba"):
-        case = _states(case, draw)
+    for layers, add in LAYERS.items():
+        if kind.startswith(layers):
+            case = add(case, draw)
     if "spec" in kind:
         case = _drafts(case, draw)
     return _aborts(case, draw) if kind.endswith("gone") else case

@@ -1,0 +1,106 @@
+"""Workloads on which the schedulers of vLLM are recorded that nobody would draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from simkv.proof.record.case import DrawnCase
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.rules import VllmRules
+
+
+class HandMade(NamedTuple):
+    """``make(version)`` is the case, for releases with rules by which the engine ``starts``."""
+
+    make: Callable[[str], DrawnCase]
+    starts: Callable[[VllmRules], bool]
+
+
+def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
+    """Requests as (arrival step, prompt, outputs, priority), that share nothing."""
+    return [
+        {
+            "id": i,
+            "arrival_step": step,
+            "prompt_tokens": prompt,
+            "output_tokens": outputs,
+            "max_tokens": outputs,
+            "priority": priority,
+            "timestamp": float(i),
+            "prompt_segments": [[f"u{i}", 0, prompt]],
+        }
+        for i, (step, prompt, outputs, priority) in enumerate(rows)
+    ]
+
+
+def _tight(version: str, budget: int, *rows: tuple[int, int, int, int], **knobs: Any) -> DrawnCase:
+    """Requests as ``_asks`` has them and eight blocks of four tokens."""
+    blocks = {"block_size": 4, "num_gpu_blocks": 9, "max_model_len": 32, "max_num_seqs": 8}
+    config = VllmConfig(variant=version, max_num_batched_tokens=budget, **{**blocks, **knobs})
+    return DrawnCase(config, _asks(*rows))
+
+
+def _victim_sat_out(version: str) -> DrawnCase:
+    """The victim's last token is under way when another needs its block (issue #49097)."""
+    rows = (0, 15, 2, 9), (1, 8, 6, 0), (1, 5, 6, 0)
+    return _tight(version, 64, *rows, policy="priority", async_scheduling=True)
+
+
+def _victim_was_scheduled(version: str) -> DrawnCase:
+    """A request needs the blocks of one that this step had scheduled before it."""
+    return _tight(version, 64, (0, 13, 6, 9), (1, 8, 6, 0), (1, 6, 6, 0), policy="priority")
+
+
+def _outgrows_the_cache(version: str) -> DrawnCase:
+    """One request and a cache that start-up accepted, but for the null block (#47272)."""
+    return _tight(version, 8, (0, 27, 5, 0), num_gpu_blocks=8)
+
+
+def _drafting(version: str, drafts: int, *rows: tuple[int, int, int]) -> DrawnCase:
+    """Requests as (arrival step, prompt, outputs), whose prompts begin alike and are cached."""
+    config = VllmConfig(
+        variant=version,
+        block_size=1,
+        num_gpu_blocks=81,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=30,
+        num_speculative_tokens=drafts,
+        speculative_method="ngram",
+        async_scheduling=False,
+        enable_prefix_caching=True,
+    )
+    requests = _asks(*((step, prompt, outputs, 0) for step, prompt, outputs in rows))
+    alike = [
+        {**r, "prompt_segments": [["g0", 0, r["prompt_tokens"]]], "accepts": [1, 0, 2]}
+        for r in requests
+    ]
+    return DrawnCase(config, alike)
+
+
+def _hit_alone(version: str) -> DrawnCase:
+    """A prompt that is cached but for its last token, when nobody else runs."""
+    return _drafting(version, 2, (0, 8, 1), (3, 8, 4))
+
+
+def _hit_at_the_end(version: str) -> DrawnCase:
+    """The same beside others, where places for drafts would reach past ``max_model_len``."""
+    return _drafting(version, 4, (0, 27, 1), (1, 3, 20), (3, 27, 2))
+
+
+def _has_priority(rules: VllmRules) -> bool:
+    return "policy" not in rules.fixed
+
+
+def _has_drafts(rules: VllmRules) -> bool:
+    return "num_speculative_tokens" not in rules.fixed
+
+
+HAND_MADE = {
+    "victim-sat-out": HandMade(_victim_sat_out, _has_priority),
+    "victim-was-scheduled": HandMade(_victim_was_scheduled, _has_priority),
+    "outgrows-the-cache": HandMade(_outgrows_the_cache, lambda rules: not rules.spares_null_block),
+    "drafts-hit-alone": HandMade(_hit_alone, _has_drafts),
+    "drafts-hit-at-the-end": HandMade(_hit_at_the_end, _has_drafts),
+}
