@@ -14,6 +14,7 @@ from simkv.serve.generation import Desk, Front
 from simkv.serve.live import Live
 from simkv.serve.scenario import answers, to_serve
 from simkv.serve.texts import texts
+from tests.conftest import ROOT
 from tests.serve.house import COSTS, inside, scenario
 
 SECTION = "serve: {output_tokens: {distribution: uniform, low: 3, high: 5}}\n"
@@ -73,3 +74,16 @@ def test_a_seed_says_how_long_the_answers_are(tmp_path: Path) -> None:
 
     first, second, again = (asyncio.run(visit(seed)) for seed in (1, 2, 1))
     assert first == again != second
+
+
+def test_the_page_calls_the_model_of_its_scenario_as_it_is_served(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "serve.md").read_text()
+    text = page.split('title="chat.yaml"\n')[1].split("```")[0]
+
+    async def visit() -> int:
+        async with inside(tmp_path, text, speed=100) as (_, client):
+            named = page.split("--base-url http://localhost:8000 --model ")[1].split()[0]
+            asked = {"model": named, "prompt": "Once upon a time", "max_tokens": 20}
+            return (await client.post("/v1/completions", json=asked)).status_code
+
+    assert asyncio.run(visit()) == 200
