@@ -113,6 +113,8 @@ class EngineSpec:
 
     ``lora`` is the knob that lets requests ask for LoRA adapters (None: they cannot).
 
+    ``host(config)`` is whether KV of prompts is copied to host memory (None: it never is).
+
     ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
     by side, as the ``pipeline`` of a scenario has it. ``seams`` are the decisions that its knob
     ``rule`` can take.
@@ -141,6 +143,7 @@ class EngineSpec:
     ranks: str | None = None
     admission: Callable[[Any], TurnAway | None] = _nothing
     lora: str | None = None
+    host: Callable[[Any], bool] | None = None
     transfer: Transfer | None = None
     naming: Naming = Naming()
     has_threads: bool = False
@@ -163,6 +166,10 @@ class EngineSpec:
     def takes_loras(self, config: EngineConfig) -> bool:
         """Whether requests may ask for LoRA adapters."""
         return self.lora is not None and bool(getattr(config, self.lora))
+
+    def offloads(self, config: EngineConfig) -> bool:
+        """Whether the KV of prompts is copied to host memory."""
+        return self.host is not None and self.host(config)
 
     def block_size(self, config: EngineConfig) -> int:
         """Tokens in a block of KV."""

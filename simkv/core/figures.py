@@ -110,8 +110,23 @@ OF_DRAFTS: Mapping[str, Metric] = {
         Metric("spec_decode.accepted_tokens", "accepted tokens", "", True),
     )
 }
+#: Those that only a run with KV in host memory has. Of the prompt tokens of requests as they are
+#: first taken in, the shares whose KV is on the GPU and is loaded from host memory.
+OF_TIERS: Mapping[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric("kv_tiers.gpu_hit_rate", "prompt tokens hit on the GPU", "%", True),
+        Metric("kv_tiers.host_hit_rate", "prompt tokens hit in host memory", "%", True),
+        Metric("kv_tiers.loaded_tokens", "tokens loaded from host memory", "", True),
+        Metric("kv_tiers.stored_tokens", "tokens stored in host memory"),
+    )
+}
 #: Those that not every run has, and which has them.
-OF_SOME = dict.fromkeys(OF_FLEETS, "fleets") | dict.fromkeys(OF_DRAFTS, "engines that draft")
+OF_SOME = (
+    dict.fromkeys(OF_FLEETS, "fleets")
+    | dict.fromkeys(OF_DRAFTS, "engines that draft")
+    | dict.fromkeys(OF_TIERS, "engines with KV in host memory")
+)
 
 
 def figure(figures: Mapping[str, Any], name: str) -> Any:
@@ -124,7 +139,9 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
 
 def heading(name: str) -> str:
     """What a figure is called in a table or a picture; of one that is worked out, its name."""
-    metric = REGISTRY.get(name) or OF_FLEETS.get(name) or OF_DRAFTS.get(name)
+    metric = next(
+        (m for some in (REGISTRY, OF_FLEETS, OF_DRAFTS, OF_TIERS) if (m := some.get(name))), None
+    )
     return metric.heading if metric else name
 
 

@@ -47,8 +47,8 @@ class Row(NamedTuple):
 #: Why somebody was passed over: ``blocks`` are too few, or enough but ``reserved`` for others; no
 #: ``slot`` is free, or none for its LoRA ``adapter``; the token ``budget`` of the step is spent; it
 #: is ``deferred`` with its bucket (of length, of modality), which does not run now; or another
-#: ``rule`` keeps it out.
-Why = Literal["blocks", "reserved", "slot", "adapter", "budget", "deferred", "rule"]
+#: ``rule`` keeps it out. Or its ``kv`` is on its way from host memory.
+Why = Literal["blocks", "reserved", "slot", "adapter", "budget", "deferred", "rule", "kv"]
 
 
 class Held(NamedTuple):
@@ -77,6 +77,23 @@ class Swap(NamedTuple):
     id: int
     blocks: int
     table: tuple[int, ...] = ()
+
+
+class Move(NamedTuple):
+    """A copy of the KV of ``tokens`` between GPU and host memory, for a request's sake."""
+
+    job: int
+    id: int
+    tokens: int
+
+
+class Moves(NamedTuple):
+    """Copies that begin with a step: ``loads`` to the GPU at once, ``stores`` to host memory when
+    it has run. Before it runs all of ``flush`` have to be done, which may have begun earlier."""
+
+    loads: list[Move]
+    stores: list[Move]
+    flush: list[int]
 
 
 class Cause(NamedTuple):
@@ -113,13 +130,15 @@ class Batch:
     that no queue holds any more though they never ended. ``fatal`` says why the real engine dies on
     this batch, if it does. Before the step runs, the KV of ``swapped_out`` is copied to host
     memory, then that of ``swapped_in`` from it.
+    ``moves`` are copies to and from host memory beside the steps.
     ``loads`` are requests that have blocks now and wait for so many tokens of KV from elsewhere.
     ``lora_loads`` are the LoRA adapters that are copied to the GPU before the step runs, and how
     many of them are read into host memory before that.
 
     For who wants to know why somebody waits: ``held`` is the head of the queue, which stops all
-    behind it, ``aside`` are those that sit this step out though they are not in the queue, or are
-    passed over in it, and ``causes`` belong to ``preempted``, one for each.
+    behind it (while others wait not one whose KV is on its way), ``aside`` are those that sit this
+    step out though they are not in the queue, or are passed over in it, and ``causes`` belong to
+    ``preempted``, one for each.
 
     A scheduler may keep requests that decode in lockstep as a group and then lists its changes
     only: ``joined`` and ``left`` since the batch before, with the ``decodes`` members that are left
@@ -149,6 +168,7 @@ class Batch:
     loads: list[tuple[int, int]]
     lora_loads: tuple[int, int]
     drafted: Drafted | None
+    moves: Moves | None
 
     # Written out, as every step makes one: that of a dataclass takes longer, compiled much longer.
     def __init__(
@@ -175,6 +195,7 @@ class Batch:
         refused: dict[int, Refusal] | None = None,
         lora_loads: tuple[int, int] = (0, 0),
         drafted: Drafted | None = None,
+        moves: Moves | None = None,
     ) -> None:
         self.scheduled = [] if scheduled is None else scheduled
         self.context = [] if context is None else context
@@ -198,6 +219,7 @@ class Batch:
         self.loads = [] if loads is None else loads
         self.lora_loads = lora_loads
         self.drafted = drafted
+        self.moves = moves
 
     def preempt(self, victim: int, by: int | None, why: Need = "blocks") -> None:
         """Note that the blocks of ``victim`` were taken back, and the cause (see ``Cause``)."""
@@ -314,6 +336,17 @@ class Clocked(Scheduler, Protocol):
 
     def tell_time(self, now: float) -> None:
         """It is ``now`` (s): said before each iteration's ``add`` and ``schedule``."""
+
+
+class Offloader(Scheduler, Protocol):
+    """A scheduler that has KV copied to host memory and back (``Batch.moves``)."""
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether copies are under way, so that a standstill will end by itself."""
+
+    def moved(self, jobs: Sequence[int]) -> None:
+        """These copies are done; it hears of it with the batch that is completed next."""
 
 
 class KvConnector(Scheduler, Protocol):

@@ -106,6 +106,8 @@ class Engine(Replica):
                     gpu_free = self.land()
                 else:
                     yield self.moment(in_flight[0].end)
+            elif in_flight[0].end > self.env.now:  # it waits for copies
+                yield self.moment(in_flight[0].end)
             turn = self.end_turn(batch)
             if turn == "sleep":
                 yield self.sleep()
@@ -185,10 +187,20 @@ class Engine(Replica):
 
         It takes as long as the executor says, or ``seconds`` if they are given.
         """
+        if batch.moves and self.copies:
+            start = self.copies.before(batch.moves, start if batch else self.env.now)
         if not batch:
-            self.in_flight.append(InFlight(batch, -1, self.env.now, frozenset()))
-            return self.env.now
-        end = start + (self.executor.run(load) if seconds is None else seconds)
+            end = start if batch.moves and self.copies else self.env.now
+            self.in_flight.append(InFlight(batch, -1, end, frozenset()))
+        else:
+            end = start + (self.executor.run(load) if seconds is None else seconds)
+            self._write(batch, load, start, end)
+        if batch.moves and self.copies:
+            self.copies.after(batch.moves, end)
+        return end
+
+    def _write(self, batch: Batch, load: Load, start: float, end: float) -> None:
+        """Note a step that runs from ``start`` to ``end``."""
         scheduler = self.scheduler
         queues = Backlog(scheduler.num_waiting, scheduler.num_running, scheduler.free_blocks)
         row = self.record.step(batch, load, start, end, queues, self.env.now)
@@ -205,7 +217,6 @@ class Engine(Replica):
                 last_of.append(i)
         group = self.record.decoding() if self.delivered and batch.decodes else ()
         self.in_flight.append(InFlight(batch, row, end, frozenset(last_of), group))
-        return end
 
     def _note_departures(self, batch: Batch) -> None:
         """Requests that the decode group has lost since the batch before."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.core.scheduler import Batch, Cause, Drafted, Held, Refusal, Why
+from simkv.core.scheduler import Batch, Cause, Drafted, Held, Moves, Refusal, Why
 from simkv.costs.load import Load
 from simkv.loop.spans import (
     DECODE,
@@ -60,7 +60,7 @@ class Life:
     ``more`` are pairs of a row and how many tokens it emitted there beyond one, accepted drafts;
     ``beyond`` of ``tokens`` are of these. If it is ``drafted``, its decodes verify drafts, and each
     has a row in ``chunks``. ``refusal`` is why it was turned away for a limit, if it
-    was.
+    was. Before it first computed anything, so many tokens of KV were ``loaded`` from host memory.
     """
 
     request: Request
@@ -86,6 +86,7 @@ class Life:
     more: array[int] | None = None
     beyond: int = 0
     drafted: bool = False
+    loaded: int = 0
 
     def more_in(self, first: int, last: int) -> int:
         """Tokens beyond one each that it emitted in these rows."""
@@ -174,13 +175,22 @@ class Drafting:
     num_accepted_tokens: int = 0
 
 
+@dataclass(slots=True)
+class Copied:
+    """Tokens whose KV was copied from host memory and to it."""
+
+    loaded_tokens: int = 0
+    stored_tokens: int = 0
+
+
 class Record:
     """Everything that a run leaves behind, written while it goes.
 
     ``alone_s`` is the time that each request would take by itself, where the executor knows it.
     ``heads`` are the times from which a request stood at the head of the queue, and why it was
     held there; None where nobody waited. ``shortfalls`` are of requests that timed out. Tokens go
-    to clients by ``every`` so many. ``drafting`` counts drafts, where there are any.
+    to clients by ``every`` so many. ``drafting`` counts drafts, where there are any, and
+    ``copied`` what went to host memory and back, where that is.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -190,6 +200,7 @@ class Record:
         self.steps = StepLog()
         self.idle_passes = 0
         self.drafting: Drafting | None = None
+        self.copied: Copied | None = None
         self.standstill: Standstill | None = None
         self.end = 0.0
         self.alone_s: dict[int, float] = {}
@@ -208,9 +219,18 @@ class Record:
         """Note what a schedule call did to requests that it did not run."""
         if batch.preempted:
             self._note_preempted(batch, now)
+        if batch.moves and self.copied:
+            self._note_copied(batch.moves, self.copied)
         if batch.held != self._held:
             self._held = batch.held
             self.heads.append((now, batch.held))
+
+    def _note_copied(self, moves: Moves, counts: Copied) -> None:
+        counts.stored_tokens += sum(move.tokens for move in moves.stores)
+        for move in moves.loads:
+            counts.loaded_tokens += move.tokens
+            if not (life := self.lives[move.id]).spans:
+                life.loaded = move.tokens
 
     def _note_preempted(self, batch: Batch, now: float) -> None:
         for i, cause in zip(batch.preempted, batch.causes or repeat(UNKNOWN), strict=False):

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import simpy
 from mypy_extensions import mypyc_attr
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.core.scheduler import Batch, Refusal, Scheduler
+from simkv.core.scheduler import Batch, Moves, Refusal, Scheduler
 from simkv.costs.load import Executor, Load, load_of
 from simkv.loop.clock import Moment, Process
 from simkv.loop.door import Door
 from simkv.loop.outcomes import cut_off, give_outcomes
 from simkv.loop.record import Life, Record, Standstill
+
+
+class Copier(Protocol):
+    """Carries out what batches say of copies beside the steps (``Moves``)."""
+
+    def before(self, moves: Moves, start: float) -> float:
+        """A step is to begin at ``start``. Returns when it can (s)."""
+
+    def after(self, moves: Moves, end: float) -> None:
+        """The step is over at ``end`` (s)."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -54,6 +65,8 @@ class Replica(ABC):
         self.died: Callable[[], None] | None = None
         #: Told what KV a schedule call wants to have from elsewhere.
         self.loads: Callable[[list[tuple[int, int]]], None] | None = None
+        #: What carries out copies to and from host memory, where there are any.
+        self.copies: Copier | None = None
         #: Told whose clients are given a token now, if anybody asks.
         self.delivered: Callable[[Sequence[int]], None] | None = None
         #: Whether it may be loaded otherwise than when a router looked last.

@@ -15,9 +15,11 @@ from simkv.core.request import Prompt, Request
 from simkv.core.scheduler import Scheduler
 from simkv.costs.erring import Erring, StepKind
 from simkv.costs.load import Executor
+from simkv.costs.offloadlink import OffloadLink
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.costs.widening import off_by
+from simkv.loop.copies import with_copies
 from simkv.loop.door import door_of
 from simkv.loop.engine import Engine
 from simkv.loop.fleet.fleet import Fleet
@@ -156,6 +158,10 @@ def replica_of(
             return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
     engine = Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
     engine.door = door_of(spec.engine)
+    if spec_of(spec.engine).offloads(spec.engine):
+        asked = scenario.offload
+        link = OffloadLink(asked.bytes_per_token, asked.host_gb_s * 1e9, asked.latency_us / 1e6)
+        with_copies(engine, link)
     if knob := spec_of(spec.engine).stream:
         engine.record.every = getattr(spec.engine, knob)
     return engine

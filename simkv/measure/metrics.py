@@ -13,7 +13,7 @@ import numpy.typing as npt
 from simkv.core.figures import STATISTICS
 from simkv.core.outcome import FAILURES, Outcome
 from simkv.core.quantiles import quantile
-from simkv.loop.record import Drafting, Life, Record, emitting_rows
+from simkv.loop.record import Copied, Drafting, Life, Record, emitting_rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -183,6 +183,22 @@ def summary(record: Record) -> dict[str, Any]:
         "steps": len(record.steps),
         "idle_passes": record.idle_passes,
         **({} if record.drafting is None else {"spec_decode": _drafting(record.drafting)}),
+        **({} if record.copied is None else {"kv_tiers": _tiers(lives, record.copied)}),
+    }
+
+
+def _tiers(lives: Iterable[Life], copied: Copied) -> dict[str, float]:
+    """Where the KV of prompts was when they were first taken in, and what was copied in all."""
+    taken_in = [life for life in lives if life.chunk_rows]
+    tokens = sum(life.request.prompt_tokens for life in taken_in)
+    # Of a prompt that is there as a whole the last token is computed again, off the GPU's share.
+    loaded = sum(min(life.loaded, life.chunks[0].context) for life in taken_in)
+    hits = sum(life.chunks[0].context for life in taken_in) - loaded
+    return {
+        "gpu_hit_rate": 100.0 * hits / tokens if tokens else 0.0,
+        "host_hit_rate": 100.0 * loaded / tokens if tokens else 0.0,
+        "loaded_tokens": copied.loaded_tokens,
+        "stored_tokens": copied.stored_tokens,
     }
 
 

@@ -7,7 +7,15 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from simkv.core.figures import LATENCIES, OF_DRAFTS, OF_FLEETS, STATISTICS, figure, heading
+from simkv.core.figures import (
+    LATENCIES,
+    OF_DRAFTS,
+    OF_FLEETS,
+    OF_TIERS,
+    STATISTICS,
+    figure,
+    heading,
+)
 from simkv.core.outcome import FAILURES, Outcome, in_words
 from simkv.measure.expect import Check, show
 from simkv.measure.result import Result
@@ -94,6 +102,13 @@ def checks_table(checks: Sequence[Check]) -> Fitting:
     )
 
 
+#: Sections that not every run has: the key of their figures, the title, and their names.
+_OF_SOME = (
+    ("spec_decode", "Speculative Decoding", OF_DRAFTS),
+    ("kv_tiers", "KV in Host Memory", OF_TIERS),
+)
+
+
 def _block(variant: str, result: Result) -> Iterator[str]:
     figures = result.summary
     yield f"{' Serving Simulation Result ':=^{WIDTH}}"
@@ -101,17 +116,17 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     yield _row("Engine:", f"{result.scenario.engine.name} {result.scenario.engine.variant}")
     yield _row("Successful requests:", figures["finished"])
     yield _row("Failed requests:", _failed(result))
-    for outcome in FAILURES:
-        if figures[outcome]:
-            yield _row(f"  {outcome.word}:", figures[outcome])
+    failed = [outcome for outcome in FAILURES if figures[outcome]]
+    yield from (_row(f"  {outcome.word}:", figures[outcome]) for outcome in failed)
     yield _row("Benchmark duration (s):", figures["makespan_s"])
     yield from _rows(figures, (*_COUNTS, *_RATES))
     for key, (_, title) in LATENCIES.items():
         yield f"{title:-^{WIDTH}}"
         yield from _rows(figures, (f"{key}.{name}" for name in STATISTICS))
-    if "spec_decode" in figures:
-        yield f"{'Speculative Decoding':-^{WIDTH}}"
-        yield from _rows(figures, OF_DRAFTS)
+    for key, title, names in _OF_SOME:
+        if key in figures:
+            yield f"{title:-^{WIDTH}}"
+            yield from _rows(figures, names)
     yield f"{'Scheduling':-^{WIDTH}}"
     yield from _rows(figures, _SCHEDULING)
     yield _row("Starved requests:", figures["starved"])

@@ -12,6 +12,7 @@ from simkv.why.ledger import Kind
 
 GREEN, ORANGE, OLIVE, ROSE, WINE = "#009E73", "#E69F00", "#999933", "#CC6677", "#882255"
 INDIGO, MOSS, MAUVE, SAND, TEAL = "#6F63BB", "#117733", "#AA4499", "#C2B280", "#44AA99"
+STEEL = "#5B7FA6"
 
 LIGHT: dict[str, str] = {
     "paper": "#FFFFFF",
@@ -37,6 +38,7 @@ LIGHT: dict[str, str] = {
     f"kind-{Kind.RESERVED}": MAUVE,
     f"kind-{Kind.SLOT}": WINE,
     f"kind-{Kind.ADAPTER}": TEAL,
+    f"kind-{Kind.KV}": STEEL,
     f"kind-{Kind.BUDGET}": OLIVE,
     f"kind-{Kind.RULE}": MOSS,
     f"kind-{Kind.BEHIND}": GREY,

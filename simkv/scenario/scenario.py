@@ -111,6 +111,21 @@ class LoraSection(Section):
         return size / self.host_gb_s, size / self.disk_gb_s
 
 
+class OffloadSection(Section):
+    """What copies of KV to and from host memory take, in engines with blocks there.
+
+    The defaults are assumed: Llama-3.1-8B in bf16, PCIe 4.0. Nothing of it was calibrated, nor
+    that steps take longer while the GPU's memory is read for copies.
+    """
+
+    bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
+    """KV of a token, over all layers."""
+    host_gb_s: Annotated[float, Field(gt=0)] = 20.0
+    """Between GPU and host memory (GB/s), each way by itself."""
+    latency_us: Annotated[float, Field(ge=0)] = 50.0
+    """Of each copy beside that (microseconds)."""
+
+
 class DrafterSection(Section):
     """What speculative decoding takes beside the model's steps; n-grams of the prompt take nothing.
 
@@ -150,6 +165,8 @@ class Scenario(Section):
     """How many times as long as that a step takes, by what it does."""
     lora: World[LoraSection] = LoraSection()
     """What loading a LoRA adapter takes."""
+    offload: World[OffloadSection] = OffloadSection()
+    """What copies of KV to and from host memory take."""
     drafter: World[DrafterSection] = DrafterSection()
     """What drafting takes, in engines that draft."""
     timeout: World[Span | None] = None
@@ -210,6 +227,8 @@ class Scenario(Section):
     def _pipelines_go_on(self) -> Self:
         if self.pipeline and self.fleet and (self.fleet.failures or self.fleet.autoscale):
             raise ValueError("fleet: replicas with a pipeline cannot fail or be scaled")
+        if self.fleet and self.fleet.lockstep and spec_of(self.engine).offloads(self.engine):
+            raise ValueError("fleet: lockstep is not modelled with KV in host memory")
         if self.fleet and self.fleet.disaggregated:
             engines = [group.engine or self.engine for group in self.fleet.groups]
             check_kv_connector(engines)

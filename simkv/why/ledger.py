@@ -32,6 +32,7 @@ class Kind(StrEnum):
     RESERVED = "reserved"  # blocks are free, but promised to others
     SLOT = "slot"  # as many run as may
     ADAPTER = "adapter"  # as many LoRA adapters run as may
+    KV = "kv"  # its KV is on its way from host memory, or about to be
     BUDGET = "budget"  # the tokens of the step are used up
     RULE = "rule"  # another rule of the engine, such as an interval between prefills
     BEHIND = "behind"  # in the queue, but not its head
@@ -53,6 +54,7 @@ WORDS: dict[Kind, str] = {
     Kind.RESERVED: "queued for blocks that are reserved",
     Kind.SLOT: "queued for a slot",
     Kind.ADAPTER: "queued for a LoRA slot",
+    Kind.KV: "waiting for KV from host",
     Kind.BUDGET: "queued for token budget",
     Kind.RULE: "kept out by a rule",
     Kind.BEHIND: "behind the head of the queue",
@@ -75,6 +77,7 @@ WAITS = frozenset(
         Kind.RESERVED,
         Kind.SLOT,
         Kind.ADAPTER,
+        Kind.KV,
         Kind.BUDGET,
         Kind.RULE,
         Kind.BEHIND,

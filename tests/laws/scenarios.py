@@ -18,8 +18,10 @@ from simkv.core.engine import EngineSpec
 from simkv.core.request import Request
 from simkv.core.rule import Seam
 from simkv.core.scheduler import Scheduler
+from simkv.costs.offloadlink import OffloadLink
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
+from simkv.loop.copies import with_copies
 from simkv.loop.door import door_of
 from simkv.loop.engine import Engine
 from simkv.loop.record import Record
@@ -132,10 +134,22 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     drafts = knobs.get("num_speculative_tokens", 0)
     seams = knobs["policy"] == "fcfs" and "rule" not in VLLM.lacks[variant] and not drafts
     knobs["rule"] = draw(rarely(rules("vllm"))) if seams else None
+    drafts = drafts or any(groups) or knobs["rule"] or block_size == 1
+    if not drafts and "num_cpu_blocks" not in rules_of(variant).fixed:
+        knobs |= _host(draw)
     if variant == "0.33.0-swap":
         knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
     fixed = rules_of(variant).fixed.keys() - {"enable_prefix_caching", "num_cpu_blocks"}
     return {k: v for k, v in knobs.items() if k not in fixed}
+
+
+def _host(draw: Draw) -> Knobs:
+    """Blocks in host memory with the other knobs as they need them; or none."""
+    blocks = draw(st.sampled_from([0, 0, 3, 12, 60]))
+    if not blocks:
+        return {}
+    policy = draw(st.sampled_from(["lru", "arc"]))
+    return {"num_cpu_blocks": blocks, "eviction_policy": policy, "enable_prefix_caching": True}
 
 
 def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
@@ -350,6 +364,12 @@ class Run:
     record: Record
 
 
+def let_copy(engine: Engine, scenario: Scenario) -> None:
+    """Copies to and from host memory take a while, where the scenario's engine has any."""
+    if registry.spec_of(scenario.engine).offloads(scenario.engine):
+        with_copies(engine, OffloadLink(1.0, bandwidth=20.0, latency=0.3))
+
+
 def run(scenario: Scenario, watch: Callable[[Scheduler], Any] = lambda scheduler: scheduler) -> Run:
     """Run a scenario; ``watch`` may wrap the scheduler before the engine gets it."""
     executor = SimulatedExecutor(_profile(scenario.profile))
@@ -357,4 +377,5 @@ def run(scenario: Scenario, watch: Callable[[Scheduler], Any] = lambda scheduler
     requests = generate(scenario.workload, scenario.timeout)
     engine = Engine(simpy.Environment(), watch(scheduler), executor, scenario.engine_ready)
     engine.door = door_of(scenario.engine)
+    let_copy(engine, scenario)
     return Run(scenario, requests, scheduler, serve(engine, requests, scenario.horizon))

@@ -75,6 +75,11 @@ WHOLE: dict[str, Tree] = {
         "engine": {"name": "vllm", "num_gpu_blocks": 512, "max_model_len": 4096}
         | {"max_num_batched_tokens": 8192, "num_speculative_tokens": 2},
     },
+    "tiers": {
+        "offload": {"bytes_per_token": 65536.0, "host_gb_s": 10.0, "latency_us": 20.0},
+        "engine": {"name": "vllm", "num_gpu_blocks": 512, "max_model_len": 4096}
+        | {"max_num_batched_tokens": 8192, "num_cpu_blocks": 64, "eviction_policy": "arc"},
+    },
     "hardware": {"profile": None, "hardware": {"gpu": "L40S", "model": "llama-3.1-8b"}},
     "experts": {
         "profile": None,

@@ -25,7 +25,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import build
 from simkv.why.ledger import ledger
 from simkv.workload.workload import generate
-from tests.laws.scenarios import ENGINES, scenarios
+from tests.laws.scenarios import ENGINES, let_copy, scenarios
 
 #: Every kind of term, so that a stretch of decodes has steps of growing, uneven length.
 COSTS = {
@@ -124,6 +124,7 @@ def record(scenario: Scenario, profile: Profile, *, leaping: bool) -> tuple[Reco
         leaping=leaping,
     )
     engine.door = door_of(scenario.engine)
+    let_copy(engine, scenario)
     requests = generate(scenario.workload, scenario.timeout)
     return serve(engine, requests, scenario.horizon), engine.leaps
 

@@ -114,7 +114,7 @@ def test_every_block_that_goes_out_comes_back_or_is_freed() -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"num_cpu_blocks": 3}, "vLLM 0.33.0 does not swap"),
+        ({"variant": "0.33.0-swap", "eviction_policy": "arc"}, "not modelled with offloading"),
         ({"variant": "0.33.0-swap", "enable_prefix_caching": True}, "no prefix cache"),
     ],
 )

@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from operator import itemgetter
 
 from simkv.core.request import Request
-from simkv.loop.record import Drafting, Life, Mishaps, Record
+from simkv.loop.record import Copied, Drafting, Life, Mishaps, Record
 from simkv.loop.spans import later
 
 
@@ -43,6 +43,12 @@ def whole(
     if counted:
         record.drafting = Drafting(
             *(sum(counts) for counts in zip(*map(astuple, counted), strict=True))
+        )
+    copied = [part.copied for part in parts if part.copied]
+    if copied:
+        record.copied = Copied(
+            sum(counts.loaded_tokens for counts in copied),
+            sum(counts.stored_tokens for counts in copied),
         )
     stops = [part.standstill for part in parts if part.standstill]
     record.standstill = min(stops, key=lambda stop: stop.since, default=None)

@@ -9,6 +9,7 @@ from itertools import count
 from simkv.core.engine import EngineSpec
 from simkv.core.recording import Line
 from simkv.core.scheduler import Batch, Completion, Livelock
+from simkv.proof.conform.copies import ScriptedCopies
 from simkv.proof.conform.recorder import Recorder, gone
 
 
@@ -18,7 +19,7 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     recorder = Recorder(engine.build(config), config, whole=True)
     emitted, standstill = Emitted(header["requests"]), StallWatch()
     clients = ScriptedClients(header, recorder)
-    under_way: deque[tuple[Batch, list[int]]] = deque()
+    under_way = UnderWay(recorder, emitted, ScriptedCopies(header.get("copies", ())))
     for step in count():
         if tell_time := getattr(recorder, "tell_time", None):
             tell_time(float(step))
@@ -31,12 +32,12 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
         if batch.fatal and not recording.crash_line:
             yield closing("raised", batch.fatal)
             return
-        under_way.append((batch, _members(batch)))
+        under_way.launch(step, batch)
         moved |= clients.leave(step, 2)
         line = recorder.lines[-1]
         line["delivered"] = int(len(under_way) == recorder.pipeline_depth)
         if line["delivered"] and not batch.fatal:
-            moved |= _deliver(recorder, emitted, *under_way.popleft())
+            moved |= under_way.deliver()
         recorder.close()
         yield line
         if batch.fatal:
@@ -61,12 +62,31 @@ def closing(ending: str, why: str, proved: int | None = None) -> Line:
     return {"truncated": True, "ending": ending, "why": why, "proved": proved}
 
 
-def _deliver(recorder: Recorder, emitted: Emitted, batch: Batch, members: list[int]) -> bool:
-    """Complete a batch with the decode group that it had; whether anybody got a token."""
-    emitted.accept(batch)
-    completion = recorder.complete(batch, emitted.ended(batch, members))
-    emitted.count(batch, completion, members)
-    return bool(completion.delivered or completion.refused or batch.decodes)
+class UnderWay:
+    """Batches that were decided, the oldest first, with the decode groups that they had."""
+
+    def __init__(self, recorder: Recorder, emitted: Emitted, copies: ScriptedCopies) -> None:
+        self._recorder, self._emitted, self._copies = recorder, emitted, copies
+        self._batches: deque[tuple[int, Batch, list[int]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def launch(self, step: int, batch: Batch) -> None:
+        """A batch of this step goes out, and what it wants to be copied."""
+        self._batches.append((step, batch, _members(batch)))
+        if batch.moves:
+            self._copies.begin(batch.moves, step)
+
+    def deliver(self) -> bool:
+        """Complete the oldest one; whether anybody got a token, or any copy was done."""
+        step, batch, members = self._batches.popleft()
+        if done := self._copies.done(step):
+            self._recorder.moved(done)
+        self._emitted.accept(batch)
+        completion = self._recorder.complete(batch, self._emitted.ended(batch, members))
+        self._emitted.count(batch, completion, members)
+        return bool(done or completion.delivered or completion.refused or batch.decodes)
 
 
 def _members(batch: Batch) -> list[int]:

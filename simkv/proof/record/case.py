@@ -10,11 +10,13 @@ from simkv.core.recording import Line
 
 
 class DrawnCase(NamedTuple):
-    """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id)."""
+    """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id); and how many
+    steps ``copies`` of KV to and from host memory take, in turn."""
 
     config: Any
     requests: list[Line]
     aborts: Sequence[tuple[int, int, int]] = ()
+    copies: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

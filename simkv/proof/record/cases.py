@@ -79,8 +79,8 @@ def names_of(version: str, count: int) -> list[str]:
     """``count`` names of random cases of a release: plain ones, with clients that leave, with
     adapters.
 
-    Beside them are half as many with groups of layers and a quarter as many with drafts, where the
-    release has them.
+    Beside them are half as many with groups of layers, and a quarter as many each with drafts and
+    with blocks in host memory, where the release has them.
     """
     rules = rules_of(base_of(version))
     dies_of_ties = not rules.breaks_ties and "policy" not in rules.fixed
@@ -97,6 +97,9 @@ def names_of(version: str, count: int) -> list[str]:
             drafts += ("winspec", "mambaspecgone", "winspecgone", "mambaspec")
         each = len(drafts)
         names += [f"{drafts[i % each]}-{FIRST + i // each:03}" for i in range(count // 4)]
+    if "num_cpu_blocks" not in rules.fixed:
+        tiers = ("tier", "tiergone")
+        names += [f"{tiers[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 4)]
     return names
 
 
@@ -202,6 +205,40 @@ def _drafts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     return case._replace(config=replace(config, **knobs), requests=requests)
 
 
+def _tiers(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """With host memory, and clients who come back with what they had said before."""
+    config, most = case.config, case.config.max_model_len
+    knobs: dict[str, Any] = {
+        "block_size": max(config.block_size, 2),
+        "num_cpu_blocks": draw.choice([draw.randint(1, 8), draw.randint(4, 40), 200]),
+        "eviction_policy": draw.choice(["lru", "lru", "arc"]),
+        "enable_prefix_caching": True,
+    }
+    requests = [*case.requests]
+    for r in draw.sample(case.requests, draw.randint(0, len(case.requests))):
+        prompt = r["prompt_tokens"] + r["output_tokens"]
+        if not 0 < prompt < most - 1:
+            continue
+        outputs = draw.randint(1, min(12, most - prompt - 1))
+        again = {
+            **r,
+            "id": len(requests),
+            "arrival_step": r["arrival_step"] + draw.randint(0, 60),
+            "prompt_tokens": prompt + 1,
+            "output_tokens": outputs,
+            "max_tokens": outputs,
+            "prompt_segments": [
+                *r["prompt_segments"],
+                [f"o{r['id']}", 0, r["output_tokens"]],
+                [f"u{len(requests)}", 0, 1],
+            ],
+        }
+        requests.append({**again, "timestamp": float(again["arrival_step"])})
+    requests.sort(key=lambda r: (r["arrival_step"], r["id"]))
+    copies = [draw.choice([0, 0, 1, 2, draw.randint(0, 15)]) for _ in range(draw.randint(1, 7))]
+    return case._replace(config=replace(config, **knobs), requests=requests, copies=copies)
+
+
 def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """Where some clients leave, about half of them while they are served."""
     aborts = [
@@ -238,8 +275,8 @@ def case_of(version: str, name: str) -> DrawnCase:
 
     ``win-`` and ``wingone-`` are the same with groups of layers, ``mamba-`` and ``mambagone-`` with
     states among them, ``spec-`` and ``specgone-`` with drafts, ``winspec-``, ``mambaspec-`` and so
-    on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, where the
-    release has them.
+    on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, ``tier-`` and
+    ``tiergone-`` with blocks in host memory, where the release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)
@@ -258,6 +295,8 @@ def case_of(version: str, name: str) -> DrawnCase:
             case = add(case, draw)
     if "spec" in kind:
         case = _drafts(case, draw)
+    if kind.startswith("tier"):
+        case = _tiers(case, draw)
     return _aborts(case, draw) if kind.endswith("gone") else case
 
 

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 CORE = "vllm.v1.core."
+V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 REAL = {
     *(CORE + "sched." + m for m in ("scheduler", "async_scheduler", "request_queue", "utils")),
     *(CORE + "sched." + m for m in ("output", "interface")),
@@ -30,6 +31,13 @@ REAL = {
     "vllm.v1.kv_cache_interface",
     "vllm.v1.kv_cache_layout",
     "vllm.v1.kv_cache_spec_registry",
+    "vllm.distributed.kv_transfer.kv_connector.utils",
+    *(V1 + "." + m for m in ("base", "offloading_connector")),
+    *(V1 + ".offloading." + m for m in ("common", "config", "scheduler", "events", "metrics")),
+    *("vllm.v1.kv_offload." + m for m in ("base", "config", "factory", "cpu.spec")),
+    *("vllm.v1.kv_offload.cpu." + m for m in ("common", "manager")),
+    *("vllm.v1.kv_offload.cpu.policies." + m for m in ("base", "factory", "lru", "arc")),
+    "vllm.v1.metrics.cache_hit_source",
 }
 HOLLOW = ("vllm", "torch", "msgspec", "zmq", "cloudpickle", "transformers", "cbor2", "blake3")
 
@@ -152,6 +160,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             },
             "vllm": {"envs": Off()},
             "vllm.envs": {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
+            "vllm.v1.kv_offload.cpu.shared_offload_region": {
+                "SharedOffloadRegion": SimpleNamespace(BLOCK_SIZE_ALIGNMENT=1)
+            },
             "vllm.v1.core.encoder_cache_manager": {"compute_encoder_budget": lambda **_: (0, 0)},
             "vllm.v1.engine": {
                 n: type(n, (SimpleNamespace,), {})

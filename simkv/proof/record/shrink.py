@@ -40,7 +40,8 @@ def _smaller(case: DrawnCase, form: CaseForm) -> Iterator[DrawnCase]:
     first = min(request["arrival_step"] for request in requests)
     if 0 < first <= min((step for step, _, _ in aborts), default=first):
         earlier = [{**r, "arrival_step": r["arrival_step"] - first} for r in requests]
-        yield DrawnCase(case.config, earlier, [(step - first, *at) for step, *at in aborts])
+        sooner = [(step - first, i, who) for step, i, who in aborts]
+        yield case._replace(requests=earlier, aborts=sooner)
     for abort in aborts:
         yield case._replace(aborts=[other for other in aborts if other is not abort])
     yield from (case._replace(config=config) for config in _plainer(case.config, form))

@@ -20,6 +20,7 @@ from simkv.proof.conform.trace import FORMAT, DecisionTrace
 from simkv.proof.record.case import DrawnCase
 from simkv.proof.record.drafter import Speculation
 from simkv.proof.record.hollow import CORE, Hollow, Off, taken
+from simkv.proof.record.offload import BLOCK, FakeWorker
 from simkv.schedulers.vllm.config import VllmConfig, chunk_of
 from simkv.schedulers.vllm.versions import VARIANTS, rules_of, variant_of
 
@@ -31,11 +32,13 @@ NO_IMAGES = dict.fromkeys(("multi_modal_inputs", "multi_modal_hashes", "multi_mo
 
 
 class Launched(NamedTuple):
-    """A batch: vLLM's ``output``, who emits, and the ``drafts`` that the model might accept."""
+    """A batch: vLLM's ``output``, who emits, and the ``drafts`` that the model might accept; and
+    in which ``step`` it was decided."""
 
     output: Any
     emits: list[str]
     drafts: dict[str, int]
+    step: int
 
 
 class Driver:
@@ -47,9 +50,11 @@ class Driver:
         requests: list[dict[str, Any]],
         aborts: Sequence[tuple[int, int, int]] = (),
         instead: Callable[[type], type] = lambda kind: kind,
+        copies: Sequence[int] = (),
     ) -> None:
         self.config, self.requests, self.aborts = config, requests, aborts
         self.instead = instead
+        self.worker = FakeWorker(config, [*copies])
         self.numbers: dict[Any, int] = {}
         self.speculation = Speculation(config)
         self.scheduler = self._scheduler()
@@ -82,7 +87,7 @@ class Driver:
                 self.scheduler.add_request(self._request(request))
                 still = 0
             gone += self._abort(step, 1)
-            line, batch = self._schedule()
+            line, batch = self._schedule(step)
             under_way.append(batch)
             line |= {"step": step, "delivered": int(len(under_way) == depth), "finished": []}
             gone += self._abort(step, 2)
@@ -106,6 +111,9 @@ class Driver:
         """Who waits, in the order in which they are looked at."""
         waiting = [*self.scheduler.waiting]
         skipped = [*getattr(self.scheduler, "skipped_waiting", ())]  # 0.18 to 0.30
+        holding = [*getattr(self.scheduler, "kv_holding_waiting", ())]
+        if holding:
+            return [*holding, *waiting]
         if self.config.policy == "priority" and skipped:
             return sorted([*skipped, *waiting])
         return [*skipped, *waiting]
@@ -122,12 +130,14 @@ class Driver:
             self.scheduler.finish_requests(f"{i:04}", status)
         return there
 
-    def _schedule(self) -> tuple[dict[str, Any], Launched]:
+    def _schedule(self, step: int) -> tuple[dict[str, Any], Launched]:
         scheduler = self.scheduler
         before = [int(r.request_id) for r in scheduler.running]
         held = {r.request_id: {*self._blocks(r.request_id)} for r in scheduler.running}
         lengths = {i: r.num_tokens for i, r in scheduler.requests.items()}
         self.freed.clear()
+        if self.worker.works:
+            scheduler.finished_req_ids = sorted(scheduler.finished_req_ids)
         output = scheduler.schedule()
         rows = output.num_scheduled_tokens
         live = scheduler.requests
@@ -171,11 +181,12 @@ class Driver:
             line["drafts"] = [[int(i), drafts(i)] for i in rows if drafts(i)]
             line["padding"] = sorted(int(i) for i, n in real.items() if not n)
         self.drafted = {*emits} | (self.drafted - rows.keys())
-        return line, Launched(output, emits, real)
+        line |= self.worker.begin(output, step)
+        return line, Launched(output, emits, real, step)
 
     def _deliver(self, launched: Launched, alive: set[int]) -> tuple[int, list[int]]:
         """Give the batch its tokens. Returns how many counted, and who has ended."""
-        output, emits, drafts = launched
+        output, emits, drafts, step = launched
         ids = list(output.num_scheduled_tokens)
         tokens, counted = [], 0
         for i in ids:
@@ -191,6 +202,7 @@ class Driver:
                 req_id_to_index={i: k for k, i in enumerate(ids)},
                 prompt_logprobs_dict={},
                 prompt_token_id_logprobs_dict={},
+                kv_connector_output=self.worker.report(step),
             ),
         )
         if self.config.num_speculative_tokens and self.config.depth == 1:
@@ -205,7 +217,7 @@ class Driver:
         accepted = min(accepts[outputs % len(accepts)], drafts) if drafts and accepts else 0
         tokens = 1 + max(min(accepted, self.left[int(i)] - 1), 0)
         self.left[int(i)] -= tokens
-        emitted = [self._number(f"o{i}", outputs + n) for n in range(tokens)]
+        emitted = [self._number(f"o{int(i)}", outputs + n) for n in range(tokens)]
         return [*emitted[:-1], -1] if self.left[int(i)] == 0 else emitted
 
     def _propose(self, ids: list[str], emits: list[str]) -> None:
@@ -297,7 +309,8 @@ class Driver:
         sizes = {group.kv_cache_spec.block_size for group in groups}
         kind = interface.KVCacheConfig
         default = taken(kind, prefix_cache_retention_interval=0)  # as vllm/config/cache.py has it
-        cache = kind(config.num_gpu_blocks, [], groups, **default)
+        tensors = [Off(size=BLOCK * config.num_gpu_blocks)] if self.worker.works else []
+        cache = kind(config.num_gpu_blocks, tensors, groups, **default)
         managers = importlib.import_module(CORE + "single_type_kv_cache_manager")
         if hasattr(managers, "register_all_kvcache_specs"):
             managers.register_all_kvcache_specs(Hollow())
@@ -309,8 +322,10 @@ class Driver:
         return kind(
             vllm_config=Off(
                 scheduler_config=scheduler_config,
-                cache_config=Off(knobs | {"mamba_cache_mode": _mode(config)}),
-                model_config=Off(max_model_len=config.max_model_len),
+                cache_config=Off(
+                    knobs | {"mamba_cache_mode": _mode(config), "cache_dtype": "auto"}
+                ),
+                model_config=Off(max_model_len=config.max_model_len, get_total_num_kv_heads=int),
                 lora_config=Off(max_loras=config.max_loras) if config.enable_lora else None,
                 parallel_config=Off(
                     decode_context_parallel_size=1,
@@ -319,12 +334,16 @@ class Driver:
                     data_parallel_size=1,
                     data_parallel_rank=0,
                     data_parallel_index=0,
+                    tensor_parallel_size=1,
+                    world_size=1,
+                    rank=0,
                 ),
                 observability_config=Off(per_request_spec_decode_metrics="none"),
                 aux_output_config=Off(),
                 ec_manager_config=Off(get_encoder_cache_manager_obj=lambda: None),
                 max_in_flight_tokens=config.depth * config.max_num_batched_tokens,
                 **self.speculation.given,
+                **self.worker.given,
             ),
             kv_cache_config=cache,
             structured_output_manager=Off(
@@ -396,8 +415,10 @@ def record(
         "requests": case.requests,
     }
     header |= {"aborts": case.aborts} if case.aborts else {}
+    header |= {"copies": case.copies} if case.copies else {}
     lines: list[dict[str, Any]] = []
-    driver = Driver(dataclasses.replace(case.config, **knobs), case.requests, case.aborts, instead)
+    config = dataclasses.replace(case.config, **knobs)
+    driver = Driver(config, case.requests, case.aborts, instead, case.copies)
     try:
         for line in driver.lines():
             lines.append(line)  # one by one: those before an error count

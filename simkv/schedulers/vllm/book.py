@@ -15,6 +15,7 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Row
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.drafts import Drafts
+from simkv.schedulers.vllm.holding import HoldingQueue
 from simkv.schedulers.vllm.interval import PrefillInterval
 from simkv.schedulers.vllm.kinds import memory_of
 from simkv.schedulers.vllm.lockstep import Lockstep
@@ -46,7 +47,7 @@ class VllmBook:
         self.decoding = Lockstep(self.memory)
         self.interval = PrefillInterval(config.prefill_schedule_interval)
         self.names = NamedTokens(config.block_size, shared=self.memory.cache is not None)
-        self.waiting: FcfsQueue | PriorityQueue | Shelves
+        self.waiting: FcfsQueue | PriorityQueue | Shelves | HoldingQueue
         self.waiting = queue(config.policy, rules)
         # Nothing but blocks may stop those that are passed over without a look.
         self._holds = config.prefill_schedule_interval > 1

@@ -119,8 +119,11 @@ class VllmConfig:
     """Who drafts: heads on the model (eagle3 and mtp of one module go by the same), the prompt, or
     a model of its own. [--speculative-config, "method"]"""
     num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
-    """Blocks in host memory that take the KV of preempted requests, in the variant that swaps.
-    [vLLM V0 made them from --swap-space]"""
+    """Blocks in host memory: prompts' KV is copied there and loaded again instead of computed; in
+    the variant that swaps they take the KV of the preempted. [--kv-offloading-size, in GiB]"""
+    eviction_policy: Literal["lru", "arc"] = "lru"
+    """Which of these make room for others: those used longest ago, or by ARC, which tells those
+    used more than once apart. [--kv-transfer-config, kv_connector_extra_config]"""
     kv_cache_groups: Annotated[tuple[LayerGroup, ...], AsTuple()] = (0,)
     """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
     layers that attend to everything, `chunked-8192` for those that attend to what follows the last
@@ -186,6 +189,7 @@ class VllmConfig:
             )
         if self.num_speculative_tokens:
             self._check_drafts(rules)
+        self._check_offloading(rules)
         if (self.max_num_active_seqs or 0) > self.max_num_seqs:
             raise ValueError(
                 f"max_num_active_seqs: {self.max_num_active_seqs} must be at most max_num_seqs "
@@ -237,6 +241,27 @@ class VllmConfig:
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves nothing beside the "
                 f"{slots} slots of the draft model"
             )
+
+    def _check_offloading(self, rules: VllmRules) -> None:
+        if not self.offloads:
+            return
+        if self.block_size == 1:
+            raise ValueError("block_size: 1 is not modelled with num_cpu_blocks; say 2 or more")
+        for knob, fits, only in (
+            ("enable_prefix_caching", self.caches(rules), "true"),
+            ("kv_cache_groups", self.kv_cache_groups == (0,), "[0]"),
+            ("num_speculative_tokens", not self.num_speculative_tokens, "0"),
+            ("rule", self.rule is None, "nothing"),
+        ):
+            if not fits:
+                raise ValueError(
+                    f"{knob}: {getattr(self, knob)} is not modelled with num_cpu_blocks; say {only}"
+                )
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the KV of prompts is copied to host memory."""
+        return self.num_cpu_blocks > 0 and not rules_of(self.variant).swaps
 
     @property
     def draft_slots(self) -> int:

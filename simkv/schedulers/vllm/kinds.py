@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.holding import NotedMemory
 from simkv.schedulers.vllm.lookahead import DraftMemory
 from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.rules import VllmRules
@@ -14,6 +15,8 @@ def memory_of(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemo
     """The memory that a model with these groups of layers, and this drafter, has."""
     if config.num_speculative_tokens:
         return DraftMemory(config, rules)
+    if config.offloads:
+        return NotedMemory(config, rules, tables=tables)
     if config.kv_cache_groups == (0,):
         return VllmMemory(config, rules, tables=tables)
     return StateMemory(config, rules) if config.has_states else WindowMemory(config, rules)

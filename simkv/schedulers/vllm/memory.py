@@ -94,9 +94,14 @@ class VllmMemory:
         if not self.cache or r.content is None or r.computed:
             return NO_HITS
         blocks = (r.length - 1) // self.block_size
-        self._keys.extend(r.keys, r.content, blocks * self.block_size)
+        self.name(r, blocks * self.block_size)
         found = self.cache.lookup(r.keys[:blocks])
         return Hits(len(found) * self.block_size, [found])
+
+    def name(self, r: RequestState, tokens: int) -> None:
+        """Give the blocks of the first ``tokens`` tokens of ``r`` their keys, as far as full."""
+        if r.content is not None:
+            self._keys.extend(r.keys, r.content, tokens)
 
     def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
         """Whether ``r`` may be admitted with ``hits`` to compute its tokens up to ``end``."""
@@ -127,7 +132,7 @@ class VllmMemory:
         full = tokens // self.block_size
         if not self.cache or r.content is None or full <= r.registered:
             return
-        self._keys.extend(r.keys, r.content, tokens)
+        self.name(r, tokens)
         table, known = self.cache.tables[r.id], r.registered
         if full == known + 1:  # as a decode does
             self.cache.register(table[known], r.keys[known])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch
+from simkv.core.scheduler import Batch, Moves
 from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ LATER = {
     "mamba_prefill_checkpoints": False,
     "num_speculative_tokens": 0,
     "speculative_method": "eagle",
+    "eviction_policy": "lru",
 }
 
 
@@ -94,6 +95,12 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
     if (drafted := batch.drafted) and drafted.tokens:
         line["drafts"] = [[row.id, n] for row in rows if (n := drafted.tokens.get(row.id))]
         line["padding"] = sorted(drafted.padding)
+    if scheduler.config.offloads:
+        moves = batch.moves or Moves([], [], [])
+        size = scheduler.config.block_size
+        line["loads"] = [[job, i, tokens // size] for job, i, tokens in moves.loads]
+        line["stores"] = [[job, i, tokens // size] for job, i, tokens in moves.stores]
+        line["flush"] = moves.flush
     return batch, line
 
 

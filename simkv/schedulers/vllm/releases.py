@@ -178,7 +178,7 @@ RELEASES: Mapping[int, Release] = {
             "drafts_in_groups": True,
             "async_drafts": ("eagle", "ngram", "draft_model"),
         },
-        {"prefill_schedule_interval": 1},
+        {"prefill_schedule_interval": 1, "num_cpu_blocks": 0, "eviction_policy": "lru"},
     ),
 }
 
@@ -201,4 +201,8 @@ WHY = {
     "{{version}}; leave it out",
     "prefill_schedule_interval": "one engine goes by it since vLLM {since}; in {{version}} it is "
     "unknown or for data-parallel ranks only; leave it out",
+    **dict.fromkeys(
+        ("num_cpu_blocks", "eviction_policy"),
+        "offloading is modelled from vLLM {since} on, not for {{version}}; leave it out",
+    ),
 }

@@ -103,9 +103,11 @@ class VllmScheduler(VllmBook):
                 self.memory.let_go(r, computed, under_way)
             needed = self.memory.to_grow(computed, n)
             needed += 0 if decodes else self.memory.beyond(r, computed, n)
-            lost = 0
+            lost, stuck = 0, False
             while needed > self.memory.pool.free:
                 victim = self._victim()
+                if stuck := not self._gives_way(victim):
+                    break
                 sat_out = victim not in self.decoding and victim not in step.tokens
                 counted_back = self.rules.drops_victims and not sat_out
                 lost += victim.order < r.order and not counted_back
@@ -122,7 +124,9 @@ class VllmScheduler(VllmBook):
                 if lost and not self.rules.finds_next:
                     self._pass_over_after(r, lost, step)
                 continue
-            if not self.rules.goes_on:
+            if stuck:
+                self._pass_over(r, step)
+            if stuck or not self.rules.goes_on:
                 self._pass_over_after(r, len(self.running), step)
 
     def _running_to_visit(self, step: Step) -> list[RequestState]:
@@ -152,10 +156,14 @@ class VllmScheduler(VllmBook):
         """Let up to ``count`` running requests behind ``r`` sit this step out."""
         behind = [other for other in self.running.values() if other.order > r.order]
         for other in behind[:count]:
-            if other in self.decoding:
-                self._leave(other)
-                step.restore(1)
-            step.batch.aside[other.id] = "rule"
+            self._pass_over(other, step)
+
+    def _pass_over(self, r: RequestState, step: Step) -> None:
+        """Let ``r``, which runs, sit this step out."""
+        if r in self.decoding:
+            self._leave(r)
+            step.restore(1)
+        step.batch.aside[r.id] = "rule"
 
     def _decodes_come_first(self, step: Step) -> bool:
         """Whether the budget reaches for all members of the group, as the others come last."""
@@ -192,6 +200,10 @@ class VllmScheduler(VllmBook):
         if self.config.policy == "fcfs":
             return self.running[next(reversed(self.running))]
         return max(self.running.values(), key=lambda r: (r.prompt.priority, r.prompt.arrival))
+
+    def _gives_way(self, victim: RequestState) -> bool:  # noqa: ARG002
+        """Whether the blocks of ``victim`` can be taken back now; else nobody's are."""
+        return True
 
     def _preempt(self, r: RequestState, by: RequestState, step: Step) -> None:
         """Take all blocks of ``r`` and its place in the step; its tokens under way go stale."""
@@ -262,11 +274,8 @@ class VllmScheduler(VllmBook):
             step.batch.aside[r.id] = "adapter"
             step.pass_over("adapter")
             return "steps aside"
-        if (loads := self._load(r)) is not None:
-            if loads:
-                return "is taken"
-            step.pass_over("blocks")
-            return "stops"
+        if (turn := self._load(r, step)) is not None:
+            return turn
         hits = self.memory.hits(r)
         start = max(hits.tokens, r.computed)
         n = r.length - start
@@ -317,8 +326,8 @@ class VllmScheduler(VllmBook):
             step.pass_over("blocks")
         return r
 
-    def _load(self, r: RequestState) -> bool | None:  # noqa: ARG002
-        """Whether there are blocks for the KV of ``r`` that comes from elsewhere; None if none."""
+    def _load(self, r: RequestState, step: Step) -> Turn | None:  # noqa: ARG002
+        """What becomes of ``r`` if its KV comes from elsewhere; None if none does."""
         return None
 
     def _may_be_hit_soon(self) -> bool:

@@ -37,6 +37,10 @@ def build(
         from simkv.schedulers.vllm.swap import VllmSwapScheduler
 
         return VllmSwapScheduler(config, rules, tables=tables)
+    if config.offloads:
+        from simkv.schedulers.vllm.offload import VllmOffloadScheduler
+
+        return VllmOffloadScheduler(config, rules, tables=tables)
     if config.rule:
         from simkv.schedulers.vllm.ruled import RuledVllm
 
@@ -63,6 +67,8 @@ def _with_tables(config: VllmConfig) -> Tabled:
         raise InputError("kv_cache_groups: a device here has one group of layers; say [0]")
     if config.num_speculative_tokens:
         raise InputError("num_speculative_tokens: a device here drafts nothing; say 0")
+    if config.offloads:
+        raise InputError("num_cpu_blocks: a device here offloads nothing; say 0")
     scheduler = build(config, tables=True)
     assert scheduler.memory.tables is not None
     return Tabled(scheduler, scheduler.memory.tables.tables)
@@ -87,6 +93,7 @@ VLLM = EngineSpec(
     checkpoints="mamba_prefill_checkpoints",
     longest="max_model_len",
     lora="enable_lora",
+    host=lambda config: config.offloads,
     lacks={
         variant: (*rules.fixed, *(("rule",) if rules.skip_blocked or rules.swaps else ()))
         for variant, rules in RULES.items()

@@ -24,7 +24,7 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.memory import Hits
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.rules import VllmRules
-from simkv.schedulers.vllm.scheduler import VllmScheduler
+from simkv.schedulers.vllm.scheduler import Turn, VllmScheduler
 from simkv.schedulers.vllm.step import Step
 
 
@@ -41,6 +41,8 @@ class VllmTransferScheduler(VllmScheduler):
     ) -> None:
         if config.kv_cache_groups != (0,):
             raise InputError("kv_cache_groups: KV is sent of one group of layers only; say [0]")
+        if config.offloads:
+            raise InputError("num_cpu_blocks: KV is sent without offloading only; say 0")
         if config.num_speculative_tokens:
             raise InputError("num_speculative_tokens: KV is sent without drafts only; say 0")
         super().__init__(config, rules, tables=tables)
@@ -91,7 +93,7 @@ class VllmTransferScheduler(VllmScheduler):
             self._ready[r.id] = r
             self.waiting.put_back(r)
 
-    def _load(self, r: RequestState) -> bool | None:
+    def _load(self, r: RequestState, step: Step) -> Turn | None:
         if r.id not in self._elsewhere:
             return None
         hits, tokens = self.memory.hits(r), r.length - 1
@@ -101,7 +103,8 @@ class VllmTransferScheduler(VllmScheduler):
             self._loads.append((r.id, 0))  # so that the other side knows
             return None
         if not self._fits(r, hits, tokens):
-            return False
+            step.pass_over("blocks")
+            return "stops"
         self._elsewhere.discard(r.id)
         self.waiting.remove(r)
         self.memory.share(r, hits)
@@ -109,7 +112,7 @@ class VllmTransferScheduler(VllmScheduler):
         r.computed = tokens
         self._loading[r.id] = r
         self._loads.append((r.id, missing))
-        return True
+        return "is taken"
 
     def _least(self, r: RequestState) -> int:  # noqa: ARG002
         return 0  # one whose KV is there has blocks

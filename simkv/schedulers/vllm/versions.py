@@ -10,7 +10,6 @@ from simkv.core.scheduler import Variant
 from simkv.schedulers.vllm.releases import CAME, PATCHES, RELEASES, WHY
 from simkv.schedulers.vllm.rules import Fixed, VllmRules
 
-_NO_SWAP = {"num_cpu_blocks": Fixed(0, "vLLM {version} does not swap; leave it out")}
 #: What nobody has seen together with a change that nobody has released.
 _NOT_WITH = {
     "kv_cache_groups": Fixed(
@@ -20,6 +19,7 @@ _NOT_WITH = {
     "num_speculative_tokens": Fixed(
         0, "{version} is not modelled with speculative decoding; leave it out"
     ),
+    "eviction_policy": Fixed("lru", "{version} is not modelled with offloading; leave it out"),
 }
 
 
@@ -29,7 +29,7 @@ def _minor(name: str) -> int:
 
 def _rules(minor: int) -> VllmRules:
     """All that the releases up to this one brought."""
-    rules, fixed = VllmRules(), dict(_NO_SWAP)
+    rules, fixed = VllmRules(), dict[str, Fixed]()
     for number, release in RELEASES.items():
         if number <= minor:
             rules = replace(rules, **release.rules)
@@ -53,7 +53,11 @@ RULES: Mapping[str, VllmRules] = {
     "0.33.0-skip-blocked": replace(
         _LATEST,
         skip_blocked=True,
-        fixed={**_LATEST.fixed, **_NOT_WITH},
+        fixed={
+            **_LATEST.fixed,
+            **_NOT_WITH,
+            "num_cpu_blocks": Fixed(0, "{version} is not modelled with offloading; leave it out"),
+        },
     ),
     "0.33.0-swap": replace(
         _LATEST,

@@ -1,0 +1,102 @@
+"""A worker of vLLM's offloading connector that copies nothing, beside the connector of the wheel.
+
+The connector's side in the scheduler, its manager and its policies are the wheel's, unmodified.
+Requests that have ended are told to it in the order of their ids; the wheel has them in a set of
+strings, whose order no two runs of Python share.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from simkv.core.recording import Line
+from simkv.core.scheduler import Move, Moves
+from simkv.proof.conform.copies import ScriptedCopies
+from simkv.proof.record.hollow import V1, Off
+from simkv.schedulers.vllm.config import VllmConfig
+
+#: Bytes of a block, as far as the manager asks.
+BLOCK = 4096
+
+
+class FakeWorker:
+    """Reports each copy as done when ``ScriptedCopies`` says so. ``given`` is what vLLM is told."""
+
+    def __init__(self, config: VllmConfig, steps: list[int]) -> None:
+        self.works = config.offloads
+        self.given = _given(config) if self.works else {}
+        self._copies = ScriptedCopies(steps)
+        self._loads: dict[int, str] = {}
+
+    def begin(self, output: Any, step: int) -> Line:
+        """Take what a batch wants to be copied; the fields of its line."""
+        if not self.works:
+            return {}
+        meta = output.kv_connector_metadata
+        loads = [
+            Move(n, int(job.req_id), len(job.dst_spec.block_ids))
+            for n, job in meta.load_jobs.items()
+        ]
+        stores = [
+            Move(n, int(job.req_id), len(job.src_spec.block_ids))
+            for n, job in meta.store_jobs.items()
+        ]
+        moves = Moves(loads, stores, sorted(meta.jobs_to_flush))
+        self._loads.update((number, job.req_id) for number, job in meta.load_jobs.items())
+        self._copies.begin(moves, step)
+        return {
+            "loads": [[*move] for move in loads],
+            "stores": [[*move] for move in stores],
+            "flush": moves.flush,
+        }
+
+    def report(self, step: int) -> Any:
+        """What is said of copies with the result of a batch."""
+        if not self.works:
+            return None
+        done = self._copies.done(step)
+        common = importlib.import_module(V1 + ".offloading.common")
+        meta = common.OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
+        arrived = sorted(self._loads.pop(number) for number in done if number in self._loads)
+        return Off(
+            kv_connector_worker_meta=meta,
+            finished_recving=arrived,
+            finished_sending=(),
+            failed_recving=(),
+            invalid_block_ids=(),
+        )
+
+
+def _block(_: Any) -> int:
+    return BLOCK
+
+
+def _given(config: VllmConfig) -> dict[str, Any]:
+    """What the scheduler's configuration says of the connector."""
+    base = importlib.import_module(V1 + ".base")
+    for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA"):
+        setattr(importlib.import_module(V1), name, getattr(base, name))
+    for module in (".offloading.config", ".offloading.scheduler"):
+        importlib.import_module(V1 + module).__dict__["_group_kv_bytes_per_block"] = _block
+    kind = importlib.import_module(V1 + ".offloading_connector").OffloadingConnector
+    factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory")
+
+    def create(config: Any, role: Any, kv_cache_config: Any) -> Any:  # noqa: ARG001
+        return kind(config, base.KVConnectorRole.SCHEDULER, kv_cache_config)
+
+    factory.__dict__["KVConnectorFactory"] = Off(create_connector=create)
+    extra = {
+        "cpu_bytes_to_use": config.num_cpu_blocks * BLOCK,
+        "eviction_policy": config.eviction_policy,
+    }
+    return {
+        "kv_transfer_config": Off(
+            engine_id="0",
+            is_kv_consumer=True,
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config=extra,
+        ),
+        "max_concurrent_batches": config.depth,
+        "use_v2_model_runner": True,
+    }

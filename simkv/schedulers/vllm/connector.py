@@ -1,0 +1,209 @@
+"""vLLM's offloading connector, its side in the scheduler: copies of KV to host memory and back.
+
+Rules of ``OffloadingConnectorScheduler`` (vllm/distributed/kv_transfer/kv_connector/v1/offloading/
+scheduler.py, 0.33.0) with its defaults: blocks of prompts only, one by one, for one group of layers
+and one worker. The scheduler asks what is there (``matched``) and says what it has done; each step
+ends in copies to begin (``moves``) and later in those that are done (``done``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+
+from simkv.core.scheduler import Move, Moves
+from simkv.schedulers.vllm.host import WRITTEN, HostBlockStore, Uses
+from simkv.schedulers.vllm.memory import VllmMemory
+from simkv.schedulers.vllm.requests import RequestState
+
+
+class Copy:
+    """A job under way: the ``keys`` of what is copied, from ``blocks`` of the GPU if ``stores``."""
+
+    def __init__(self, owner: int, keys: Sequence[int], blocks: Sequence[int], *, stores: bool):
+        self.owner = owner
+        self.keys, self.blocks, self.stores = keys, blocks, stores
+
+
+class Share:
+    """What the connector knows of a request: ``stored`` blocks of its prompt need no thought more.
+
+    ``jobs`` are under way for it. ``over``: it has ended and all its copies are begun.
+    """
+
+    def __init__(self, r: RequestState) -> None:
+        self.r = r
+        self.uses = Uses()
+        self.stored = 0
+        self.jobs: set[int] = set()
+        self.over = False
+
+
+class OffloadingConnector:
+    """Jobs, numbered in order, and whose blocks they copy.
+
+    A block of an ended request from which a copy is under way (``fences``) may be taken by others,
+    but the step in which it is waits for the copy.
+    """
+
+    def __init__(self, memory: VllmMemory, capacity: int, policy: str) -> None:
+        self.store = HostBlockStore(capacity, policy)
+        self.jobs: dict[int, Copy] = {}
+        self._memory, self._size = memory, memory.block_size
+        self._count = 0
+        self._shares: dict[int, Share] = {}
+        self._owing: dict[int, RequestState] = {}
+        self._ended: dict[int, tuple[int, array[int]]] = {}
+        self._arriving: set[int] = set()
+        self._fences: dict[int, set[int]] = {}
+        self._loads: list[Move] = []
+
+    def enter(self, r: RequestState) -> None:
+        """A request is new."""
+        self._shares[r.id] = Share(r)
+
+    def matched(self, r: RequestState, here: int) -> int | None:
+        """Blocks in host memory that follow on the first ``here`` of ``r``; None: ask again later.
+
+        That is so while it has copies under way, or one of the blocks is being written or read.
+        """
+        share = self._shares[r.id]
+        share.stored = 0
+        if share.jobs:
+            return None
+        count = r.length // self._size
+        self._memory.name(r, count * self._size)
+        refs, found, wait = self.store.refs, 0, False
+        for key in r.keys[here:count]:
+            if key not in refs:
+                break
+            found += 1
+            wait = wait or refs[key] == WRITTEN or key in self._arriving
+        return None if wait else found
+
+    def load(self, r: RequestState, first: int, end: int) -> None:
+        """Blocks ``first`` to ``end`` of ``r`` are copied from host memory; they are there."""
+        share, keys = self._shares[r.id], r.keys[first:end]
+        self.store.read(keys, first, share.uses)
+        share.stored = end
+        self._arriving.update(keys)
+        self._loads.append(self._begin(Copy(r.id, keys, (), stores=False), share))
+
+    def runs(self, r: RequestState) -> None:
+        """``r`` computes tokens: those of its prompt are to be stored."""
+        if self._shares[r.id].stored < r.prompt.prompt_tokens // self._size:
+            self._owing[r.id] = r
+
+    def stops(self, r: RequestState) -> None:
+        """``r`` runs no more."""
+        self._owing.pop(r.id, None)
+
+    def ends(self, r: RequestState, tokens: int, table: array[int]) -> None:
+        """``r`` is over; of its prompt ``tokens`` have KV, in the blocks of ``table``."""
+        self.stops(r)
+        for job in self._shares[r.id].jobs:
+            self._fence(job)
+        self._ended[r.id] = tokens, table[:]
+
+    def moves(
+        self,
+        given: Iterable[tuple[RequestState, int]],
+        tables: Mapping[int, array[int]],
+        taken: Collection[int],
+        preempted: Iterable[int],
+    ) -> Moves | None:
+        """The copies that begin with a step, and those that it has to wait for.
+
+        Running requests are ``given`` tokens, in their order; blocks were ``taken`` by somebody.
+        """
+        flush = {job for i in preempted for job in self._shares[i].jobs}
+        if self._fences:
+            flush.update(job for block in taken for job in self._fences.get(block, ()))
+        stores: list[Move] = []
+        for r, n in given:
+            end = min(r.computed + n, r.length, r.prompt.prompt_tokens)
+            self._offer(r, end, tables[r.id], stores)
+        for i in sorted(self._ended):
+            share, (end, table) = self._shares[i], self._ended[i]
+            job = self._offer(share.r, end, table, stores)
+            if job is not None:
+                self._fence(job)
+                if not set(self.jobs[job].blocks).isdisjoint(taken):
+                    flush.add(job)
+        for i in sorted(self._ended):
+            share = self._shares[i]
+            share.over = True
+            self.store.over(share.uses)
+            self._forget(share)
+        self._ended.clear()
+        loads, self._loads = self._loads, []
+        return Moves(loads, stores, sorted(flush)) if loads or stores or flush else None
+
+    def owing(self) -> list[RequestState]:
+        """Running requests whose prompts are not all stored."""
+        return list(self._owing.values())
+
+    def done(self, jobs: Iterable[int]) -> list[int]:
+        """These copies are done. Returns the requests that were waiting for one."""
+        arrived = []
+        for number in jobs:
+            job = self.jobs.pop(number)
+            share = self._shares[job.owner]
+            if job.stores:
+                self.store.was_written(job.keys)
+            else:
+                self.store.was_read(job.keys)
+                self._arriving.difference_update(job.keys)
+                arrived.append(job.owner)
+            for block in job.blocks:
+                if number in self._fences.get(block, ()):
+                    self._fences[block].discard(number)
+                    if not self._fences[block]:
+                        del self._fences[block]
+            share.jobs.discard(number)
+            self._forget(share)
+        return arrived
+
+    def fingerprint(self) -> Hashable:
+        """What decides later steps; jobs by their place, for their numbers only grow."""
+        stored = tuple((i, share.stored, len(share.jobs)) for i, share in self._shares.items())
+        jobs = tuple((job.owner, job.stores, len(job.keys)) for job in self.jobs.values())
+        return stored, jobs, tuple(self._fences), self.store.fingerprint()
+
+    def _offer(
+        self, r: RequestState, end: int, table: array[int], stores: list[Move]
+    ) -> int | None:
+        """Store the blocks of ``r`` up to token ``end`` as far as they are not; a job if any."""
+        share, last = self._shares[r.id], end // self._size
+        first = share.stored
+        if last <= first:
+            return None
+        self._memory.name(r, last * self._size)
+        keys = r.keys[first:last]
+        absent = self.store.write(keys, first, share.uses)
+        if absent is None:
+            return None  # for want of room: again in its next step
+        share.stored = last
+        if last == r.prompt.prompt_tokens // self._size:
+            self._owing.pop(r.id, None)
+        if not absent:
+            return None
+        wanted = set(absent)
+        blocks = [table[first + i] for i, key in enumerate(keys) if key in wanted]
+        stores.append(self._begin(Copy(r.id, absent, blocks, stores=True), share))
+        return stores[-1].job
+
+    def _begin(self, copy: Copy, share: Share) -> Move:
+        number = self._count
+        self._count += 1
+        self.jobs[number] = copy
+        share.jobs.add(number)
+        return Move(number, copy.owner, len(copy.keys) * self._size)
+
+    def _fence(self, job: int) -> None:
+        for block in self.jobs[job].blocks:
+            self._fences.setdefault(block, set()).add(job)
+
+    def _forget(self, share: Share) -> None:
+        if share.over and not share.jobs:
+            del self._shares[share.r.id]

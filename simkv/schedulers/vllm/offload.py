@@ -1,0 +1,259 @@
+"""vLLM's V1 scheduler with KV in host memory: what was computed once is loaded, not computed again.
+
+Rules of vllm-project/vllm 0.33.0, ``vllm/v1/core/sched/scheduler.py`` with the offloading connector
+(connector.py): a waiting request asks what of it is in host memory behind what the prefix cache
+has. If anything is, it gets blocks for that and no step: it stands aside as
+``WAITING_FOR_REMOTE_KVS`` with those who hold blocks, who are looked at before all others. When the
+copies are there it goes on as any request does that is to be admitted.
+
+Asynchronous: blocks that a step under way writes to are not free before it is done, and whoever
+has such cannot be preempted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from operator import attrgetter
+
+from mypy_extensions import mypyc_attr
+
+from simkv.core.request import Prompt
+from simkv.core.scheduler import Batch, Completion, Held, Why, blocks_for
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.connector import OffloadingConnector
+from simkv.schedulers.vllm.holding import HoldingQueue, NotedMemory
+from simkv.schedulers.vllm.memory import Hits
+from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.rules import VllmRules
+from simkv.schedulers.vllm.scheduler import Turn, VllmScheduler
+from simkv.schedulers.vllm.step import Step
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class VllmOffloadScheduler(VllmScheduler):
+    """``num_cpu_blocks`` blocks in host memory; see ``Moves`` for what a batch says of copies.
+
+    ``loading`` requests wait for their copies, which for those of ``arrived`` are there. The
+    ``ready`` have KV and blocks, of which so many were in the prefix cache, and do not run yet.
+    Clients of the ``gone`` left while copies were under way. The ``unfinished`` load KV or compute
+    a prompt. ``freed`` are those whose blocks a
+    step under way still writes to, with the number of steps that have to be done.
+    """
+
+    def __init__(
+        self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
+    ) -> None:
+        super().__init__(config, rules, tables=tables)
+        assert isinstance(self.memory, NotedMemory)
+        self.noted = self.memory
+        self.connector = OffloadingConnector(
+            self.memory, config.num_cpu_blocks, config.eviction_policy
+        )
+        self.holding = HoldingQueue(config, self.rules)
+        self.waiting = self.holding
+        self._loading: dict[int, RequestState] = {}
+        self._arrived: set[int] = set()
+        self._ready: dict[int, int] = {}
+        self._gone: dict[int, RequestState] = {}
+        self._unfinished: dict[int, RequestState] = {}
+        self._freed: deque[tuple[int, RequestState]] = deque()
+        self._begun = self._over = 0  # steps that compute
+        self._reported: list[int] = []
+        self._ending = self._news = False
+
+    # What comes from outside.
+
+    def moved(self, jobs: Sequence[int]) -> None:
+        """These copies are done; it takes effect with the batch that is completed next."""
+        self._reported += [job for job in jobs if job in self.connector.jobs]
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        if batch:
+            self._over += 1
+            while self._freed and self._freed[0][0] <= self._over:
+                super()._release(self._freed.popleft()[1])
+        self._ending = True
+        completion = super().complete(batch, ended)
+        self._ending = False
+        waited_for = batch.moves.flush if batch.moves else []
+        done = dict.fromkeys((*self._reported, *waited_for))
+        self._reported, self._news = [], self._news or bool(done)
+        for i in sorted(self.connector.done(job for job in done if job in self.connector.jobs)):
+            if r := self._gone.pop(i, None):
+                super()._release(r)
+            else:
+                self._arrived.add(i)
+        return completion
+
+    def add(self, prompt: Prompt) -> None:
+        super().add(prompt)
+        if r := self._live.get(prompt.id):
+            self.connector.enter(r)
+
+    def leap(self, most: int) -> int:
+        unsure = self._reported or self._freed
+        return 1 if unsure else super().leap(most)
+
+    def skip(self, steps: int) -> list[int]:
+        self._begun += steps
+        self._over += steps
+        return super().skip(steps)
+
+    # What a step asks.
+
+    def schedule(self) -> Batch:
+        self._news = False
+        return super().schedule()
+
+    def _consider(self, r: RequestState, step: Step) -> Turn:
+        if r.id in self._loading and not self._arrives(r):
+            return self._stands_aside(r, step)
+        return super()._consider(r, step)
+
+    def _arrives(self, r: RequestState) -> bool:
+        """Whether all that ``r`` loads is there; if so it is like any other that has blocks."""
+        if r.id not in self._arrived:
+            return False
+        del self._loading[r.id]
+        self._arrived.discard(r.id)
+        self.memory.register(r, r.computed)
+        self._ready[r.id] = r.registered
+        r.computed = min(r.computed, r.length - 1)
+        return True
+
+    def _load(self, r: RequestState, step: Step) -> Turn | None:
+        if r.computed:
+            return None
+        hits = self.memory.hits(r)
+        here = len(hits.groups[0])
+        found = self.connector.matched(r, here)
+        if found is None:
+            return self._stands_aside(r, step)
+        if not found:
+            return None
+        tokens = hits.tokens + found * self.memory.block_size
+        reserved = self._promised()
+        if not self._fits(r, hits, tokens) or not self._leaves(hits, tokens, reserved):
+            step.pass_over("blocks")
+            return "stops"
+        self.holding.hold(r)
+        self.memory.share(r, hits)
+        self.memory.take(r, found, tokens)
+        r.computed = tokens
+        self._loading[r.id] = self._unfinished[r.id] = r
+        self.connector.load(r, here, here + found)
+        self._stands_aside(r, step)
+        return "is taken"
+
+    def _stands_aside(self, r: RequestState, step: Step) -> Turn:
+        r.deferred = True
+        step.batch.aside[r.id] = "kv"
+        return "steps aside"
+
+    def _promised(self) -> int:
+        """Blocks that requests whose KV is on its way or in the making need to be whole."""
+        return sum(
+            max(blocks_for(r.length, self.memory.block_size) - len(self.noted.table(r)), 0)
+            for r in self._unfinished.values()
+        )
+
+    def _leaves(self, hits: Hits, tokens: int, reserved: int) -> bool:
+        """Whether ``reserved`` blocks stay free when ``r`` has those for its first ``tokens``."""
+        cache = self.memory.cache
+        revived = cache.unheld(hits.groups[0]) if cache else 0
+        room = self.memory.room(running=len(self.running) > 0) - reserved
+        return self.memory.missing(hits, tokens) + revived <= room
+
+    def _fits(self, r: RequestState, hits: Hits, end: int) -> bool:
+        if r.id not in self._ready:
+            return super()._fits(r, hits, end)
+        end = r.length if self.memory.whole else end
+        wanted = blocks_for(end, self.memory.block_size) - len(self.noted.table(r))
+        return wanted <= self.memory.room(running=len(self.running) > 0)
+
+    def _grant(self, r: RequestState, n: int, blocks: int, step: Step) -> None:
+        registered = self._ready.pop(r.id, None)
+        if registered is not None:
+            r.registered = registered
+            blocks -= len(self.noted.table(r))
+        if r.computed + n < r.length:
+            self._unfinished[r.id] = r
+        super()._grant(r, n, blocks, step)
+        self.connector.runs(r)
+
+    def _gives_way(self, victim: RequestState) -> bool:
+        return self.pipeline_depth == 1 or not self._under_way(victim)
+
+    def _under_way(self, r: RequestState) -> int:
+        return self.decoding.in_flight(r) if r in self.decoding else r.in_flight
+
+    def _release(self, r: RequestState, unused: int = 0) -> None:
+        if unused:
+            self.noted.taken.difference_update(self.noted.table(r)[-unused:])
+        self._unfinished.pop(r.id, None)
+        self.connector.stops(r)
+        if self.pipeline_depth > 1 and r.in_flight:
+            self._freed.append((self._begun, r))
+        else:
+            super()._release(r, unused)
+
+    def _remove(self, r: RequestState) -> None:
+        runs = r.id in self.running
+        prompt = r.prompt.prompt_tokens
+        stored = prompt if self._ending else min(self._computed(r), prompt)
+        self.connector.ends(r, stored if runs else 0, self.noted.table(r))
+        loading = self._loading.pop(r.id, None)
+        ready = self._ready.pop(r.id, None)
+        self._unfinished.pop(r.id, None)
+        super()._remove(r)
+        if loading and r.id not in self._arrived:
+            self._gone[r.id] = r
+        elif loading or ready is not None:
+            self._arrived.discard(r.id)
+            super()._release(r)
+
+    def _dispatch(self, step: Step) -> Batch:
+        given = []
+        for r in sorted(self.connector.owing(), key=attrgetter("order")):
+            if r in step.tokens:
+                given.append((r, step.tokens[r]))
+            elif r in self.decoding:
+                given.append((r, 1))
+        assert self.memory.tables is not None
+        tables, taken = self.memory.tables.tables, self.noted.taken
+        preempted = step.batch.preempted
+        step.batch.moves = self.connector.moves(given, tables, taken, preempted)
+        batch = super()._dispatch(step)
+        self._begun += bool(batch)
+        for r in step.tokens:
+            if not r.chunk:
+                self._unfinished.pop(r.id, None)
+        if batch.held:
+            batch.held = self._first_held(step)
+        return batch
+
+    def _first_held(self, step: Step) -> Held:
+        """Who stops those behind it: not one that waits for copies, while there are others."""
+        for r in self.waiting:
+            if step.batch.aside.get(r.id) != "kv":
+                full: Why = "slot" if step.budget > 0 else "budget"
+                return Held(r.id, step.why or full)
+        return Held(self.waiting.head().id, "kv")
+
+    # What can be seen.
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether copies are under way, so that a standstill will end by itself."""
+        return bool(self.connector.jobs) and not self._news
+
+    def blocks_held(self) -> Mapping[int, int]:
+        assert self.memory.tables is not None
+        return self.memory.tables.holdings()
+
+    def fingerprint(self) -> Hashable:
+        waiting = tuple((r.id, r.computed) for r in self.waiting)
+        freed = tuple((steps - self._over, r.id) for steps, r in self._freed)
+        states = tuple(self._loading), tuple(self._arrived), tuple(self._gone), freed
+        return super().fingerprint(), waiting, states, self.connector.fingerprint()
