@@ -74,7 +74,7 @@ def schema() -> None:
 def policies() -> None:
     """List the engines and variants whose decisions simkv makes, where they come from, and which
     were recorded on the real code or only read from source."""
-    from simkv.proof.conform.count import READ, shipped
+    from simkv.proof.conform.count import PARTLY, READ, shipped
     from simkv.schedulers.registry import ENGINES, variants
 
     counts = shipped()
@@ -82,7 +82,8 @@ def policies() -> None:
         for summary, group in groupby(variants(engine).items(), lambda item: item[1].summary):
             for name, variant in group:
                 found = counts[engine].get(name)
-                proof = "recorded on the real code" if found else "read from source"
+                recorded = PARTLY.get(engine, "recorded on the real code")
+                proof = recorded if found else "read from source"
                 traces = (
                     f"reproduces {found['equal']} of {found['recorded']} recorded traces"
                     if found

@@ -27,6 +27,9 @@ READ: Mapping[str, str] = {
     "recorded; what its server turns away",
 }
 
+#: What was recorded of engines of which it was less than all that decides.
+PARTLY: Mapping[str, str] = {"trtllm": "its scheduler recorded"}
+
 #: Engine -> variant -> ``{"equal": traces that come out equal, "recorded": traces replayed}``.
 Counts = dict[str, dict[str, dict[str, int]]]
 
