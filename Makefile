@@ -104,14 +104,20 @@ format: $(TESTED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# Modules are compiled to bytecode as they are imported: most of what is installed never is.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+$(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simkv needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-$(TESTED): $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e '.[$(EXTRAS)]'
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	$(INSTALL) -c constraints.txt -e .
+	@touch $@
+
+$(TESTED): $(VENV)/.made pyproject.toml $(CONSTRAINTS)
+	$(INSTALL) $(CONSTRAINTS:%=-c %) -e '.[$(EXTRAS)]'
 	@touch $@
 
 clean:

@@ -16,7 +16,7 @@ pinned=()
 if command -v taskset >/dev/null && [[ ${CLOCK:-cpu} == wall ]]; then pinned=(taskset -c 0); fi
 simkv() { "${pinned[@]}" "$PYTHON" -m simkv.cli "$@"; }
 mkdir -p "$out"
-simkv calibrate "$out" "${on[@]}" "${by[@]}" --budget "${MEASURE:-30m}" --repeats 7
+simkv calibrate "$out" "${on[@]}" "${by[@]}" --budget "${MEASURE:-30m}" --repeats "${TIMES:-7}"
 simkv validate gpu "$out/validation" --profile "$out/profile.json" "${on[@]}" \
     --budget "$((25 * repeats))s" --repeats "$repeats" --only-plan
 simkv validate gpu "$out/validation" --profile "$out/profile.json" "${on[@]}" "${by[@]}" \

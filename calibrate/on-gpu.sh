@@ -42,7 +42,7 @@ if compgen -G "$WHEELS/*.whl" >/dev/null; then
 fi
 export PYTHONPATH=".:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 if [[ -n ${REHEARSE:-} ]]; then
-    on=(--device cpu --small) big=tiny small=tiny workers=0 checks=tests/lab/test_device.py
+    on=(--device cpu --small --repeats 3) big=tiny small=tiny workers=0 checks=tests/lab/test_device.py
     most_s=${LIMIT:-600} check_s=300 spare_s=10 big_s=${BUDGET:-20} small_s=${BUDGET:-5}
     validate_s=${BUDGET:-60}
 else

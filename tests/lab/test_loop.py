@@ -31,7 +31,7 @@ from tests.laws.plain import plain_scenario
 def out(tmp_path_factory):
     """One case of the tiny model, served once."""
     path = tmp_path_factory.mktemp("loop") / "out"
-    given = {"PYTHON": sys.executable, "MODEL": "tiny", "REPEATS": "1"}
+    given = {"PYTHON": sys.executable, "MODEL": "tiny", "TIMES": "3", "REPEATS": "1"}
     done = subprocess.run(
         ["bash", str(ROOT / "calibrate/loop.sh"), str(path)],
         env={**os.environ, **given, "CASES": "prefill-heavy"},
