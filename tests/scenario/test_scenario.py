@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -419,6 +419,7 @@ def mutate(tree: Any, rng: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("path", FILES[:: max(1, len(FILES) // 5)], ids=lambda p: p.stem)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 3))
 def test_a_mutated_scenario_is_valid_or_gets_a_message(
     path: Path, seed: int, times: int, tmp_path_factory: pytest.TempPathFactory

@@ -7,7 +7,9 @@ from tests.conftest import ROOT
 
 
 def test_old_signals_herd_and_two_choices_do_not() -> None:
-    results = run_file(ROOT / "examples" / "fleet-herding.yaml")
+    results = run_file(
+        ROOT / "examples" / "fleet-herding.yaml", ["workload.arrivals.num_prompts=1000"]
+    )
     ttft = {name: result.summary["ttft_ms"]["mean"] for name, result in results.items()}
     assert ttft["old"] > 10 * ttft["fresh"]
     assert ttft["old-power-of-two"] < 2 * ttft["fresh"]
