@@ -87,6 +87,14 @@ def urgent(engine: str, variant: str) -> Any:
     return config(engine, variant, 4, **PRIORITIES[engine])
 
 
+def heeds(engine: str, variant: str) -> bool:
+    """Whether it can be told to heed priorities; some releases are refused with them."""
+    try:
+        return engine in PRIORITIES and bool(urgent(engine, variant))
+    except ValueError:
+        return False
+
+
 Sized = Callable[[str, str, int], tuple[Server, list[Request]]]
 #: What grows, and between which sizes.
 AXES: dict[str, tuple[Sized, int, int]] = {
@@ -138,7 +146,7 @@ def main() -> int:
             found = {
                 axis: exponent(sized, name, variant, small, large)
                 for axis, (sized, small, large) in AXES.items()
-                if axis != "tiers" or name in PRIORITIES
+                if axis != "tiers" or heeds(name, variant)
             }
             grown = [axis for axis, power in found.items() if power > limit]
             over += len(grown)
