@@ -356,8 +356,9 @@ def test_blame_adds_up(engine: str, variant: str, data: st.DataObject) -> None:
 def test_held_blocks_are_those_that_the_pool_misses(data: st.DataObject) -> None:
     """Without a prefix cache vLLM's blocks are just those that the computed tokens need."""
     scenario = data.draw(scenarios("vllm", "0.33.0"))
-    knobs = {"enable_prefix_caching": False, "async_scheduling": False, "kv_cache_groups": (0,)}
-    knobs["num_speculative_tokens"] = 0  # drafts have blocks too
+    knobs: dict[str, Any] = {"enable_prefix_caching": False, "async_scheduling": False}
+    knobs["kv_cache_groups"] = (0,)
+    knobs |= {"num_speculative_tokens": 0, "num_cpu_blocks": 0}  # drafts have blocks too
     engine = type(scenario.engine)(**{**vars(scenario.engine), **knobs})
     record = run(scenario.model_copy(update={"engine": engine})).record
     held = [
