@@ -14,6 +14,7 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
         "fastdeploy": {"num_blocks": 14, "block_size": 32, "max_num_seqs": 6},
         "trtllm": {"max_tokens_in_paged_kv_cache": 448, "max_batch_size": 6},
     }
+    knobs["trtllm"]["capacity_scheduler_policy"] = "MAX_UTILIZATION"  # the other never preempts
     shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}
     shape |= {"output_tokens": {"distribution": "uniform", "low": 5, "high": 40}}
     if variant == "0.33.0-swap":

@@ -38,7 +38,7 @@ class FixedReserve(ResourceManager):
         return not self._tasks  # with which the reserve decays
 
     def growing(self, seq: Seq, steps: int) -> Sequence[int]:
-        if self._budget() <= 0:
+        if self._budget_of_decodes() <= 0:
             return ()
         spare = self.config.prealloc_dec_block_slot_num_threshold
         left = self.pool.held(seq.id) * self.block_size - seq.total - spare
@@ -106,6 +106,10 @@ class FixedReserve(ResourceManager):
     def _budget(self) -> int:
         return self.config.max_num_batched_tokens
 
+    def _budget_of_decodes(self) -> int:
+        """The same where all who run decode."""
+        return self._budget()
+
     def _seats_taken(self) -> int:
         # Pending requests keep their slots but do not count: hence SlotOverrun under an ack lag.
         return len(self.running)
@@ -169,6 +173,12 @@ class DecodeOnlyPreempt(FixedReserve):
         super().__init__(config)
         self.by_ratio = config.use_new_token_ratio_reserve == 1
         self.ratio = config.init_new_token_ratio
+        #: What so many who run reserve together, of this decision.
+        self._reserved = 0, 0
+
+    def _decide(self) -> None:
+        self._reserved = 0, 0
+        super()._decide()
 
     @property
     def waits_alike(self) -> bool:
@@ -176,6 +186,9 @@ class DecodeOnlyPreempt(FixedReserve):
 
     def _budget(self) -> int:
         return self.config.max_num_batched_tokens - sum(seq.decoding for seq in self.running)
+
+    def _budget_of_decodes(self) -> int:
+        return self.config.max_num_batched_tokens - len(self.running)
 
     def _seats_taken(self) -> int:
         # Preempted requests come back to the head, so they stand before all new ones.
@@ -185,10 +198,12 @@ class DecodeOnlyPreempt(FixedReserve):
     def _wanted(self, seq: Seq, blocks: int) -> int:
         if not self.by_ratio:
             return super()._wanted(seq, blocks)
-        for other in self.running:  # a running chunk reserves for itself, too
+        counted, reserved = self._reserved
+        for other in self.running[counted:]:  # a running chunk reserves for itself, too
             left = min(other.max_tokens - other.out, self.config.clip_max_new_tokens)
-            blocks += blocks_for(max(int(left * self.ratio), 0), self.block_size)
-        return blocks
+            reserved += blocks_for(max(int(left * self.ratio), 0), self.block_size)
+        self._reserved = len(self.running), reserved
+        return blocks + reserved
 
     def _room_for_chunk(self, seq: Seq, blocks: int) -> bool:
         self._admitting = self.pool.free >= self._wanted(seq, blocks)
@@ -206,6 +221,7 @@ class DecodeOnlyPreempt(FixedReserve):
             self._reset_reserve()
             return
         self.ratio = self.config.init_new_token_ratio
+        self._reserved = 0, 0
         if self.running:
             headroom = 16 * self.block_size
             late = sum(seq.total > seq.need for seq in self.running)
