@@ -11,12 +11,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
+from mypy_extensions import mypyc_attr
+
 from simkv.core.scheduler import Move, Moves
 from simkv.schedulers.vllm.host import WRITTEN, HostBlockStore, Uses
 from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Copy:
     """A job under way: the ``keys`` of what is copied, from ``blocks`` of the GPU if ``stores``."""
 
@@ -25,6 +28,7 @@ class Copy:
         self.keys, self.blocks, self.stores = keys, blocks, stores
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Share:
     """What the connector knows of a request: ``stored`` blocks of its prompt need no thought more.
 
@@ -39,6 +43,7 @@ class Share:
         self.over = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class OffloadingConnector:
     """Jobs, numbered in order, and whose blocks they copy.
 

@@ -12,10 +12,13 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
+from mypy_extensions import mypyc_attr
+
 #: A block that is being written: nobody can read it yet.
 WRITTEN = -1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Uses:
     """What a request has to do with blocks in host memory, by key.
 
@@ -32,6 +35,7 @@ class Uses:
         self.rank = 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruOrder:
     """Who was used longest ago goes first; of the blocks of one request its last one.
 
@@ -109,6 +113,7 @@ class LruOrder:
         return uses.rank
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ArcOrder:
     """Blocks used once (``recent``) and more often (``frequent``), each in the order of uses.
 
@@ -191,6 +196,7 @@ class ArcOrder:
         return self._target, *(tuple(order) for order in orders)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class HostBlockStore:
     """``capacity`` blocks in host memory, and by the key of each who reads it.
 
