@@ -100,7 +100,7 @@ Sized = Callable[[str, str, int], tuple[Server, list[Request]]]
 AXES: dict[str, tuple[Sized, int, int]] = {
     "requests": (lambda e, v, n: (alone(config(e, v, 16)), burst(n, 2.0)), 100, 400),
     "waiting": (lambda e, v, n: (alone(config(e, v, 4)), burst(n)), 50, 400),
-    "waiting for blocks": (lambda e, v, n: (alone(config(e, v, 16, 40)), burst(n)), 50, 400),
+    "waiting for blocks": (lambda e, v, n: (alone(config(e, v, 16, 40)), burst(n)), 100, 1600),
     "running": (lambda e, v, n: (alone(config(e, v, n)), burst(n)), 25, 200),
     "replicas": (lambda e, v, n: (fleet(config(e, v, 16), n), burst(50 * n, 2.0 / n)), 2, 16),
     "tiers": (lambda e, v, n: (alone(urgent(e, v)), burst(200, 0.0, n)), 2, 100),
