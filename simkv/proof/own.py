@@ -112,7 +112,7 @@ def _hash_otherwise(file: Path, found: Checked, trees: list[dict[str, Any]]) -> 
     command = [
         sys.executable,
         "-c",
-        "import sys; from simkv.proof import own; print(own.fates(sys.stdin.read()))",
+        "import sys; from simkv.proof import own; print(); print(own.fates(sys.stdin.read()))",
     ]
     paths = os.pathsep.join(filter(None, sys.path))
     running = [
@@ -125,7 +125,8 @@ def _hash_otherwise(file: Path, found: Checked, trees: list[dict[str, Any]]) -> 
         )
         for seed in HASHES
     ]
-    one, other = (json.loads(process.communicate(told)[0]) for process in running)
+    # The last line: a scheduler may print what it likes before that.
+    one, other = (json.loads(run.communicate(told)[0].splitlines()[-1]) for run in running)
     for tree, a, b in zip(crowded, one, other, strict=True):
         if a != b:
             first = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)

@@ -182,7 +182,10 @@ def test_every_law_is_told_and_a_broken_one_travels() -> None:
 
 
 def test_a_check_tells_the_order_of_a_set_of_text_by_other_processes(tmp_path: Path) -> None:
-    by_hash = "        self.waiting.sort(key=lambda r: hash(f'{r.id} '))\n        reserve ="
+    by_hash = (
+        "        self.waiting.sort(key=lambda r: hash(f'{r.id} '))\n"
+        "        print('decides', end='')\n        reserve ="
+    )
     (tmp_path / "mine.py").write_text(GOOD.replace("        reserve =", by_hash, 1))
     found = check(tmp_path / "mine.py", examples=20)
     assert found.broken is not None
