@@ -112,7 +112,8 @@ def _hash_otherwise(file: Path, found: Checked, trees: list[dict[str, Any]]) -> 
     command = [
         sys.executable,
         "-c",
-        "import sys; from simkv.proof import own; print(); print(own.fates(sys.stdin.read()))",
+        "import sys; from simkv.proof.own import fates; "
+        "told = fates(sys.stdin.read()); print(); print(told)",
     ]
     paths = os.pathsep.join(filter(None, sys.path))
     running = [
