@@ -118,7 +118,8 @@ def sync(
 ) -> None:
     """From requests that were alone on the engine, the first of the file left out."""
     from simkv.costs.hardware.catalog import find_model, known_gpu
-    from simkv.costs.sources.sync import read_alone, sync_profile, traits
+    from simkv.costs.sources.alone import read_alone, traits
+    from simkv.costs.sources.sync import sync_profile
 
     check_file("--out", out)
     found = find_model(model)

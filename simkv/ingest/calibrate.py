@@ -22,7 +22,8 @@ from simkv.core.request import Request
 from simkv.costs.error import by_kind
 from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.profile import Fit, Profile
-from simkv.costs.sources.sync import DECODES, Traits, traits
+from simkv.costs.sources.alone import Traits, traits
+from simkv.costs.sources.sync import DECODES
 from simkv.ingest.engine import WAITED, ServerSetup
 from simkv.ingest.from_steps import prices_of_steps, surely, usable
 from simkv.ingest.frozen import Frozen

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from simkv.costs.sources.sync import BESIDE, Traits
+from simkv.costs.sources.alone import Traits
+from simkv.costs.sources.sync import BESIDE
 from simkv.ingest.prices import StepPrices, without_attention
 from simkv.ingest.replay import parts_of
 from simkv.loop.world import ScenarioRun

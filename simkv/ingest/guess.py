@@ -17,7 +17,8 @@ import pandas as pd
 from scipy.optimize import nnls
 
 from simkv.costs.hardware.catalog import Gpu
-from simkv.costs.sources.sync import ATTENDS, COMPUTES, POWER, READS, STEP, Traits
+from simkv.costs.sources.alone import Traits
+from simkv.costs.sources.sync import ATTENDS, COMPUTES, POWER, READS, STEP
 from simkv.ingest.prices import StepPrices
 
 Floats = npt.NDArray[np.float64]

@@ -15,14 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.costs.profile import Term
-from simkv.costs.sources.sync import (
-    BESIDE,
-    KNOTS,
-    Prices,
-    Traits,
-    price_terms,
-    weights_and_tokens,
-)
+from simkv.costs.sources.alone import Traits
+from simkv.costs.sources.sync import BESIDE, KNOTS, Prices, price_terms, weights_and_tokens
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ import pytest
 
 from simkv.costs.hardware.catalog import known_model
 from simkv.costs.profile import Fit, Profile
-from simkv.costs.sources.sync import traits
+from simkv.costs.sources.alone import traits
 from simkv.ingest import stages
 from simkv.ingest.emit.files import emit
 from simkv.ingest.emit.otel import spans

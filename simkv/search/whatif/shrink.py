@@ -27,48 +27,15 @@ from simkv.schedulers.registry import spec_of
 from simkv.search.fields import with_knobs
 from simkv.search.jobs import Job
 from simkv.search.whatif.condition import Condition, IsVerdict
+from simkv.search.whatif.draft import Draft, halved, rounded, with_values
 from simkv.search.whatif.evaluate import Evaluator, Figures, TooManyRuns
-from simkv.search.whatif.rows import ALONE, changed, listed, renumbered
+from simkv.search.whatif.rows import ALONE, changed, listed
 from simkv.workload.forms import Listed
-from simkv.workload.workload import Workload
 
 #: So many times as large is large; the first that the engine allows.
 LARGE = (256, 16, 4, 2)
 #: Rows are looked at one by one only if they are not more than this.
 ONE_BY_ONE = 100
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A candidate: rows with the numbers that they had, and a scenario that says all else."""
-
-    scenario: Scenario
-    numbers: tuple[int, ...]
-    rows: tuple[Listed, ...]
-
-    @property
-    def small(self) -> Scenario:
-        """The scenario with these rows for its workload."""
-        workload = Workload(requests=renumbered(self.rows, self.numbers))
-        return self.scenario.model_copy(update={"workload": workload})
-
-    def without(self, start: int, end: int) -> Draft:
-        """Less the rows from ``start`` to ``end`` (exclusive)."""
-        return replace(
-            self,
-            numbers=self.numbers[:start] + self.numbers[end:],
-            rows=self.rows[:start] + self.rows[end:],
-        )
-
-    def with_rows(
-        self, change: Callable[[Listed], Listed], only: Collection[int] | None = None
-    ) -> Draft:
-        """With ``change`` applied to all rows, or to the ``only`` ones of these indexes."""
-        rows = (
-            change(row) if only is None or index in only else row
-            for index, row in enumerate(self.rows)
-        )
-        return replace(self, rows=tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -373,7 +340,7 @@ class _Search:
             while True:
                 size = getattr(self.draft.scenario.engine, memory)
                 smaller = self._with_size(memory, -(-size // 2))
-                if smaller is None or not self._try(smaller.with_rows(_halved(names))):
+                if smaller is None or not self._try(smaller.with_rows(halved(names))):
                     break
 
     def _row_steps(self) -> Iterator[Callable[[], object]]:
@@ -389,7 +356,7 @@ class _Search:
                 yield partial(self._shorter_each, name)
         first = min(row.arrival for row in self.draft.rows)
         yield partial(self._try_all, lambda row: changed(row, arrival=row.arrival - first))
-        plainer = [_rounded(digits) for digits in (None, 0, 1, 2, 3)]
+        plainer = [rounded(digits) for digits in (None, 0, 1, 2, 3)]
         for values in (
             ALONE,
             {"has_images": False},
@@ -401,7 +368,7 @@ class _Search:
             {"logprobs_from": None},
             {"max_tokens": None},
         ):
-            plainer.append(_set(values))
+            plainer.append(with_values(values))
         for change in plainer:
             yield partial(self._try_all, change)
             if one_by_one:
@@ -417,22 +384,3 @@ class _Search:
         quarter_less = length * 3 // 4
         if not self._try(make(1)) and 1 < quarter_less < length and self._try(make(quarter_less)):
             self._least(quarter_less, make, low=2)
-
-
-def _halved(names: Iterable[str]) -> Callable[[Listed], Listed]:
-    return lambda row: changed(row, **{name: -(-getattr(row, name) // 2) for name in names})
-
-
-def _set(values: dict[str, Any]) -> Callable[[Listed], Listed]:
-    return lambda row: changed(row, **values)
-
-
-def _rounded(digits: int | None) -> Callable[[Listed], Listed]:
-    """Arrivals with so many digits behind the point, or 0; never a longer or later number."""
-
-    def change(row: Listed) -> Listed:
-        arrival = 0.0 if digits is None else int(row.arrival * 10**digits) / 10**digits
-        shorter = (len(repr(arrival)), arrival) < (len(repr(row.arrival)), row.arrival)
-        return changed(row, arrival=arrival) if shorter else row
-
-    return change

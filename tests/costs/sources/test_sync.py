@@ -11,15 +11,13 @@ from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import find_gpu, find_model
 from simkv.costs.load import Load, pairs
 from simkv.costs.profile import StepCost
+from simkv.costs.sources.alone import Traits, read_alone, traits
 from simkv.costs.sources.sync import (
     BESIDE,
     Prices,
-    Traits,
     fit_prices,
     price_terms,
-    read_alone,
     sync_profile,
-    traits,
     weights_and_tokens,
 )
 

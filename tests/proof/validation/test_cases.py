@@ -18,14 +18,8 @@ from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.load import pairs
 from simkv.costs.profile import Profile
-from simkv.costs.sources.sync import (
-    Prices,
-    Traits,
-    fit_prices,
-    price_terms,
-    read_alone,
-    weights_and_tokens,
-)
+from simkv.costs.sources.alone import Traits, read_alone
+from simkv.costs.sources.sync import Prices, fit_prices, price_terms, weights_and_tokens
 from simkv.proof.validation.cases.calibration import calibrate, find_bundle
 from simkv.proof.validation.cases.case import read_case
 from simkv.proof.validation.cases.coverage import coverage, in_range, refused

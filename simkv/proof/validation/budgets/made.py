@@ -11,7 +11,7 @@ import simpy
 from simkv.core.request import Request
 from simkv.costs.load import Load, pairs
 from simkv.costs.simulated import later
-from simkv.costs.sources.sync import Alone
+from simkv.costs.sources.alone import Alone
 from simkv.loop.engine import Engine
 from simkv.loop.serve import serve
 from simkv.measure.metrics import e2e

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkv.costs.profile import Fit, Profile, StepCost
-from simkv.costs.sources.sync import fit_prices, price_terms, traits
+from simkv.costs.sources.alone import traits
+from simkv.costs.sources.sync import fit_prices, price_terms
 from simkv.proof.validation.budgets.devices import Device, of_tables, planted
 from simkv.proof.validation.budgets.made import alone_on, load_for, served
 from simkv.proof.validation.compared import markdown

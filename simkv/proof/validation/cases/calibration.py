@@ -19,9 +19,10 @@ from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import known_gpu, known_model
 from simkv.costs.hardware.links import HostLink
 from simkv.costs.profile import Profile, load_profile
+from simkv.costs.sources.alone import Traits, read_alone, traits
 from simkv.costs.sources.files import read_settings
 from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
-from simkv.costs.sources.sync import Traits, read_alone, sync_profile, traits
+from simkv.costs.sources.sync import sync_profile
 from simkv.proof.validation.cases.case import Case
 from simkv.schedulers.vllm.setting import graph_sizes
 
