@@ -64,7 +64,8 @@ def follow(
         try:
             traces[name] = record(case, name)
         except Exception as error:  # a release may have changed in any way
-            return Followed(len(traces), _steps(traces), broken=f"{name}: {error!r}")
+            why = f"{name}: {type(error).__name__}: {error}"
+            return Followed(len(traces), _steps(traces), broken=why)
     done = len(traces), _steps(traces)
     known = releases(engine)
     like, missed = _all_through(traces, known)

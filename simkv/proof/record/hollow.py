@@ -174,7 +174,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _logger(name: str) -> Any:
-    logger = logging.getLogger(name)
+    """One that says nothing."""
+    logger = logging.Logger(name, logging.CRITICAL + 1)
     for level in ("debug_once", "info_once", "warning_once"):
         setattr(logger, level, lambda *_, **__: None)
     return logger

@@ -13,7 +13,7 @@ from typing import Any
 from simkv.core.recording import Line
 from simkv.core.scheduler import Move, Moves
 from simkv.proof.conform.copies import ScriptedCopies
-from simkv.proof.record.hollow import V1, Off
+from simkv.proof.record.hollow import CORE, V1, Off
 from simkv.schedulers.vllm.config import VllmConfig
 
 #: Bytes of a block, as far as the manager asks.
@@ -75,17 +75,18 @@ def _block(_: Any) -> int:
 def _given(config: VllmConfig) -> dict[str, Any]:
     """What the scheduler's configuration says of the connector."""
     base = importlib.import_module(V1 + ".base")
-    for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA"):
-        setattr(importlib.import_module(V1), name, getattr(base, name))
+    real = {n: getattr(base, n) for n in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")}
+    importlib.import_module(V1).__dict__.update(real)
     for module in (".offloading.config", ".offloading.scheduler"):
         importlib.import_module(V1 + module).__dict__["_group_kv_bytes_per_block"] = _block
     kind = importlib.import_module(V1 + ".offloading_connector").OffloadingConnector
-    factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory")
 
     def create(config: Any, role: Any, kv_cache_config: Any) -> Any:  # noqa: ARG001
         return kind(config, base.KVConnectorRole.SCHEDULER, kv_cache_config)
 
-    factory.__dict__["KVConnectorFactory"] = Off(create_connector=create)
+    # The scheduler may have been imported for a case before, when these were hollow.
+    scheduler = importlib.import_module(CORE + "sched.scheduler")
+    scheduler.__dict__.update(real, KVConnectorFactory=Off(create_connector=create))
     extra = {
         "cpu_bytes_to_use": config.num_cpu_blocks * BLOCK,
         "eviction_policy": config.eviction_policy,

@@ -212,13 +212,12 @@ class Driver:
         ]
 
     def _emitted(self, i: str, drafts: int) -> list[int]:
-        """The tokens of a request whose newest one and so many drafts were computed; -1 ends it."""
+        """The tokens of a request whose newest one and so many drafts were computed."""
         outputs, accepts = self._outputs(i), self.accepts[int(i)]
         accepted = min(accepts[outputs % len(accepts)], drafts) if drafts and accepts else 0
         tokens = 1 + max(min(accepted, self.left[int(i)] - 1), 0)
         self.left[int(i)] -= tokens
-        emitted = [self._number(f"o{int(i)}", outputs + n) for n in range(tokens)]
-        return [*emitted[:-1], -1] if self.left[int(i)] == 0 else emitted
+        return [self._number(f"o{int(i)}", outputs + n) for n in range(tokens)]
 
     def _propose(self, ids: list[str], emits: list[str]) -> None:
         """Drafts for all that were in a step; of n-grams for those that got a token in it."""
@@ -263,7 +262,7 @@ class Driver:
             min_tokens=0,
             eos_token_id=-1,
             ignore_eos=False,
-            stop_token_ids=(),
+            stop_token_ids=(self._number(f"o{line['id']}", line["output_tokens"] - 1),),
             structured_outputs=None,
             extra_args=None,
             prompt_logprobs=None,

@@ -138,7 +138,7 @@ def test_a_release_that_cannot_be_driven_is_told() -> None:
         raise AttributeError("no such thing")
 
     found = follow("vllm", FORM, drawn(2), broken)
-    assert found == Followed(0, 0, broken="rand-200: AttributeError('no such thing')")
+    assert found == Followed(0, 0, broken="rand-200: AttributeError: no such thing")
     assert headline("vLLM 0.34.0", "0.33.0", found).startswith(
         "vLLM 0.34.0 cannot be driven: rand-200: "
     )

@@ -78,8 +78,8 @@ PLANTED = {
     ),
 }
 #: Packages of the sources that are copied to plant something.
-COPIED = {"vllm": ("vllm/v1",), "sglang": ("sglang/srt/managers", "sglang/srt/mem_cache")}
-COPIED["sglang"] += ("sglang/srt/sampling", "sglang/srt/environ.py")
+SRT = ("managers", "mem_cache", "sampling", "environ.py")
+COPIED = {"vllm": ("vllm/v1", "vllm/distributed"), "sglang": [f"sglang/srt/{part}" for part in SRT]}
 
 
 def wheel_of(engine: str, version: str) -> Path:
