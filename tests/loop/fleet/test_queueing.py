@@ -4,10 +4,11 @@ A step takes ``STEP`` seconds, a request one step per token. With ``max_num_seqs
 then a single server, with c a station of c servers, and with steps as long as the batch is large
 it shares its time among all. Service times are whole numbers of steps, about MEAN of them.
 
-One server is checked request by request, for any arrivals (D. Lindley, 1952). The closed forms are
-checked by the mean of independent repeats, whose standard error must be below 3 % of the theory's
-value: three standard errors are allowed, and what the steps explain, as nobody starts but between
-two steps.
+A fleet of single servers is checked request by request: each ends when D. Lindley's recursion
+(1952) says so. That recursion has the closed forms of such queues, which is checked without a
+simulation, where many requests cost nothing. Other closed forms are checked by the mean of
+independent simulated repeats, whose standard error must be below 3 % of the theory's value: three
+standard errors are allowed, and what the steps explain, as nobody starts but between two steps.
 """
 
 from __future__ import annotations
@@ -164,30 +165,67 @@ def gi_m_1(transform: Callable[[float], float]) -> float:
     return 1 / (1 - sigma)
 
 
-def test_one_server_request_by_request() -> None:
-    draw = np.random.default_rng(7)
-    arrivals = np.cumsum(draw.exponential(1 / 0.95, 1000))
-    tokens = draw.integers(1, 2 * MEAN, 1000)
-    record, _ = run(arrivals, tokens)
-    free = 0.0
-    for i, (arrival, service) in enumerate(zip(arrivals, tokens * STEP, strict=True)):
+def lindley(
+    arrivals: npt.NDArray[np.float64], tokens: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """When each request ends at a single server (s), in the order in which they come."""
+    ends, free = [], 0.0
+    for arrival, service in zip(arrivals.tolist(), (tokens * STEP).tolist(), strict=True):
         free = max(arrival, free) + service
-        assert record.lives[i].ended_at == pytest.approx(free, rel=1e-9)
+        ends.append(free)
+    return np.array(ends)
 
 
-@pytest.mark.parametrize("rate", [0.6])
+@pytest.mark.parametrize("lengths", [geometric, constant, of_two_kinds])
+@pytest.mark.parametrize("router", [RoundRobin(), Random()], ids=["in turn", "at random"])
+def test_single_servers_request_by_request(router: RouterConfig, lengths: Lengths) -> None:
+    draw, servers, count = np.random.default_rng(7), 3, 600
+    arrivals = np.cumsum(draw.exponential(1 / (0.95 * servers), count))
+    tokens = lengths(draw, count)
+    record, fleet = run(arrivals, tokens, replicas=servers, router=router)
+    at = np.array([fleet.sent[i][0] for i in range(count)])
+    found = np.array([record.lives[i].ended_at for i in range(count)])
+    for server in range(servers):
+        mine = at == server
+        assert found[mine] == pytest.approx(lindley(arrivals[mine], tokens[mine]), rel=1e-9)
+    if isinstance(router, RoundRobin):
+        assert at.tolist() == [i % servers for i in range(count)]
+    else:  # independent of the one before: each pair as often, within four standard deviations
+        pairs = np.bincount(at[:-1] * servers + at[1:], minlength=servers**2)
+        assert abs(pairs - count / servers**2).max() < 4 * sqrt(count / servers**2)
+
+
+def by_recursion(rate: float, lengths: Lengths, turns: int = 1) -> tuple[float, float]:
+    """As ``sojourn``, of a single server that gets one request in ``turns``; not simulated."""
+    means = []
+    for repeat in range(40):
+        draw = np.random.default_rng(repeat)
+        arrivals = np.cumsum(draw.exponential(1 / rate, 5000 * turns))[::turns]
+        times = lindley(arrivals, lengths(draw, len(arrivals))) - arrivals
+        means.append(float(np.mean(times[WARM_UP:])))
+    return float(np.mean(means)), float(np.std(means, ddof=1) / sqrt(len(means)))
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.8])
 def test_m_m_1(rate: float) -> None:
-    check(sojourn(rate, geometric), 1 / (1 - rate), steps=1)
+    check(by_recursion(rate, geometric), 1 / (1 - rate), steps=1)
 
 
 def test_m_d_1() -> None:
-    check(sojourn(0.7, constant), pollaczek_khinchine(0.7, [MEAN]), steps=0.01)
+    check(by_recursion(0.7, constant), pollaczek_khinchine(0.7, [MEAN]), steps=0.01)
 
 
 def test_m_g_1_waits_longer_the_more_service_times_differ() -> None:
     theory = pollaczek_khinchine(0.5, [503] + 9 * [55])
-    check(sojourn(0.5, of_two_kinds, repeats=4), theory, steps=1)
+    check(by_recursion(0.5, of_two_kinds), theory, steps=1)
     assert theory > 1.5 * pollaczek_khinchine(0.5, [MEAN])
+
+
+def test_round_robin_makes_arrivals_more_regular() -> None:
+    """With four replicas the gaps are the sum of four exponential ones: E4/M/1."""
+    theory = gi_m_1(lambda s: (2.8 / (2.8 + s)) ** 4)
+    check(by_recursion(2.8, geometric, turns=4), theory, steps=1)
+    assert theory < 0.75 * 1 / (1 - 0.7)
 
 
 @pytest.mark.parametrize(("rate", "servers"), [(3.5, 5)])
@@ -196,25 +234,12 @@ def test_m_m_c(rate: float, servers: int) -> None:
     check(found, erlang_c(rate, servers), steps=1)
 
 
-@pytest.mark.parametrize("lengths", [geometric, of_two_kinds])
-def test_shared_time_is_the_same_for_all_distributions(lengths: Lengths) -> None:
+@pytest.mark.parametrize(("lengths", "repeats"), [(geometric, 5), (of_two_kinds, 8)])
+def test_shared_time_is_the_same_for_all_distributions(lengths: Lengths, repeats: int) -> None:
     """M/G/1 with processor sharing: the mean time is 1 / (1 - load), whatever the distribution."""
-    found = sojourn(0.5, lengths, servers=1000, profile=SHARED)
+    found = sojourn(0.5, lengths, servers=1000, profile=SHARED, repeats=repeats)
     # Who comes waits for the end of a step, which is as long as the batch is large.
     check(found, 1 / (1 - 0.5), steps=2)
-
-
-def test_random_routing_makes_independent_queues() -> None:
-    found = sojourn(2.0, geometric, replicas=4, router=Random(), count=5000, repeats=4)
-    check(found, 1 / (1 - 0.5), steps=1)
-
-
-def test_round_robin_makes_arrivals_more_regular() -> None:
-    """With four replicas the gaps are the sum of four exponential ones: E4/M/1."""
-    found = sojourn(2.8, geometric, replicas=4, router=RoundRobin(), count=5000, repeats=4)
-    theory = gi_m_1(lambda s: (2.8 / (2.8 + s)) ** 4)
-    check(found, theory, steps=1)
-    assert theory < 0.75 * 1 / (1 - 0.7)
 
 
 SHORTEST = partial(PowerOfTwo, waiting_weight=0.0, running_weight=0.0, in_flight_weight=1.0)
