@@ -14,19 +14,30 @@ from simkv.schedulers.vllm.connector import OffloadingConnector
 from simkv.schedulers.vllm.holding import HoldingQueue
 from simkv.schedulers.vllm.host import ArcOrder, LruOrder
 from simkv.schedulers.vllm.offload import VllmOffloadScheduler
+from simkv.schedulers.vllm.versions import MINORS, rules_of
 
-FOLDER = Path(__file__).parent / "traces" / "vllm" / "0.33.0"
+RELEASES = Path(__file__).parent / "traces" / "vllm"
+FOLDER = RELEASES / "0.33.0"
 FILES = sorted(FOLDER.glob("tier*"), key=lambda path: path.stat().st_size)
 
 
-def test_there_are_forty_that_load_and_store_and_wait() -> None:
+def test_there_are_that_load_and_store_and_wait() -> None:
     traces = [read_trace(path) for path in FILES]
-    assert len(traces) == 40
+    assert len(traces) > 40
     for field in ("loads", "stores", "flush", "preempted", "aborted"):
         assert sum(any(line.get(field) for line in trace.steps) for trace in traces) >= 5
     knobs = {(t.header["config"]["async_scheduling"], t.header["config"]["policy"]) for t in traces}
     assert len(knobs) == 4
     assert {t.header["config"]["eviction_policy"] for t in traces} == {"lru", "arc"}
+
+
+@pytest.mark.parametrize(
+    "version", [name for name in MINORS.values() if "num_cpu_blocks" not in rules_of(name).fixed]
+)
+def test_every_release_that_has_host_memory_is_recorded(version: str) -> None:
+    traces = [read_trace(path) for path in (RELEASES / version).glob("tier*")]
+    for field in ("loads", "stores", "flush", "preempted", "aborted"):
+        assert any(any(line.get(field) for line in trace.steps) for trace in traces)
 
 
 def differs(path: Path) -> bool:

@@ -282,13 +282,15 @@ OF_GROUPS += ("keyless_windows", "frees_gaps", "starts_at_junctions", "keeps_jun
 OF_GROUPS += ("wide_states", "leaves_last")
 #: Rules about drafts, which are drawn as rarely.
 OF_DRAFTS = ("draft_methods", "async_drafts", *recorded_rules.OF_DRAFTS)
+#: Rules about blocks in host memory, as rarely.
+OF_HOST = recorded_rules.OF_HOST
 
 
 def _variants(engine: EngineSpec) -> list[str]:
     """Variants that decide differently: of releases of vLLM with the same rules the newest."""
     if engine.name != "vllm":
         return list(engine.variants)
-    left_out = AT_START + OF_GROUPS + OF_DRAFTS
+    left_out = AT_START + OF_GROUPS + OF_DRAFTS + OF_HOST
     decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in left_out]
     newest: dict[tuple[Any, ...], str] = {}
     for variant, rules in RULES.items():

@@ -55,6 +55,9 @@ OF_DRAFTS = (
     "keys_cover_next",
 )
 
+#: Rules about blocks in host memory; combinations of them are not tried either.
+OF_HOST = ("offers_again", "ranks_requests")
+
 #: The released rules, the newest first.
 RELEASED: Mapping[str, Mapping[str, Any]] = {
     "vllm": {name: RULES[name] for name in MINORS.values()},
@@ -73,6 +76,7 @@ SHOWN_BY = {
     **dict.fromkeys(("keeps_junctions", "wide_states", "leaves_last"), "kv_cache_groups"),
     **dict.fromkeys(("keyless_windows", "starts_at_junctions", "frees_gaps"), "kv_cache_groups"),
     **dict.fromkeys(OF_DRAFTS, "num_speculative_tokens"),
+    **dict.fromkeys(OF_HOST, "num_cpu_blocks"),
     **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
 }
 
@@ -121,7 +125,7 @@ def difference(trace: DecisionTrace, rules: Any) -> Mismatch | None:
 def releases(engine: str) -> dict[str, Any]:
     """The rules of releases that decide differently, each by its newest release."""
     newest: dict[tuple[bool, ...], str] = {}
-    seen = (*SEEN[engine], *(OF_DRAFTS if engine == "vllm" else ()))
+    seen = (*SEEN[engine], *((*OF_DRAFTS, *OF_HOST) if engine == "vllm" else ()))
     for name, rules in RELEASED[engine].items():
         newest.setdefault(tuple(getattr(rules, rule) for rule in seen), name)
     return {name: RELEASED[engine][name] for name in newest.values()}

@@ -1,7 +1,7 @@
 """vLLM's offloading connector, its side in the scheduler: copies of KV to host memory and back.
 
 Rules of ``OffloadingConnectorScheduler`` (vllm/distributed/kv_transfer/kv_connector/v1/offloading/
-scheduler.py, 0.33.0) with its defaults: blocks of prompts only, one by one, for one group of layers
+scheduler.py) with its defaults: blocks of prompts only, one by one, for one group of layers
 and one worker. The scheduler asks what is there (``matched``) and says what it has done; each step
 ends in copies to begin (``moves``) and later in those that are done (``done``).
 """
@@ -17,6 +17,7 @@ from simkv.core.scheduler import Move, Moves
 from simkv.schedulers.vllm.host import WRITTEN, HostBlockStore, Uses
 from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
+from simkv.schedulers.vllm.rules import VllmRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -51,8 +52,9 @@ class OffloadingConnector:
     but the step in which it is waits for the copy.
     """
 
-    def __init__(self, memory: VllmMemory, capacity: int, policy: str) -> None:
-        self.store = HostBlockStore(capacity, policy)
+    def __init__(self, memory: VllmMemory, capacity: int, policy: str, rules: VllmRules) -> None:
+        self.store = HostBlockStore(capacity, policy, rules)
+        self._rules = rules
         self.jobs: dict[int, Copy] = {}
         self._memory, self._size = memory, memory.block_size
         self._count = 0
@@ -73,7 +75,8 @@ class OffloadingConnector:
         That is so while it has copies under way, or one of the blocks is being written or read.
         """
         share = self._shares[r.id]
-        share.stored = 0
+        if self._rules.offers_again:
+            share.stored = 0
         if share.jobs:
             return None
         count = r.length // self._size

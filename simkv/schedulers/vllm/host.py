@@ -1,7 +1,7 @@
 """vLLM's blocks of KV in host memory: which are there, and which make room for others.
 
 Rules of ``CPUOffloadingManager`` (vllm/v1/kv_offload/cpu/manager.py) and of its policies
-(``cpu/policies/lru.py`` and ``arc.py``), 0.33.0. A block is named by its key of the prefix cache; a
+(``cpu/policies/lru.py`` and ``arc.py``). A block is named by its key of the prefix cache; a
 request's uses of it count once, when the request is over.
 """
 
@@ -13,6 +13,8 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from mypy_extensions import mypyc_attr
+
+from simkv.schedulers.vllm.rules import VllmRules
 
 #: A block that is being written: nobody can read it yet.
 WRITTEN = -1
@@ -39,25 +41,31 @@ class Uses:
 class LruOrder:
     """Who was used longest ago goes first; of the blocks of one request its last one.
 
-    While a request is there its blocks have the rank of its first use; when it is over each gets a
-    new one.
+    While a request is there its blocks have the rank of its first use, or where rules do not rank
+    requests (``by_request``) that of their being written; when it is over each gets a new one.
     """
 
-    def __init__(self, refs: dict[int, int]) -> None:
-        self._refs = refs
+    def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
+        self._refs, self._by_request = refs, by_request
         self._ranks: dict[int, tuple[int, int]] = {}
         self._heap: list[tuple[tuple[int, int], int]] = []  # with entries that hold no more
         self._newest = 0
 
     def insert(self, key: int, place: int, uses: Uses) -> None:
         """A block is about to be written."""
-        self._ranks[key] = self._rank(uses), -place
+        if self._by_request:
+            self._ranks[key] = self._rank(uses), -place
+        else:
+            self._newest += 1
+            self._ranks[key] = self._newest, 0
 
     def missed(self, keys: Sequence[int]) -> None:
         """These are not there, and are asked for the first time by a request."""
 
     def used(self, keys: Iterable[int], uses: Uses) -> None:
         """A request uses these for the first time."""
+        if not self._by_request:
+            return
         first = self._rank(uses)
         for key in keys:
             rank = first, -uses.seen[key]
@@ -204,12 +212,15 @@ class HostBlockStore:
     ``WRITTEN``.
     """
 
-    def __init__(self, capacity: int, policy: str) -> None:
+    def __init__(self, capacity: int, policy: str, rules: VllmRules) -> None:
         self.capacity = capacity
         self.refs: dict[int, int] = {}
         self._idle = 0
-        arc = policy == "arc"
-        self._order = ArcOrder(self.refs, capacity) if arc else LruOrder(self.refs)
+        self._order: ArcOrder | LruOrder
+        if policy == "arc":
+            self._order = ArcOrder(self.refs, capacity)
+        else:
+            self._order = LruOrder(self.refs, by_request=rules.ranks_requests)
 
     def read(self, keys: Sequence[int], first: int, uses: Uses) -> None:
         """Blocks from the ``first`` of a prompt on, which are there, are copied to the GPU."""

@@ -1,10 +1,11 @@
 """vLLM's V1 scheduler with KV in host memory: what was computed once is loaded, not computed again.
 
-Rules of vllm-project/vllm 0.33.0, ``vllm/v1/core/sched/scheduler.py`` with the offloading connector
-(connector.py): a waiting request asks what of it is in host memory behind what the prefix cache
-has. If anything is, it gets blocks for that and no step: it stands aside as
-``WAITING_FOR_REMOTE_KVS`` with those who hold blocks, who are looked at before all others. When the
-copies are there it goes on as any request does that is to be admitted.
+Rules of vllm-project/vllm, ``vllm/v1/core/sched/scheduler.py`` with the offloading connector
+(connector.py), of the releases that have ``num_cpu_blocks`` (releases.py): a waiting request asks
+what of it is in host memory behind what the prefix cache has. If anything is, it gets blocks for
+that and no step: it stands aside as ``WAITING_FOR_REMOTE_KVS`` with those who hold blocks, who are
+looked at before all others. When the copies are there it goes on as any request does that is to be
+admitted.
 
 Asynchronous: blocks that a step under way writes to are not free before it is done, and whoever
 has such cannot be preempted.
@@ -48,7 +49,7 @@ class VllmOffloadScheduler(VllmScheduler):
         assert isinstance(self.memory, NotedMemory)
         self.noted = self.memory
         self.connector = OffloadingConnector(
-            self.memory, config.num_cpu_blocks, config.eviction_policy
+            self.memory, config.num_cpu_blocks, config.eviction_policy, self.rules
         )
         self.holding = HoldingQueue(config, self.rules)
         self.waiting = self.holding

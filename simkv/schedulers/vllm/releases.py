@@ -153,7 +153,12 @@ RELEASES: Mapping[int, Release] = {
         "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold; "
         "one waiting queue for all",
         {"threshold_spares_lone": True, "skipped_apart": False},
-        {"max_num_active_seqs": None, "long_prefill_token_threshold_adaptive": False},
+        {
+            "max_num_active_seqs": None,
+            "long_prefill_token_threshold_adaptive": False,
+            "num_cpu_blocks": 0,
+            "eviction_policy": "lru",
+        },
     ),
     32: Release(
         "5df63a720",
@@ -177,8 +182,10 @@ RELEASES: Mapping[int, Release] = {
             "keys_cover_next": True,
             "drafts_in_groups": True,
             "async_drafts": ("eagle", "ngram", "draft_model"),
+            "offers_again": True,
+            "ranks_requests": True,
         },
-        {"prefill_schedule_interval": 1, "num_cpu_blocks": 0, "eviction_policy": "lru"},
+        {"prefill_schedule_interval": 1},
     ),
 }
 

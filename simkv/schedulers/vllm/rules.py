@@ -73,6 +73,10 @@ class VllmRules:
     ``keys_cover_next``: of EAGLE the key of a block covers the token behind it; else a hit is a
     block shorter than it could be. ``drafts_in_groups``: they are modelled with groups of layers.
 
+    With host memory (connector.py, host.py): ``offers_again``: after a preemption all blocks of a
+    prompt are offered anew; else only what was not yet. ``ranks_requests``: under LRU the blocks of
+    a request have the rank of its first use while it is there; else that of their being written.
+
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
     """
@@ -125,6 +129,9 @@ class VllmRules:
     caches_accepted: bool = False
     keys_cover_next: bool = False
     drafts_in_groups: bool = False
+    # Host memory
+    offers_again: bool = False
+    ranks_requests: bool = False
     # Asynchronous
     sees_the_end: bool = False
 
