@@ -224,6 +224,11 @@ class BlockPool:
             longer = max(key + 1, 2 * len(self._block_of))
             self._block_of.frombytes(bytes(4 * (longer - len(self._block_of))))
 
+    def forget(self, block: int) -> None:
+        """``block`` carries a key no more, if it did."""
+        if key := self._key_of[block]:
+            self._forget_one(block, key)
+
     def _forget(self, blocks: Ints) -> None:
         """These blocks carry keys no more."""
         of_block, of_key = np.frombuffer(self._key_of, dtype=np.int64), ints(self._block_of)

@@ -95,6 +95,8 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     chunked = draw(st.booleans()) or "enable_chunked_prefill" in rules_of(variant).fixed
     kinds = [[0, 3], [5], [0, 9, 9], [0, 3, 8], [0, "mamba"], [0, "mamba", "mamba"], ["mamba", 4]]
     kinds += [[0, "chunked-4"], ["chunked-8", 3], ["chunked-8"]]
+    larger = block_size * draw(st.sampled_from([2, 3]))
+    kinds += [[f"0/{larger}", 3], [0, f"9/{larger}", f"9/{larger}"], [5, f"0/{larger}", 8]]
     groups = draw(rarely(st.sampled_from(kinds))) or [0]
     groups = [0] if "kv_cache_groups" in rules_of(variant).fixed else groups
     chunked |= "mamba" in groups
@@ -277,7 +279,7 @@ KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
 AT_START = ("fixed", "async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching")
 AT_START += ("spares_null_block", "checks_threshold", "caches_states")
 #: Rules about groups of layers, which are drawn in one case of four only.
-OF_GROUPS = ("frees_processed", "keeps_boundaries")
+OF_GROUPS = ("frees_processed", "keeps_boundaries", "keeps_aligned")
 OF_GROUPS += ("keyless_windows", "frees_gaps", "starts_at_junctions", "keeps_junctions")
 OF_GROUPS += ("wide_states", "leaves_last")
 #: Rules about drafts, which are drawn as rarely.

@@ -95,6 +95,34 @@ def test_of_chunks_a_hit_needs_what_follows_the_last_multiple_only() -> None:
     assert hits(engine(kv_cache_groups=both), Prompt(0, 20, 1)) == [0]
 
 
+def test_groups_have_blocks_of_their_own_sizes() -> None:
+    scheduler = engine(kv_cache_groups=("0/8", 8), enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 20, 20))
+    step(scheduler)
+    assert scheduler.blocks_held() == {0: 3 + 5}  # of eight tokens and of four
+    held = [scheduler.blocks_held()[0] for _ in range(6) if step(scheduler)]
+    # The window lets go as with blocks of one size; the others get a block with the 25th token.
+    assert held == [3 + 3, 3 + 3, 3 + 3, 3 + 2, 4 + 3, 4 + 3]
+
+
+def test_hits_end_at_multiples_of_all_sizes_and_nothing_else_is_kept() -> None:
+    both, prompts = ("0/12", 8), (chat(0, 1), chat(1, 1), chat(2, 1))
+    assert hits(engine(kv_cache_groups=both), *prompts) == [0, 24, 24]
+    # Of the window the block before the 24th token, of the others two of twelve.
+    scheduler = engine(kv_cache_groups=both)
+    hits(scheduler, prompts[0])
+    assert scheduler.memory.cache
+    assert scheduler.memory.cache.cached == 2 + 2
+    # 0.22 to 0.28 keep of each twelve tokens what a hit there needs, 0.21 all full blocks.
+    for variant, cached in (("0.28.0", 2 + 4), ("0.21.0", 2 + 8)):
+        scheduler = engine(kv_cache_groups=both, variant=variant)
+        assert hits(scheduler, prompts[0], prompts[1])[1] == 24
+        scheduler = engine(kv_cache_groups=both, variant=variant)
+        hits(scheduler, prompts[0])
+        assert scheduler.memory.cache
+        assert scheduler.memory.cache.cached == cached
+
+
 def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
     scheduler = engine(num_gpu_blocks=12, kv_cache_groups=(8,), max_num_batched_tokens=16)
     scheduler.add(Prompt(0, 63, 1))
@@ -112,6 +140,14 @@ def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
         ({"kv_cache_groups": ()}, "must be one number or more"),
         ({"kv_cache_groups": (0, "chunked-")}, "or mamba, or chunked-8192"),
         ({"kv_cache_groups": (0, "mambo")}, "or mamba, or chunked-8192"),
+        ({"kv_cache_groups": (0, "8/")}, "with the tokens of its blocks, as 0/32"),
+        (
+            {"kv_cache_groups": (0, "8/6")},
+            r"blocks of \[4, 6\] tokens must be multiples of block_size",
+        ),
+        ({"kv_cache_groups": ("0/8", "8/8")}, "and some of just that"),
+        ({"kv_cache_groups": (0, "mamba/8")}, "for windows only, not beside mamba or chunks"),
+        ({"kv_cache_groups": ("0/8", "chunked-8")}, "for windows only"),
         ({"kv_cache_groups": (0, "chunked-6")}, "chunked-6 must be a multiple of block_size 4"),
         (
             {"kv_cache_groups": (0, "chunked-8"), "num_speculative_tokens": 2},

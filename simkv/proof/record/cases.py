@@ -9,7 +9,8 @@ from typing import Any
 from simkv.core.recording import Line
 from simkv.proof.record.case import CaseForm, DrawnCase, field_of
 from simkv.proof.record.hand_made import HAND_MADE
-from simkv.schedulers.vllm.config import CHUNKED, VllmConfig
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.groups import CHUNKED
 from simkv.schedulers.vllm.versions import MINORS, rules_of, variant_of
 
 #: The number of the first random case.
@@ -89,8 +90,8 @@ def names_of(version: str, count: int) -> list[str]:
     if "kv_cache_groups" not in rules.fixed:
         groups = ("win", "mamba", "wingone", "mambagone")
         names += [f"{groups[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 2)]
-        chunks = ("chunk", "chunkgone")
-        names += [f"{chunks[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 8)]
+        odd = ("chunk", "sizegone", "chunkgone", "size")
+        names += [f"{odd[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 4)]
     if "num_speculative_tokens" not in rules.fixed:
         drafts: tuple[str, ...] = ("spec", "specgone")
         if rules.drafts_in_groups:
@@ -137,6 +138,47 @@ def _windows(case: DrawnCase, draw: random.Random) -> DrawnCase:
     return case._replace(
         config=replace(config, kv_cache_groups=groups, num_gpu_blocks=blocks, startup_check=False)
     )
+
+
+def _come_back(case: DrawnCase, draw: random.Random) -> list[Line]:
+    """The requests, and of some of their clients others about what was said before."""
+    requests, most = [*case.requests], case.config.max_model_len
+    for r in draw.sample(case.requests, draw.randint(0, len(case.requests))):
+        prompt = r["prompt_tokens"] + r["output_tokens"]
+        if not 0 < prompt < most - 1:
+            continue
+        outputs = draw.randint(1, min(12, most - prompt - 1))
+        again = {
+            **r,
+            "id": len(requests),
+            "arrival_step": r["arrival_step"] + draw.randint(0, 60),
+            "prompt_tokens": prompt + 1,
+            "output_tokens": outputs,
+            "max_tokens": outputs,
+            "prompt_segments": [
+                *r["prompt_segments"],
+                [f"o{r['id']}", 0, r["output_tokens"]],
+                [f"u{len(requests)}", 0, 1],
+            ],
+        }
+        requests.append({**again, "timestamp": float(again["arrival_step"])})
+    return sorted(requests, key=lambda r: (r["arrival_step"], r["id"]))
+
+
+def _sizes(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """With groups of layers, some of which have larger blocks, and clients who come back."""
+    config = _windows(case, draw).config
+    size = draw.choice([1, 1, 2, config.block_size])
+    groups = [*config.kv_cache_groups]
+    groups = [0, *groups] if len(groups) == 1 else groups
+    times = {group: draw.choice([2, 2, 3, 4]) for group in dict.fromkeys(groups)}
+    times[draw.choice(groups)] = 1
+    sized = [f"{group}/{size * times[group]}" if times[group] > 1 else group for group in groups]
+    blocks = config.num_gpu_blocks * max(config.block_size // size // 2, 1)
+    sizes = {"block_size": size, "num_gpu_blocks": blocks, "kv_cache_groups": tuple(sized)}
+    caching = draw.random() < 0.8
+    config = replace(config, **sizes, enable_prefix_caching=caching)
+    return case._replace(config=config, requests=_come_back(case, draw))
 
 
 def _chunked(case: DrawnCase, draw: random.Random) -> DrawnCase:
@@ -207,36 +249,16 @@ def _drafts(case: DrawnCase, draw: random.Random) -> DrawnCase:
 
 def _tiers(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """With host memory, and clients who come back with what they had said before."""
-    config, most = case.config, case.config.max_model_len
     knobs: dict[str, Any] = {
-        "block_size": max(config.block_size, 2),
+        "block_size": max(case.config.block_size, 2),
         "num_cpu_blocks": draw.choice([draw.randint(1, 8), draw.randint(4, 40), 200]),
         "eviction_policy": draw.choice(["lru", "lru", "arc"]),
         "enable_prefix_caching": True,
     }
-    requests = [*case.requests]
-    for r in draw.sample(case.requests, draw.randint(0, len(case.requests))):
-        prompt = r["prompt_tokens"] + r["output_tokens"]
-        if not 0 < prompt < most - 1:
-            continue
-        outputs = draw.randint(1, min(12, most - prompt - 1))
-        again = {
-            **r,
-            "id": len(requests),
-            "arrival_step": r["arrival_step"] + draw.randint(0, 60),
-            "prompt_tokens": prompt + 1,
-            "output_tokens": outputs,
-            "max_tokens": outputs,
-            "prompt_segments": [
-                *r["prompt_segments"],
-                [f"o{r['id']}", 0, r["output_tokens"]],
-                [f"u{len(requests)}", 0, 1],
-            ],
-        }
-        requests.append({**again, "timestamp": float(again["arrival_step"])})
-    requests.sort(key=lambda r: (r["arrival_step"], r["id"]))
+    requests = _come_back(case, draw)
     copies = [draw.choice([0, 0, 1, 2, draw.randint(0, 15)]) for _ in range(draw.randint(1, 7))]
-    return case._replace(config=replace(config, **knobs), requests=requests, copies=copies)
+    config = replace(case.config, **knobs)
+    return case._replace(config=config, requests=requests, copies=copies)
 
 
 def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
@@ -266,7 +288,7 @@ def _loras(case: DrawnCase, draw: random.Random) -> DrawnCase:
 
 
 #: Groups of layers, by how the names of cases with them begin.
-LAYERS = {"win": _windows, "chunk": _chunked, "mamba": _states}
+LAYERS = {"win": _windows, "chunk": _chunked, "mamba": _states, "size": _sizes}
 
 
 def case_of(version: str, name: str) -> DrawnCase:
@@ -275,8 +297,9 @@ def case_of(version: str, name: str) -> DrawnCase:
 
     ``win-`` and ``wingone-`` are the same with groups of layers, ``mamba-`` and ``mambagone-`` with
     states among them, ``spec-`` and ``specgone-`` with drafts, ``winspec-``, ``mambaspec-`` and so
-    on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, ``tier-`` and
-    ``tiergone-`` with blocks in host memory, where the release has them.
+    on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, ``size-`` and
+    ``sizegone-`` with blocks of several sizes, ``tier-`` and ``tiergone-`` with blocks in host
+    memory, where the release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from math import lcm
+from math import gcd, lcm
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,7 +21,8 @@ from simkv.proof.record.case import DrawnCase
 from simkv.proof.record.drafter import Speculation
 from simkv.proof.record.hollow import CORE, Hollow, Off, taken
 from simkv.proof.record.offload import BLOCK, FakeWorker
-from simkv.schedulers.vllm.config import VllmConfig, chunk_of
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.groups import LayerKind
 from simkv.schedulers.vllm.versions import VARIANTS, rules_of, variant_of
 
 #: A case in which so many steps deliver nothing never ends: the longest sequence has fewer tokens.
@@ -301,9 +302,9 @@ class Driver:
         interface = importlib.import_module("vllm.v1.kv_cache_interface")
         groups = [
             interface.KVCacheGroupSpec(
-                layer_names=[f"layer {g}"], kv_cache_spec=_layers(interface, config, group)
+                layer_names=[f"layer {g}"], kv_cache_spec=_layers(interface, config, kind)
             )
-            for g, group in enumerate(config.kv_cache_groups)
+            for g, kind in enumerate(config.layer_kinds)
         ]
         sizes = {group.kv_cache_spec.block_size for group in groups}
         kind = interface.KVCacheConfig
@@ -352,7 +353,7 @@ class Driver:
                 grammar_bitmask=lambda *_, **__: None,
             ),
             log_stats=False,
-            **taken(kind, block_size=lcm(*sizes), hash_block_size=lcm(*sizes)),
+            **taken(kind, block_size=lcm(*sizes), hash_block_size=gcd(*sizes)),
             mm_registry=SimpleNamespace(supports_multimodal_inputs=lambda _: False),
         )
 
@@ -362,13 +363,9 @@ def _mode(config: VllmConfig) -> str:
     return config.states(rules_of(config.variant)) if config.has_states else "none"
 
 
-def _layers(interface: Any, config: VllmConfig, group: int | str) -> Any:
+def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
     """What a group of layers keeps: the specification that vLLM has for it."""
-    window, states, chunk = (
-        int(not isinstance(group, str) and group),
-        group == "mamba",
-        chunk_of(group),
-    )
+    window, chunk, states, size = group
     kind = interface.SlidingWindowSpec if window else interface.FullAttentionSpec
     kind = interface.MambaSpec if states else kind
     kind = interface.ChunkedLocalAttentionSpec if chunk else kind
@@ -377,7 +374,7 @@ def _layers(interface: Any, config: VllmConfig, group: int | str) -> Any:
         unset = known.default is dataclasses.MISSING
         object.__setattr__(spec, known.name, None if unset else known.default)
     mode = _mode(config)
-    size = config.max_model_len if states and mode == "none" else config.block_size
+    size = config.max_model_len if states and mode == "none" else size
     given: dict[str, Any] = {"block_size": size, "sliding_window": window or None}
     given |= {"attention_chunk_size": chunk or None}
     if states:  # as big as a block of the others

@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from simkv.core.rule import parse_rule
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, blocks_for
+from simkv.schedulers.vllm.groups import CHUNKED, STATES, LayerKind, kind_of
 from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.seams import SEAMS
 from simkv.schedulers.vllm.versions import ReleaseNames, rules_of
@@ -17,10 +18,8 @@ from simkv.schedulers.vllm.versions import ReleaseNames, rules_of
 #: Knobs that no decision depends on: what steps cost and how many blocks there are does.
 OF_COSTS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
 
-#: What a group of layers sees: the tokens of its window, 0 for all, those behind the last multiple
-#: of N (``chunked-N``), or a state in place of them (``mamba``).
+#: What a group of layers is called (groups.py).
 LayerGroup = Annotated[int, Ge(0)] | str
-CHUNKED = "chunked-"
 #: More drafts in a step are refused as typos.
 MOST_DRAFTS = 1000
 
@@ -127,7 +126,8 @@ class VllmConfig:
     kv_cache_groups: Annotated[tuple[LayerGroup, ...], AsTuple()] = (0,)
     """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
     layers that attend to everything, `chunked-8192` for those that attend to what follows the last
-    multiple of 8192 (Llama 4), `mamba` for those with a state (Mamba, linear attention);
+    multiple of 8192 (Llama 4), `mamba` for those with a state (Mamba, linear attention). `0/32` has
+    blocks of 32 tokens where block_size is 16, as where layers have other bytes a token (Gemma 4);
     `simkv blocks` says those of a model. [vLLM groups layers by the model's config.json]"""
     mamba_cache_mode: Literal["align", "all"] | None = None
     """Of which states the prefix cache can start: those at the ends of chunks, which then end where
@@ -285,9 +285,14 @@ class VllmConfig:
         return 2 if given else 1
 
     @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """What the groups of layers are."""
+        return tuple(kind_of(group, self.block_size) for group in self.kv_cache_groups)
+
+    @property
     def has_states(self) -> bool:
         """Whether some layers have a state in place of KV."""
-        return "mamba" in self.kv_cache_groups
+        return STATES in self.kv_cache_groups
 
     def caches(self, rules: VllmRules) -> bool:
         """Whether blocks are shared, as releases with these rules have it if it is left out."""
@@ -299,38 +304,53 @@ class VllmConfig:
         """Which states of layers in groups called mamba are kept for others."""
         return (self.mamba_cache_mode or "align") if self.caches(rules) else "none"
 
-    def most_blocks(self, group: int | str) -> int:
+    def most_blocks(self, kind: LayerKind) -> int:
         """Blocks that a sequence of ``max_model_len`` has at most in a group of layers."""
-        tokens, window = self.max_model_len, 0
-        if group == "mamba":
-            mode = self.states(rules_of(self.variant))
+        tokens, rules, size = self.max_model_len, rules_of(self.variant), kind.block_size
+        if kind.states:
+            mode = self.states(rules)
             aligned = 3 if self.mamba_prefill_checkpoints else 2
-            kept = {"none": 1, "align": aligned, "all": blocks_for(tokens, self.block_size)}[mode]
+            kept = {"none": 1, "align": aligned, "all": blocks_for(tokens, size)}[mode]
             return kept + self.num_speculative_tokens
-        steps = self.depth if rules_of(self.variant).frees_processed else 1
-        under_way, chunk = steps * self.max_num_batched_tokens, chunk_of(group)
-        if isinstance(group, str):
-            tokens = min(chunk + under_way, tokens)
-        elif window := group:
-            tokens = min(window - 1 + under_way, tokens)
-        return blocks_for(tokens, self.block_size) + (window > 0)
+        under_way = (self.depth if rules.frees_processed else 1) * self.max_num_batched_tokens
+        if kind.chunk or kind.window:
+            tokens = min(max(kind.chunk, kind.window - 1) + under_way, tokens)
+        return blocks_for(tokens, size) + (kind.window > 0)
 
     def _check_groups(self, usable: int) -> None:
-        odd = [group for group in self.kv_cache_groups if isinstance(group, str)]
-        if not self.kv_cache_groups or 1 in self.kv_cache_groups or not all(map(_known, odd)):
+        try:
+            kinds = self.layer_kinds
+        except ValueError:
+            kinds = ()
+        if not kinds:
             raise ValueError(
                 f"kv_cache_groups: {list(self.kv_cache_groups)} must be one number or more, each 0 "
-                "or a window of at least 2 tokens, or mamba, or chunked-8192"
+                "or a window of at least 2 tokens, or mamba, or chunked-8192; or one of these with "
+                "the tokens of its blocks, as 0/32"
             )
-        for group in self.kv_cache_groups:
-            self._check_chunk(chunk_of(group))
-        needed = sum(self.most_blocks(group) for group in self.kv_cache_groups)
+        self._check_sizes(kinds)
+        for kind in kinds:
+            self._check_chunk(kind.chunk)
+        needed = sum(map(self.most_blocks, kinds))
         if self.has_states:
             self._check_states(rules_of(self.variant))
         if self.startup_check and usable < needed:
             raise ValueError(
                 f"num_gpu_blocks: {usable} blocks that can be used; a sequence of max_model_len "
-                f"{self.max_model_len} takes {needed} in {len(self.kv_cache_groups)} groups"
+                f"{self.max_model_len} takes {needed} in {len(kinds)} groups"
+            )
+
+    def _check_sizes(self, kinds: tuple[LayerKind, ...]) -> None:
+        size, sizes = self.block_size, {kind.block_size for kind in kinds}
+        if min(sizes) != size or any(other % size for other in sizes):
+            raise ValueError(
+                f"kv_cache_groups: blocks of {sorted(sizes)} tokens must be multiples of "
+                f"block_size {size}, and some of just that"
+            )
+        if len(sizes) > 1 and any(kind.states or kind.chunk for kind in kinds):
+            raise ValueError(
+                "kv_cache_groups: blocks of several sizes are modelled for windows only, not "
+                "beside mamba or chunks; say no sizes"
             )
 
     def _check_chunk(self, chunk: int) -> None:
@@ -365,13 +385,3 @@ class VllmConfig:
                     f"{knob}: {tokens} must be at least block_size {self.block_size} where the "
                     f"prefix cache keeps states (mamba in kv_cache_groups) in vLLM {self.variant}"
                 )
-
-
-def chunk_of(group: int | str) -> int:
-    """The tokens of a chunk that layers of a group attend within; 0 if they attend otherwise."""
-    tokens = str(group).removeprefix(CHUNKED)
-    return int(tokens) if isinstance(group, str) and tokens.isdecimal() else 0
-
-
-def _known(group: str) -> bool:
-    return group == "mamba" or (group.startswith(CHUNKED) and chunk_of(group) > 0)

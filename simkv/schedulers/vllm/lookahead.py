@@ -43,12 +43,13 @@ class DraftMemory(StateMemory):
         fill."""
         end, table = start + n, self._tables[r.id]
         within = int(super().beyond(r, start, n) > 0)
-        states, blocks = table.lacks(self._states_to(end), within), self._blocks_to(r, end)
-        lacks = [
-            states if single else max(blocks - r.gone[g] - self._pool.held(owner), 0)
-            for g, (owner, single) in enumerate(zip(self._owners(r.id), self._single, strict=True))
-        ]
-        return sum(lacks) - self.to_grow(start, n)
+        states, end = table.lacks(self._states_to(end), within), self._with_slots(r, end)
+        needed = sum(self._single) * states - self.to_grow(start, n)
+        for g, owner in enumerate(self._owners(r.id)):
+            if not self._single[g]:
+                blocks = blocks_for(end, self._sizes[g])
+                needed += max(blocks - r.gone[g] - self._pool.held(owner), 0)
+        return needed
 
     def missing(self, hits: Hits, end: int) -> int:
         """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
@@ -77,19 +78,43 @@ class DraftMemory(StateMemory):
 
     def register(self, r: RequestState, tokens: int) -> None:
         """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
-        super().register(r, min(tokens, r.length - self._ahead))
+        super().register(r, tokens)
+        if self._ahead and self._unit > self.block_size and self.cache and r.content is not None:
+            self._register_tails(r, tokens // self._unit * self._unit)
 
-    def _blocks_to(self, r: RequestState, end: int) -> int:
+    def _register_tails(self, r: RequestState, tokens: int) -> None:
+        """Enter the block in which a prompt ends whose key waits for a token, by what is known."""
+        size = self.block_size
+        end = self._keyed(r, r.prompt.prompt_tokens - 1) // size * size
+        for g, owner in enumerate(self._owners(r.id)):
+            (place, rest), full = divmod(end, self._sizes[g]), r.registered * size // self._sizes[g]
+            if not self.layers[g].window and rest and end <= tokens and place >= full:
+                key = r.keys[end // size - 1] * len(self.layers) + g
+                self._pool.register(self._pool.tables[owner][place], key)
+
+    def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
+        table = self._pool.tables[owner]
+        if self._sizes[g] > self.block_size and not self.layers[g].window and blocks:
+            self._pool.forget(table[blocks.start])  # was entered by its beginning
+        super()._register_of(r, g, owner, blocks)
+
+    def _keyed(self, r: RequestState, tokens: int) -> int:
+        return min(tokens, r.length - self._ahead)
+
+    def _with_slots(self, r: RequestState, end: int) -> int:
         slots = self._at_first if r.fresh else self._lookahead
-        return blocks_for(min(end + slots, self._longest), self.block_size)
+        return min(end + slots, self._longest)
 
     def _admitting(
         self, hits: Hits, end: int, slots: int, within: int, *, whole: bool = False
     ) -> int:
         """Blocks in all groups for tokens up to ``end`` and their ``slots``, behind ``hits``."""
-        hit, blocks = hits.tokens // self.block_size, blocks_for(slots, self.block_size)
-        states = StateTable(hit, self._spare).lacks(self._states_to(end), within)
-        return sum(
-            states if single else max((min(blocks, most) if whole else blocks) - hit, 0)
-            for single, most in zip(self._single, self._most, strict=True)
-        )
+        hit = hits.tokens // self.block_size
+        needed = StateTable(hit, self._spare).lacks(self._states_to(end), within)
+        needed *= sum(self._single)
+        for size, most, single in zip(self._sizes, self._most, self._single, strict=True):
+            if not single:
+                blocks = blocks_for(slots, size)
+                blocks = min(blocks, most) if whole else blocks
+                needed += max(blocks - hits.tokens // size, 0)
+        return needed

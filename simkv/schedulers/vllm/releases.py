@@ -94,7 +94,11 @@ RELEASES: Mapping[int, Release] = {
         "at admission a window counts at most what it ever has; groups of layers from here on",
         knobs={"kv_cache_groups": (0,), "mamba_cache_mode": None},
     ),
-    22: Release("0b3ba88f1"),
+    22: Release(
+        "0b3ba88f1",
+        "of blocks of several sizes the cache keeps what a hit at a multiple of all could need",
+        {"keeps_aligned": True},
+    ),
     23: Release(
         "0fc695fc6",
         "lookahead slots for drafts from the first step on; blocks of windows that are not cached "

@@ -51,7 +51,8 @@ class VllmRules:
     With windows (windows.py): ``keyless_windows``: whatever ``keyless_first`` says, their freed
     blocks without a key are taken again first. ``frees_processed``: tokens under way count as not
     computed when blocks are given back. ``keeps_boundaries``: the cache keeps of a window only
-    where a hit could end.
+    where a hit could end. Where blocks are of several sizes, it keeps (``keeps_aligned``) only what
+    a hit needs that ends at a multiple of all; else all blocks.
 
     With states (states.py, split.py), which by default the prefix cache ``caches_states`` of:
     ``frees_gaps``: all states behind go, else those behind a gap stay to the end.
@@ -108,6 +109,7 @@ class VllmRules:
     keyless_windows: bool = False
     frees_processed: bool = False
     keeps_boundaries: bool = False
+    keeps_aligned: bool = False
     # States
     caches_states: bool = False
     frees_gaps: bool = False

@@ -110,9 +110,9 @@ class StateMemory(WindowMemory):
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules)
         self._mode, self._gaps = config.states(rules), rules.frees_gaps
-        states = [group == "mamba" for group in config.kv_cache_groups]
-        self._states = states
-        self._single = [state and self._mode != "all" for state in states]
+        self._states = [kind.states for kind in self.layers]
+        self._single = [state and self._mode != "all" for state in self._states]
+        self._paged[self.block_size] -= sum(self._single)
         self._tables: dict[int, StateTable] = {}
         self._fresh: set[int] = set()
         self._exports = config.mamba_prefill_checkpoints and self._mode == "align"
@@ -169,13 +169,13 @@ class StateMemory(WindowMemory):
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
         """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
-        blocks, states = self._blocks_to(r, end), self._states_to(end)
+        states, end = self._states_to(end), self._with_slots(r, end)
         within = int(r.id in self._within)
         self._within.discard(r.id)
         moved, new = self._tables[r.id].reach(states, within)
         for g, owner in enumerate(self._owners(r.id)):
             if not self._single[g]:
-                self._take_for(r, g, owner, blocks)
+                self._take_for(r, g, owner, blocks_for(end, self._sizes[g]))
                 continue
             for place in moved:
                 self._pool.to_end(owner, place)
@@ -196,13 +196,16 @@ class StateMemory(WindowMemory):
         """Places up to that of the state after the token ``end``."""
         return 1 if self._mode == "none" else blocks_for(end, self.block_size)
 
-    def _in_all(self, each: int) -> int:
-        single = sum(self._single)
-        return each * (len(self.windows) - single) + min(each, 1) * single
+    def _in_all(self, start: int, end: int) -> int:
+        size, paged = self.block_size, super()._in_all(start, end)
+        return paged + (sum(self._single) if blocks_for(end, size) > blocks_for(start, size) else 0)
 
-    def _in_whole(self, blocks: int, hit: int) -> int:
-        needed = zip(self._most, self._single, strict=True)
-        return sum(1 if single else max(min(blocks, most) - hit, 0) for most, single in needed)
+    def _in_whole(self, start: int, end: int) -> int:
+        needed = zip(self._sizes, self._most, self._single, strict=True)
+        return sum(
+            1 if single else max(min(blocks_for(end, size), most) - start // size, 0)
+            for size, most, single in needed
+        )
 
     def _drop(self, owner: int, held: list[int], turns: list[list[int]]) -> None:
         """Give back the blocks at some of the places that a table has blocks at."""

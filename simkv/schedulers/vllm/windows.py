@@ -5,7 +5,7 @@ a table for each group, all out of one pool, and a block is ``block_size`` token
 a group with a window, blocks that have left it are given back while the request runs.
 
 Rules of ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in
-``vllm/v1/core``, 0.21.0 to 0.33.0, for groups of one block size:
+``vllm/v1/core``, 0.21.0 to 0.33.0:
 
 - A hit needs all blocks up to its end in groups without a window, and in the others those that the
   window before the next token reaches into.
@@ -14,6 +14,9 @@ Rules of ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in
 - A running request lets go of what is behind its windows before it asks for more.
 - Where the whole sequence must fit at admission, a group with a window counts at most the blocks
   that it ever has at a time.
+- Blocks of groups may be of several sizes (Gemma 4). Keys are of blocks of ``block_size``, the
+  smallest; a larger block has that of its last part. Hits end, and blocks are entered into the
+  cache, at multiples of all sizes.
 - Groups with windows keep all full blocks in the cache, or only what the same prompt could start
   from, or one that parts from it where the hit of another group ended (``keeps_boundaries``).
 """
@@ -21,13 +24,16 @@ Rules of ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Hashable
+from math import lcm
 
 from mypy_extensions import mypyc_attr
 
 from simkv.core.blocks import BlockPool
 from simkv.core.scheduler import blocks_for
-from simkv.schedulers.vllm.config import VllmConfig, chunk_of
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.groups import LayerKind
 from simkv.schedulers.vllm.memory import NO_HITS, Hits, VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.rules import VllmRules
@@ -35,8 +41,8 @@ from simkv.schedulers.vllm.rules import VllmRules
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class WindowMemory(VllmMemory):
-    """Tables of several groups; ``windows`` has the tokens of each one's window, 0 for none, and
-    ``_chunks`` those of its chunks.
+    """Tables of several groups, each of a kind in ``layers``. ``_paged`` counts those that need
+    blocks for every token, by their tokens in a block. A hit ends at a multiple of ``_unit``.
 
     The table of a request in group ``g`` is the pool's of owner ``_owner(id, g)``, and its keys in
     the cache are the request's, times the number of groups, plus ``g``. A table lacks the blocks
@@ -48,23 +54,21 @@ class WindowMemory(VllmMemory):
         self.recycles = True
         # Of states that are kept, the one before the next token is needed, and that is written.
         kept = 2 if self.cache else 0
-        self.windows = tuple(
-            (kept if g == "mamba" else 0) if isinstance(g, str) else g
-            for g in config.kv_cache_groups
-        )
-        self._chunks = tuple(chunk_of(g) for g in config.kv_cache_groups)
-        self._kept, size = config.kv_cache_groups, config.block_size
-        self._reach = [blocks_for(window - 1, size) if window else 0 for window in self.windows]
-        self._most = [config.most_blocks(group) for group in config.kv_cache_groups]
-        seen = zip(self.windows, self._chunks, strict=True)
-        self._kinds = sorted(dict.fromkeys(seen), key=any)  # who sees all comes first
+        self.layers = [k._replace(window=kept) if k.states else k for k in config.layer_kinds]
+        self._kinds = sorted(dict.fromkeys(self.layers), key=_sees_less)
+        self._sizes = [kind.block_size for kind in self.layers]
+        self._paged = Counter(self._sizes)
+        self._unit, size = lcm(*self._sizes), config.block_size
+        self._fills = self._unit if rules.keeps_aligned else size
+        self._most = [config.most_blocks(kind) for kind in config.layer_kinds]
         self._processed = rules.frees_processed
         self._keyless_behind = rules.keyless_first or rules.keyless_windows
         self._boundaries = rules.keeps_boundaries
         # What leaves a window leaves it so many tokens before a block is full; one step later
         # where tokens under way count as not computed.
-        phases = {(ahead - window) % size for window in self.windows if window for ahead in (0, 1)}
-        phases |= {size - 1} if any(self._chunks) else set()
+        windows = [kind.window for kind in self.layers if kind.window]
+        phases = {(ahead - window) % size for window in windows for ahead in (0, 1)}
+        phases |= {size - 1} if any(kind.chunk for kind in self.layers) else set()
         self.aheads = tuple(dict.fromkeys((*self.aheads, *sorted(phases))))
 
     def held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
@@ -73,34 +77,34 @@ class WindowMemory(VllmMemory):
 
     def missing(self, hits: Hits, end: int) -> int:
         """Blocks for the tokens up to ``end`` of a request that starts from ``hits``."""
-        each = blocks_for(end, self.block_size) - hits.tokens // self.block_size
-        return self._in_all(max(each, 0))
+        return self._in_all(hits.tokens, end)
 
     def to_grow(self, computed: int, n: int) -> int:
         """Blocks more for ``n`` tokens behind ``computed`` ones."""
-        return self._in_all(super().to_grow(computed, n))
+        return self._in_all(computed, computed + n)
 
     def hits(self, r: RequestState) -> Hits:
         """What ``r`` can start from: each kind of groups shortens what those before it allow."""
         if not self.cache or r.content is None or r.computed:
-            return NO_HITS._replace(groups=[array("i") for _ in self.windows])
-        blocks = (r.length - 1) // self.block_size
-        self._keys.extend(r.keys, r.content, blocks * self.block_size)
-        found = [self.cache.find(self._keys_of(r, g, 0, blocks)) for g in range(len(self.windows))]
+            return NO_HITS._replace(groups=[array("i") for _ in self.layers])
+        tokens = r.length - 1
+        self._keys.extend(r.keys, r.content, tokens)
+        found = [
+            self.cache.find(self._keys_of(r, g, 0, tokens // size))
+            for g, size in enumerate(self._sizes)
+        ]
         longest, before = 0, -1
-        while blocks != before:
-            before = blocks
-            for window, chunk in self._kinds:
-                seen = zip(found, self.windows, self._chunks, strict=True)
-                alike = [there for there, *kind in seen if kind == [window, chunk]]
-                if chunk:
-                    blocks = _behind_last(alike, blocks, chunk // self.block_size)
-                else:
-                    blocks = _run(alike, blocks, self._reach[self.windows.index(window)])
-                longest = max(longest, blocks)
-        tokens = blocks * self.block_size
-        groups = [found[g][self._behind(g, tokens) : blocks] for g in range(len(self.windows))]
-        r.junction = longest * self.block_size if longest > blocks else 0
+        while tokens != before:
+            before = tokens
+            for kind in self._kinds:
+                seen = zip(found, self.layers, strict=True)
+                alike = [there for there, other in seen if other == kind]
+                tokens = self._hit_of(kind, alike, tokens)
+                longest = max(longest, tokens)
+        groups = [
+            found[g][self._behind(g, tokens) : tokens // size] for g, size in enumerate(self._sizes)
+        ]
+        r.junction = longest if longest > tokens else 0
         return Hits(tokens, groups)
 
     def fits(self, r: RequestState, hits: Hits, end: int, *, running: bool) -> bool:
@@ -108,8 +112,7 @@ class WindowMemory(VllmMemory):
         revived = sum(self._pool.unheld(blocks) for blocks in hits.groups)
         start, whole = hits.tokens, 0
         if self.whole:
-            blocks = blocks_for(r.length, self.block_size)
-            whole = self._in_whole(blocks, start // self.block_size)
+            whole = self._in_whole(start, r.length)
             whole += self.beyond(r, start, r.length - start)
         needed = max(self.missing(hits, end) + self.beyond(r, start, end - start), whole)
         return needed + revived <= self.room(running=running)
@@ -117,7 +120,7 @@ class WindowMemory(VllmMemory):
     def share(self, r: RequestState, hits: Hits) -> None:
         """Let ``r``, which has no blocks, start from ``hits``."""
         r.registered = hits.tokens // self.block_size
-        r.gone = [self._behind(g, hits.tokens) for g in range(len(self.windows))]
+        r.gone = [self._behind(g, hits.tokens) for g in range(len(self.layers))]
         for owner, blocks in zip(self._owners(r.id), hits.groups, strict=True):
             self._pool.share(owner, blocks)
 
@@ -129,25 +132,27 @@ class WindowMemory(VllmMemory):
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
         """Blocks for the tokens of ``r`` up to ``end``, group by group; they are free."""
-        blocks = self._blocks_to(r, end)
+        end = self._with_slots(r, end)
         for g, owner in enumerate(self._owners(r.id)):
-            self._take_for(r, g, owner, blocks)
+            self._take_for(r, g, owner, blocks_for(end, self._sizes[g]))
 
     def register(self, r: RequestState, tokens: int) -> None:
         """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
-        full = tokens // self.block_size
+        size = self.block_size
+        full = self._keyed(r, tokens // self._fills * self._fills) // size
         if not self.cache or r.content is None or full <= r.registered:
             return
-        self._keys.extend(r.keys, r.content, tokens)
+        self._keys.extend(r.keys, r.content, full * size)
         for g, owner in enumerate(self._owners(r.id)):
-            for start, end in self._worth(r, g, full):
-                self._register_of(r, g, owner, range(max(start, r.registered), min(end, full)))
+            known, filled = (blocks * size // self._sizes[g] for blocks in (r.registered, full))
+            for start, end in self._worth(r, g, known, filled):
+                self._register_of(r, g, owner, range(max(start, known), min(end, filled)))
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:  # noqa: ARG002
         """Take the blocks of ``r`` back, group by group."""
-        for group, owner in zip(self._kept, self._owners(r.id), strict=True):
-            window = self._keyless_behind and not isinstance(group, str) and group > 0
+        for kind, owner in zip(self.layers, self._owners(r.id), strict=True):
+            window = self._keyless_behind and kind.window > 0 and not kind.states
             self._pool.release(owner, keyless_first=self._keyless_first or window)
 
     def blocks_of(self, request_id: int) -> list[int]:
@@ -164,17 +169,34 @@ class WindowMemory(VllmMemory):
         assert self.tables is not None
         return self.tables
 
-    def _blocks_to(self, r: RequestState, end: int) -> int:  # noqa: ARG002
-        """Blocks of tokens that a table of ``r`` has, which computes its tokens up to ``end``."""
-        return blocks_for(end, self.block_size)
+    def _keyed(self, r: RequestState, tokens: int) -> int:  # noqa: ARG002
+        """Of the first ``tokens`` of ``r`` those for which blocks have keys, if they are full."""
+        return tokens
 
-    def _in_all(self, each: int) -> int:
-        """Blocks in all groups together, for so many blocks of tokens."""
-        return each * len(self.windows)
+    def _with_slots(self, r: RequestState, end: int) -> int:  # noqa: ARG002
+        """Tokens that tables of ``r`` have blocks for, which computes its tokens up to ``end``."""
+        return end
 
-    def _in_whole(self, blocks: int, hit: int) -> int:
-        """Blocks that a sequence of so many has at most at a time, without the ``hit`` ones."""
-        return sum(max(min(blocks, most) - hit, 0) for most in self._most)
+    def _in_all(self, start: int, end: int) -> int:
+        """Blocks more in all groups together for tokens up to ``end``, behind ``start`` ones."""
+        return sum(
+            count * max(blocks_for(end, size) - blocks_for(start, size), 0)
+            for size, count in self._paged.items()
+        )
+
+    def _in_whole(self, start: int, end: int) -> int:
+        """Blocks that a sequence up to ``end`` has at most at a time, without those of a hit."""
+        return sum(
+            max(min(blocks_for(end, size), most) - start // size, 0)
+            for size, most in zip(self._sizes, self._most, strict=True)
+        )
+
+    def _hit_of(self, kind: LayerKind, groups: list[array[int]], tokens: int) -> int:
+        """Tokens of the longest hit of at most so many in groups of a kind."""
+        size = kind.block_size
+        if kind.chunk:
+            return _behind_last(groups, tokens // size, kind.chunk // size) * size
+        return _run(groups, tokens // size, _reach(kind), self._unit // size) * size
 
     def _let_go_of(self, r: RequestState, g: int, owner: int, tokens: int) -> None:
         gone = r.gone
@@ -197,39 +219,57 @@ class WindowMemory(VllmMemory):
 
     def _owners(self, request_id: int) -> range:
         """By group the owner of the request's table."""
-        groups = len(self.windows)
+        groups = len(self.layers)
         return range(request_id * groups, (request_id + 1) * groups)
 
     def _keys_of(self, r: RequestState, g: int, start: int, end: int) -> array[int]:
-        groups = len(self.windows)
-        return array("q", [key * groups + g for key in r.keys[start:end]])
+        groups, parts = len(self.layers), self._sizes[g] // self.block_size
+        keys = r.keys[(start + 1) * parts - 1 : end * parts : parts]
+        return array("q", [key * groups + g for key in keys])
 
     def _behind(self, g: int, tokens: int) -> int:
         """Blocks that the window or chunk of a group has left behind before the token after
         ``tokens``."""
-        if chunk := self._chunks[g]:
-            return tokens // chunk * (chunk // self.block_size)
-        window = self.windows[g]
-        return max(tokens - window + 1, 0) // self.block_size if window else 0
+        kind = self.layers[g]
+        if kind.chunk:
+            return tokens // kind.chunk * (kind.chunk // kind.block_size)
+        return max(tokens - kind.window + 1, 0) // kind.block_size if kind.window else 0
 
-    def _worth(self, r: RequestState, g: int, full: int) -> list[tuple[int, int]]:
-        """Ranges of blocks of a group that could serve a hit, while ``full`` are filled."""
-        if not self.windows[g] or not self._boundaries:
+    def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
+        """Ranges of blocks of a group that could serve a hit, which end behind ``known`` ones while
+        ``full`` are filled."""
+        kind, unit = self.layers[g], self._unit
+        reach, step = _reach(kind), self._fills // kind.block_size
+        if self._boundaries and kind.window:
+            tokens = {where // unit * unit for where in (r.prompt.prompt_tokens - 1, r.junction)}
+            ends = [where // kind.block_size for where in tokens if where]
+        elif kind.window and reach < step:
+            ends = [*range(known // step * step + step, full + 1, step)]
+        else:
             return [(0, full)]
-        ends = {(r.prompt.prompt_tokens - 1) // self.block_size}
-        ends.add(r.junction // self.block_size)
-        return [(end - self._reach[g], end) for end in ends if end]
+        return [(end - reach, end) for end in ends]
 
 
-def _run(groups: list[array[int]], most: int, reach: int) -> int:
+def _sees_less(kind: LayerKind) -> bool:
+    """Whether layers do not see everything; those that do come first when hits are looked for."""
+    return kind.window > 0 or kind.chunk > 0
+
+
+def _reach(kind: LayerKind) -> int:
+    """Blocks that the window before the next token of a block reaches into."""
+    return blocks_for(kind.window - 1, kind.block_size) if kind.window else 0
+
+
+def _run(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
     """Blocks of the longest hit of at most ``most``: the last ``reach`` of them are in all groups.
 
-    A shorter run at the very beginning is a hit, too, and with ``reach`` 0 nothing else is.
+    A shorter run at the very beginning is a hit, too, and with ``reach`` 0 nothing else is. It ends
+    at a multiple of ``unit`` blocks.
     """
     there = [all(blocks) for blocks in zip(*(group[:most] for group in groups), strict=True)]
     run = 0
     for end in range(len(there), 0, -1):
-        run = run + 1 if there[end - 1] else 0
+        run = run + 1 if there[end - 1] and (run or end % unit == 0) else 0
         if reach and run == reach:
             return end - 1 + reach
     return run
