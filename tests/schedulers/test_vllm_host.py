@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from simkv.schedulers.vllm.host import HostBlockStore, Uses
+from simkv.schedulers.vllm.versions import rules_of
+
+RULES = rules_of("0.33")
 
 
 def stored(store: HostBlockStore, *keys: int) -> Uses:
@@ -25,14 +28,14 @@ def read(store: HostBlockStore, *keys: int) -> None:
 
 
 def test_of_a_request_the_last_block_goes_first() -> None:
-    store = HostBlockStore(3, "lru")
+    store = HostBlockStore(3, "lru", RULES)
     stored(store, 1, 2, 3)
     stored(store, 4)
     assert sorted(store.refs) == [1, 2, 4]
 
 
 def test_who_was_used_longest_ago_goes_first() -> None:
-    store = HostBlockStore(3, "lru")
+    store = HostBlockStore(3, "lru", RULES)
     for key in (1, 2, 3):
         stored(store, key)
     read(store, 1)
@@ -41,7 +44,7 @@ def test_who_was_used_longest_ago_goes_first() -> None:
 
 
 def test_by_arc_who_was_used_twice_stays_while_others_pass() -> None:
-    lru, arc = HostBlockStore(3, "lru"), HostBlockStore(3, "arc")
+    lru, arc = HostBlockStore(3, "lru", RULES), HostBlockStore(3, "arc", RULES)
     for store in (lru, arc):
         stored(store, 1)
         read(store, 1)
@@ -53,7 +56,7 @@ def test_by_arc_who_was_used_twice_stays_while_others_pass() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_what_is_being_copied_stays_and_nothing_is_stored_in_its_place(policy: str) -> None:
-    store, uses = HostBlockStore(2, policy), Uses()
+    store, uses = HostBlockStore(2, policy, RULES), Uses()
     stored(store, 1)
     store.read([1], 0, uses)
     assert store.write([2], 0, Uses()) == [2]  # one is free, and it is being written from now on
@@ -66,13 +69,13 @@ def test_what_is_being_copied_stays_and_nothing_is_stored_in_its_place(policy: s
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_nobody_makes_room_for_blocks_of_the_same_prompt(policy: str) -> None:
-    store = HostBlockStore(2, policy)
+    store = HostBlockStore(2, policy, RULES)
     stored(store, 1, 2)
     assert store.write([1, 2, 3], 0, Uses()) is None
     assert sorted(store.refs) == [1, 2]
 
 
 def test_what_is_there_is_not_written_again() -> None:
-    store = HostBlockStore(4, "lru")
+    store = HostBlockStore(4, "lru", RULES)
     stored(store, 1, 2)
     assert store.write([1, 2, 3], 0, Uses()) == [3]
