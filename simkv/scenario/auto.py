@@ -128,7 +128,7 @@ def group_knobs(
     and whether its kernels write states from within a chunk.
     """
     lacks = spec.lacks.get(spec.naming.variant_of(variant), ())
-    groups = kv_groups(room.hardware)
+    groups = kv_groups(room.hardware, room.block_size)
     if spec.groups is None or spec.groups in lacks or len(groups) < 2:
         return {}
     told: dict[str, Any] = {spec.groups: groups}

@@ -86,7 +86,9 @@ class Mla:
 class GatedDelta:
     """Gated delta net: a state of fixed size for each sequence in place of KV.
 
-    ``conv`` is the width of the short convolution over keys, queries and values.
+    ``conv`` is the width of the short convolution over keys, queries and values. With a
+    ``gate_rank`` the output's gate and a decay for each channel are projected through so many
+    numbers (Kimi Delta Attention); else the gate is projected straight and heads have a decay.
     """
 
     k_heads: int
@@ -94,6 +96,13 @@ class GatedDelta:
     k_dim: int
     v_dim: int
     conv: int
+    gate_rank: int = 0
+
+    @property
+    def gates(self) -> int:
+        """Columns of the projections from the hidden size to gate, decay and beta a head."""
+        gate = self.v_heads * self.v_dim + self.v_heads
+        return (2 * self.gate_rank or gate) + self.v_heads
 
     @property
     def channels(self) -> int:
@@ -101,9 +110,9 @@ class GatedDelta:
         return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
 
     def weights(self, hidden: int) -> int:
-        """Parameters: q, k, v, the output's gate, beta and decay a head, convolution, output."""
+        """Parameters: q, k, v, the output's gate, beta and decay, convolution, output."""
         values = self.v_heads * self.v_dim
-        wide = hidden * (self.channels + values + 2 * self.v_heads)
+        wide = hidden * (self.channels + self.gates) + 2 * self.gate_rank * values
         return wide + self.conv * self.channels + values * hidden
 
     def state_bytes(self, tp: int) -> float:

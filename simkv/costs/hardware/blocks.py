@@ -24,7 +24,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from simkv.costs.hardware.architecture import Dense, Gqa, Mamba, Moe, Recurrent
+from simkv.costs.hardware.architecture import Attention, Dense, Mamba, Mla, Moe, Recurrent
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.memory import kv_bytes, state_bytes, weight_bytes
 from simkv.costs.hardware.setting import EngineSetting
@@ -39,8 +39,10 @@ OUTSIDE_TORCH = {(0, 0): 0.13, (0, 18): 0.25}
 COLLECTIVES = 1.9
 #: Bytes that the CUDA graphs take, and the release from which on they are left free.
 GRAPHS, GRAPHS_FROM = 1_000_000_000, (0, 20)
-#: Tokens in the smallest block that attention's kernels take, of which blocks are multiples.
+#: Tokens in the smallest block that attention's kernels take, of which blocks that hold a state are
+#: multiples; and of those for latent attention from a release on (``vllm/platforms/interface.py``).
 KERNEL_BLOCK = 16
+LATENT_BLOCKS = {(0, 0): 64, (0, 27): 128}
 #: The release of vLLM from which on groups with states are modelled (schedulers/vllm/states.py).
 STATES_FROM = (0, 21)
 #: Bytes of a GPU that a process of SGLang has in use before it loads weights.
@@ -163,7 +165,7 @@ def block_bytes(hardware: Hardware, setting: EngineSetting) -> int:
         return int(per_token * setting.block_size)
     layers = _group_size(_by_kind(hardware).values())
     size = block_size(hardware, setting)
-    return int(layers * kv_bytes(kept[0].attention, hardware) * size)
+    return int(layers * max(kv_bytes(part.attention, hardware) for part in kept) * size)
 
 
 def block_size(hardware: Hardware, setting: EngineSetting) -> int:
@@ -177,24 +179,32 @@ def block_size(hardware: Hardware, setting: EngineSetting) -> int:
     per_token = max(kv_bytes(part.attention, hardware) for part in layers)
     if not state or not per_token or not _keeps_states(hardware, setting):
         return setting.block_size
-    least = max(setting.block_size, KERNEL_BLOCK)
+    latent = any(isinstance(part.attention, Mla) for part in layers)
+    kernel = _since(LATENT_BLOCKS, _release(setting)) if latent else KERNEL_BLOCK
+    least = max(setting.block_size, kernel)
     return int(least * -(-state // (least * per_token)))
 
 
-def kv_groups(hardware: Hardware) -> list[int | str]:
+def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
     """The window in tokens (0: all) of each group of layers that takes blocks of its own.
 
     Layers with a window, layers without, those that attend within chunks (``chunked-8192``) and
-    those with a state (``mamba``) take blocks from one
-    pool, in groups of equally many layers; a block is of one group
+    those with a state (``mamba``) take blocks from one pool, in groups of equally many layers; a
+    block is of one group. Blocks of layers with fewer bytes a token are as many times larger as
+    makes all pages alike (``0/32``); where none does, their pages are padded
     (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
     counts = _by_kind(hardware)
-    if len(counts) < 2:
+    if len({name for name, _ in counts}) < 2:
         return [0]
-    size = _group_size(counts.values())
-    kinds = sorted(counts, key=lambda kind: (isinstance(kind, str), kind))
-    return [kind for kind in kinds for _ in range(-(-counts[kind] // size))]
+    size, largest = _group_size(counts.values()), max(per_token for _, per_token in counts)
+    groups: list[int | str] = []
+    for kind in sorted(counts, key=lambda kind: (isinstance(kind[0], str), *kind)):
+        name, per_token = kind
+        times = int(largest / per_token) if per_token and largest % per_token == 0 else 1
+        name = f"{name}/{times * block_size}" if times > 1 else name
+        groups += [name] * -(-counts[kind] // size)
+    return groups
 
 
 def checkpoints(hardware: Hardware) -> bool:
@@ -210,17 +220,23 @@ def _keeps_states(hardware: Hardware, setting: EngineSetting) -> bool:
     return not states or (setting.engine == "vllm" and _release(setting) >= STATES_FROM)
 
 
-def _by_kind(hardware: Hardware) -> dict[int | str, int]:
-    """Layers with attention of that kind by their windows, those with a state as ``mamba``."""
-    counts: dict[int | str, int] = {}
+def _by_kind(hardware: Hardware) -> dict[tuple[int | str, float], int]:
+    """Layers by what they see (``mamba`` for a state) and the bytes of a token, 0 for a state."""
+    counts: dict[tuple[int | str, float], int] = {}
     for part in hardware.architecture.layers:
-        if isinstance(part.attention, Recurrent):
-            counts["mamba"] = counts.get("mamba", 0) + part.count
-        if isinstance(part.attention, Gqa) and kv_bytes(part.attention, hardware):
-            window: int | str = part.attention.window
-            window = f"chunked-{window}" if part.attention.chunked else window
-            counts[window] = counts.get(window, 0) + part.count
+        per_token = kv_bytes(part.attention, hardware)
+        if per_token or isinstance(part.attention, Recurrent):
+            kind = _seen(part.attention), per_token
+            counts[kind] = counts.get(kind, 0) + part.count
     return counts
+
+
+def _seen(attention: Attention) -> int | str:
+    if isinstance(attention, Recurrent):
+        return "mamba"
+    if isinstance(attention, Mla):
+        return 0
+    return f"chunked-{attention.window}" if attention.chunked else attention.window
 
 
 def _group_size(counts: Collection[int]) -> int:

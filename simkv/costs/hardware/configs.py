@@ -44,6 +44,7 @@ _WRAPPED = (
     "qwen3_5_moe",
     "kimi_k25",
     "gemma3",
+    "gemma4",
     "mistral3",
     "qwen3_vl",
     "qwen3_vl_moe",
@@ -65,6 +66,11 @@ _NOT_MODELLED: dict[str, Any] = {
     "layer_group_size": None,
     "attention_k_eq_v": False,
     "num_global_key_value_heads": None,
+}
+#: Those that are modelled in the model types that have them.
+_OWN = {
+    "llama4_text": ("attention_chunk_size",),
+    "gemma4_text": ("attention_k_eq_v", "num_global_key_value_heads"),
 }
 
 
@@ -108,8 +114,9 @@ class _Reader(ConfigFields):
                 f"expected one of {', '.join(sorted((*known, *_WRAPPED)))}",
             )
         for field, harmless in _NOT_MODELLED.items():
-            chunks = self.kind == "llama4_text" and field == "attention_chunk_size"
-            if self.config.get(field) not in (None, harmless) and not chunks:
+            if self.config.get(field) not in (None, harmless) and field not in _OWN.get(
+                self.kind, ()
+            ):
                 raise self.wrong(field, "changes the layers in a way that is not modelled")
 
     def architecture(self, name: str) -> Architecture:

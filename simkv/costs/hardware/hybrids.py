@@ -1,8 +1,9 @@
-"""Layers of models that mix attention with Mamba, or with chunks, from their ``config.json``.
+"""Layers of models that mix attention with Mamba, with chunks, or with attention of other heads.
 
 Which layer is what, Jamba tells by periods, Granite 4 and Nemotron-H by lists of names or a pattern
-of letters, Bamba by the numbers of its attention layers; Falcon-H1 has both in each. Llama 4 has a
-flag for each layer: those with rotary positions attend within chunks. Shapes of
+of letters, Bamba and Kimi Linear by the numbers of layers; Falcon-H1 has both in each. Llama 4 has
+a flag for each layer: those with rotary positions attend within chunks. Gemma 4 has fewer and wider
+heads in layers without a window. Shapes of
 states are those of ``get_mamba_state_shape_from_config`` in vLLM 0.33.0
 (``vllm/model_executor/models``).
 """
@@ -12,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from simkv.costs.hardware.architecture import Attention, Dense, Gqa, Mamba, Mlp, Moe
+from simkv.costs.hardware.architecture import (
+    Attention,
+    Dense,
+    GatedDelta,
+    Gqa,
+    Mamba,
+    Mla,
+    Mlp,
+    Moe,
+)
 from simkv.costs.hardware.fields import ConfigFields
 
 Layer = tuple[Attention, Mlp]
@@ -132,6 +142,59 @@ def _llama4(fields: ConfigFields) -> list[Layer]:
     ]
 
 
+def _gemma4(fields: ConfigFields) -> list[Layer]:
+    """Layers with a window, and those without in which heads are wider; vLLM holds V beside K where
+    both are one (``attention_k_eq_v``). Experts are beside the MLP."""
+    depth = fields.number("num_hidden_layers")
+    window = replace(_attention(fields), window=fields.number("sliding_window"))
+    whole = replace(window, window=0, head_dim=fields.number("global_head_dim", default=512))
+    if fields.config.get("attention_k_eq_v") and fields.config.get("num_global_key_value_heads"):
+        whole = replace(whole, kv_heads=fields.number("num_global_key_value_heads"))
+    mlp: Mlp = Dense(fields.number("intermediate_size"))
+    if fields.config.get("enable_moe_block"):
+        experts = fields.number("num_experts"), fields.number("top_k_experts")
+        mlp = Moe(*experts, fields.number("moe_intermediate_size"), mlp.intermediate)
+    kinds = {"sliding_attention": window, "full_attention": whole}
+    types = fields.config.get("layer_types")
+    if types is None:
+        types = [
+            "full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(depth)
+        ]
+    return [(kinds[name], mlp) for name in _names(fields, "layer_types", types, kinds)]
+
+
+def _kimi_linear(fields: ConfigFields) -> list[Layer]:
+    """Kimi Delta Attention; layers with latent attention are told by their numbers, from 1 on."""
+    told = fields.config.get("linear_attn_config")
+    if not isinstance(told, dict) or not isinstance(told.get("full_attn_layers"), list):
+        raise fields.wrong(
+            "linear_attn_config", "expected full_attn_layers and shapes of the others"
+        )
+    linear = ConfigFields(told, f"{fields.where}, linear_attn_config")
+    heads, width = linear.number("num_heads"), linear.number("head_dim")
+    conv = linear.number("short_conv_kernel_size")
+    delta = GatedDelta(heads, heads, width, width, conv, gate_rank=width)
+    latent = Mla(
+        fields.number("num_attention_heads"),
+        fields.number("q_lora_rank", default=0, least=0),
+        fields.number("kv_lora_rank"),
+        fields.number("qk_nope_head_dim"),
+        fields.number("qk_rope_head_dim"),
+        fields.number("v_head_dim"),
+    )
+    width = fields.number("moe_intermediate_size")
+    shared = width * fields.number("num_shared_experts", default=0, least=0)
+    experts = fields.number("num_experts"), fields.number("num_experts_per_token")
+    dense, first = Dense(fields.number("intermediate_size")), fields.number("first_k_dense_replace")
+    return [
+        (
+            latent if layer + 1 in told["full_attn_layers"] else delta,
+            dense if layer < first else Moe(*experts, width, shared),
+        )
+        for layer in range(fields.number("num_hidden_layers"))
+    ]
+
+
 def _ungated(fields: ConfigFields, name: str) -> Mlp:
     if name == "mlp":
         return Dense(fields.number("intermediate_size"), gated=False)
@@ -181,4 +244,6 @@ HYBRIDS: Mapping[str, Callable[[ConfigFields], list[Layer]]] = {
     "bamba": _bamba,
     "falcon_h1": _falcon,
     "llama4_text": _llama4,
+    "gemma4_text": _gemma4,
+    "kimi_linear": _kimi_linear,
 }

@@ -59,6 +59,9 @@ TINY: dict[str, Any] = {
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", 31.58),
         ("granite-4.0-h-small", 32.2),
         ("Bamba-9B-v2", 9.78),
+        ("gemma-4-31B-it", 30.81),  # 30.7 are published, without V where it is K
+        ("gemma-4-26B-A4B-it", 25.23),
+        ("Kimi-Linear-48B-A3B-Instruct", 49.12),
     ],
 )
 def test_parameters_are_the_published_ones(name: str, billions: float) -> None:
@@ -103,6 +106,20 @@ def test_layers_of_hybrids_are_told_by_periods_patterns_names_and_numbers() -> N
         (36, Mamba(8192, 128, 4, 128, 1), granite),
         (4, Gqa(32, 8, 128), granite),
     ]
+
+
+def test_heads_differ_between_layers_with_a_window_and_without() -> None:
+    kinds = [(p.count, p.attention, p.mlp) for p in find_architecture("gemma-4-26B-A4B-it").layers]
+    experts = Moe(128, 8, 704, 2112)
+    assert kinds == [(25, Gqa(16, 8, 256, 1024), experts), (5, Gqa(16, 2, 512), experts)]
+
+
+def test_layers_of_kimi_linear_are_told_by_their_numbers() -> None:
+    first, delta, latent = find_architecture("Kimi-Linear-48B-A3B-Instruct").layers
+    assert first.attention == delta.attention == GatedDelta(32, 32, 128, 128, 4, gate_rank=128)
+    assert (first.count, first.mlp, delta.count) == (1, Dense(9216), 19)
+    assert (latent.count, latent.attention) == (7, Mla(32, 0, 512, 128, 64, 128))
+    assert delta.mlp == latent.mlp == Moe(256, 8, 1024, 1024)
 
 
 NEMOTRON: dict[str, Any] = {

@@ -128,12 +128,48 @@ def test_a_block_holds_a_state(model: str, tp: int, given: int, size: int, state
         ("Qwen3.5-27B", [0, *["mamba"] * 3], False),
         ("gpt-oss-20b", [0, 128], False),
         ("Llama-4-Scout-17B-16E", [0, *["chunked-8192"] * 3], False),
+        ("gemma-4-31B-it", ["0/32", *[1024] * 5], False),
+        ("gemma-4-26B-A4B-it", ["0/32", *[1024] * 5], False),
+        ("Kimi-Linear-48B-A3B-Instruct", [0, *["mamba"] * 3], False),
     ],
 )
 def test_groups_of_layers(model: str, groups: list[int | str], checkpointing: bool) -> None:
     hardware = make_hardware(find_gpu("H100"), find_architecture(model))
     assert kv_groups(hardware) == groups
     assert checkpoints(hardware) is checkpointing
+
+
+def test_pages_are_alike_however_many_bytes_a_token_has() -> None:
+    """As wheels plan them; 31B has 16 KV heads of 256 in layers with a window, else 4 of 512."""
+    for model, tp, groups, layer in (
+        ("gemma-4-31B-it", 1, ["0/32", *[1024] * 5], 16 * 2 * 16 * 256 * 2),
+        ("gemma-4-31B-it", 8, [0, *[1024] * 5], 16 * 2 * 2 * 256 * 2),
+        ("gemma-4-26B-A4B-it", 8, [0, *["1024/32"] * 5], 16 * 2 * 1 * 512 * 2),
+    ):
+        found = room(model, "H200", tp=tp)
+        assert kv_groups(found.hardware) == groups
+        assert found.block_bytes == layer * (10 if "31B" in model else 5)
+    wide = kv_groups(room("gemma-4-31B-it", "H200").hardware, 64)
+    assert wide == ["0/128", *[1024] * 5]
+
+
+def test_a_page_that_is_no_part_of_the_largest_is_padded() -> None:
+    model = find_architecture("gpt-oss-20b")
+    window, whole = model.layers
+    odd = replace(whole, attention=replace(whole.attention, head_dim=96))
+    hardware = make_hardware(find_gpu("H100"), replace(model, layers=(window, odd)))
+    assert kv_groups(hardware) == [0, 128]
+    assert kv_room(hardware, setting_of(VllmConfig())).block_bytes == 12 * 2 * 8 * 96 * 2 * 16
+
+
+@pytest.mark.parametrize(("variant", "size"), [("0.26.0", 960), ("0.27.0", 1024)])
+def test_blocks_beside_latent_attention_are_multiples_of_its_kernels(
+    variant: str, size: int
+) -> None:
+    hardware = make_hardware(
+        find_gpu("H200"), find_architecture("Kimi-Linear-48B-A3B-Instruct"), tp=2
+    )
+    assert kv_room(hardware, setting_of(VllmConfig(variant=variant))).block_size == size
 
 
 def test_a_block_of_a_nemotron_with_states_of_16_bits() -> None:

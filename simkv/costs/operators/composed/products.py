@@ -38,8 +38,10 @@ def projections(operators: Operators, hardware: Hardware, attention: Attention) 
         ]
     elif isinstance(attention, GatedDelta):
         values = attention.v_heads * attention.v_dim
-        wide = (attention.channels + values + 2 * attention.v_heads) // tp
+        wide = (attention.channels + attention.gates) // tp
         shapes = [((wide, hidden), "slots"), ((hidden, values // tp), "slots")]
+        if rank := attention.gate_rank:
+            shapes += [((values // tp, rank), "slots")] * 2
     elif isinstance(attention, Mamba):
         shapes = _state_space(attention, hidden, tp)
     elif not attention.sparse:
