@@ -281,7 +281,7 @@ AT_START += ("spares_null_block", "checks_threshold", "caches_states")
 #: Rules about groups of layers, which are drawn in one case of four only.
 OF_GROUPS = ("frees_processed", "keeps_boundaries", "keeps_aligned")
 OF_GROUPS += ("keyless_windows", "frees_gaps", "starts_at_junctions", "keeps_junctions")
-OF_GROUPS += ("wide_states", "leaves_last")
+OF_GROUPS += ("wide_states", "leaves_last", "marks_again")
 #: Rules about drafts, which are drawn as rarely.
 OF_DRAFTS = ("draft_methods", "async_drafts", *recorded_rules.OF_DRAFTS)
 #: Rules about blocks in host memory, as rarely.

@@ -89,6 +89,23 @@ def _hit_at_the_end(version: str) -> DrawnCase:
     return _drafting(version, 4, (0, 27, 1), (1, 3, 20), (3, 27, 2))
 
 
+def _adapter_comes_back(version: str) -> DrawnCase:
+    """One whose draft would reach ``max_model_len`` sits a step out; then its adapter is one too
+    many."""
+    case = _tight(
+        version,
+        16,
+        *((0, 1, 3, 0), (0, 1, 2, 0)),
+        max_model_len=4,
+        enable_lora=True,
+        num_speculative_tokens=1,
+        async_scheduling=True,
+    )
+    both = zip(case.requests, ("a", "b"), strict=True)
+    requests = [{**r, "max_tokens": 9, "lora": lora, "accepts": [0]} for r, lora in both]
+    return case._replace(requests=requests)
+
+
 def _has_priority(rules: VllmRules) -> bool:
     return "policy" not in rules.fixed
 
@@ -101,6 +118,7 @@ HAND_MADE = {
     "victim-sat-out": HandMade(_victim_sat_out, _has_priority),
     "victim-was-scheduled": HandMade(_victim_was_scheduled, _has_priority),
     "outgrows-the-cache": HandMade(_outgrows_the_cache, lambda rules: not rules.spares_null_block),
+    "adapter-comes-back": HandMade(_adapter_comes_back, _has_drafts),
     "drafts-hit-alone": HandMade(_hit_alone, _has_drafts),
     "drafts-hit-at-the-end": HandMade(_hit_at_the_end, _has_drafts),
 }

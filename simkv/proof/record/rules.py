@@ -38,6 +38,7 @@ SEEN: dict[str, tuple[str, ...]] = {
         "keeps_junctions",
         "wide_states",
         "leaves_last",
+        "marks_again",
     ),
     "sglang": sglang_versions.SHOWN,
 }
@@ -75,6 +76,7 @@ SHOWN_BY = {
     "counts_all_loras": "async_scheduling",
     **dict.fromkeys(("frees_processed", "keeps_boundaries", "keeps_aligned"), "kv_cache_groups"),
     **dict.fromkeys(("keeps_junctions", "wide_states", "leaves_last"), "kv_cache_groups"),
+    "marks_again": "kv_cache_groups",
     **dict.fromkeys(("keyless_windows", "starts_at_junctions", "frees_gaps"), "kv_cache_groups"),
     **dict.fromkeys(OF_DRAFTS, "num_speculative_tokens"),
     **dict.fromkeys(OF_HOST, "num_cpu_blocks"),

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import gcd, lcm
 from pathlib import Path
+from traceback import extract_tb
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from simkv.proof.record.hollow import CORE, Hollow, Off, taken
 from simkv.proof.record.offload import BLOCK, FakeWorker
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.groups import LayerKind
+from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.versions import VARIANTS, rules_of, variant_of
 
 #: A case in which so many steps deliver nothing never ends: the longest sequence has fewer tokens.
@@ -418,12 +420,20 @@ def record(
     try:
         for line in driver.lines():
             lines.append(line)  # one by one: those before an error count
-    except TypeError as error:
-        if rules.breaks_ties or "'<' not supported" not in str(error):
+    except (TypeError, AssertionError) as error:
+        if not _dies(rules, error):
             raise
         lines.append({"truncated": True, "why": f"raised {error!r}"})
     closing = lines.pop() if "truncated" in lines[-1] else None
     return DecisionTrace(Path(f"{name}.jsonl.gz"), header, lines, closing)
+
+
+def _dies(rules: VllmRules, error: Exception) -> bool:
+    """Whether it is known that schedulers with these rules die of such an error."""
+    if isinstance(error, AssertionError):
+        where = extract_tb(error.__traceback__)[-1].line or ""
+        return not rules.counts_all_loras and "len(scheduled_loras) <=" in where
+    return not rules.breaks_ties and "'<' not supported" in str(error)
 
 
 def source_of(version: str) -> str:

@@ -328,6 +328,11 @@ class VllmConfig:
                 "or a window of at least 2 tokens, or mamba, or chunked-8192; or one of these with "
                 "the tokens of its blocks, as 0/32"
             )
+        if len(self.kv_cache_groups) > 1 and len({*kinds}) == 1:
+            raise ValueError(
+                f"kv_cache_groups: {list(self.kv_cache_groups)} are layers of one kind, which vLLM "
+                f"has in one group; say [{self.kv_cache_groups[0]}]"
+            )
         self._check_sizes(kinds)
         for kind in kinds:
             self._check_chunk(kind.chunk)

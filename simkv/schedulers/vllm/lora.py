@@ -34,6 +34,11 @@ class Loras:
             self._used = set()
         self._taken = []
 
+    @property
+    def too_many(self) -> bool:
+        """Whether one that sat out while another came is back: vLLM asserts that none is."""
+        return len(self._used) > self.most
+
     def admit(self, lora: str | None) -> bool:
         """Whether a request with this adapter may be taken into this step."""
         return lora is None or lora in self._used or len(self._used) < self.most

@@ -166,8 +166,9 @@ RELEASES: Mapping[int, Release] = {
     ),
     32: Release(
         "5df63a720",
-        "of a prompt that ends with a block the state before its last block is kept",
-        {"leaves_last": True},
+        "of a prompt that ends with a block the state before its last block is kept; with states "
+        "who could start from the end of a prompt waits while a request that has it is under way",
+        {"leaves_last": True, "marks_again": True},
         {"mamba_prefill_checkpoints": False},
         without={
             "mamba_cache_mode": Fixed(
@@ -182,6 +183,7 @@ RELEASES: Mapping[int, Release] = {
         {
             "goes_on": True,
             "counts_all_loras": True,
+            "marks_again": False,
             "caches_accepted": True,
             "keys_cover_next": True,
             "drafts_in_groups": True,

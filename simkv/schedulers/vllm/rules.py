@@ -60,7 +60,8 @@ class VllmRules:
     ``keeps_junctions``: any does.
     ``wide_states``: chunks of the last block end at a block, too, and where a block is larger than
     a chunk may be, they end anywhere; else start-up refuses that. ``leaves_last``: of a prompt that
-    ends with a block, the state is kept a block before.
+    ends with a block, the state is kept a block before. ``marks_again``: the state at the end of a
+    prompt counts as of this step in each step of a request that has it, so that others wait for it.
 
     With drafts (drafts.py, lookahead.py): ``draft_methods`` that the release has, of which
     ``async_drafts`` may be scheduled asynchronously. Slots of a draft model come out of the budget
@@ -117,6 +118,7 @@ class VllmRules:
     keeps_junctions: bool = False
     wide_states: bool = False
     leaves_last: bool = False
+    marks_again: bool = False
     # Drafts
     draft_methods: tuple[str, ...] = ("eagle", "ngram")
     async_drafts: tuple[str, ...] = ("eagle",)

@@ -115,6 +115,7 @@ class StateMemory(WindowMemory):
         self._paged[self.block_size] -= sum(self._single)
         self._tables: dict[int, StateTable] = {}
         self._fresh: set[int] = set()
+        self._marks_again = rules.marks_again and len(self.layers) > 1
         self._exports = config.mamba_prefill_checkpoints and self._mode == "align"
         self._spare = config.num_speculative_tokens
         self._within: set[int] = set()
@@ -181,6 +182,15 @@ class StateMemory(WindowMemory):
                 self._pool.to_end(owner, place)
             if new:
                 self._pool.take(owner, new)
+
+    def register(self, r: RequestState, tokens: int) -> None:
+        """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
+        super().register(r, tokens)
+        if self._marks_again and self._mode == "align":
+            place = (r.prompt.prompt_tokens - 1) // self.block_size - 1
+            full = tokens // self.block_size - 1
+            if full == place >= 0 and place in self._tables[r.id].places:
+                self._fresh.add(r.keys[place])
 
     def release(self, r: RequestState, unused: int = 0) -> None:
         """Take the blocks of ``r`` back, group by group."""
