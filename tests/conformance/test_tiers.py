@@ -11,8 +11,8 @@ import pytest
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.trace import TraceError, read_trace
 from simkv.schedulers.vllm.connector import OffloadingConnector
+from simkv.schedulers.vllm.eviction import ArcOrder, LruOrder
 from simkv.schedulers.vllm.holding import HoldingQueue
-from simkv.schedulers.vllm.host import ArcOrder, LruOrder
 from simkv.schedulers.vllm.offload import VllmOffloadScheduler
 from simkv.schedulers.vllm.versions import MINORS, rules_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simkv.schedulers.vllm.host import HostBlockStore, Uses
+from simkv.schedulers.vllm.eviction import Uses
+from simkv.schedulers.vllm.host import HostBlockStore
 from simkv.schedulers.vllm.versions import rules_of
 
 RULES = rules_of("0.33")

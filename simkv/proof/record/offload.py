@@ -1,8 +1,8 @@
 """A worker of vLLM's offloading connector that copies nothing, beside the connector of the wheel.
 
 The connector's side in the scheduler, its manager and its policies are the wheel's, unmodified.
-Requests that have ended are told to it in the order of their ids; the wheel has them in a set of
-strings, whose order no two runs of Python share.
+Requests that have ended are told to it in the order of their ids, and the blocks of a copy in that
+of the prompt; the wheel has both in sets, whose order no two runs of Python share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FakeWorker:
         self._copies = ScriptedCopies(steps)
         self._loads: dict[int, str] = {}
 
-    def begin(self, output: Any, step: int) -> Line:
+    def begin(self, connector: Any, output: Any, step: int) -> Line:
         """Take what a batch wants to be copied; the fields of its line."""
         if not self.works:
             return {}
@@ -42,6 +42,9 @@ class FakeWorker:
             Move(n, int(job.req_id), len(job.src_spec.block_ids))
             for n, job in meta.store_jobs.items()
         ]
+        jobs = connector.connector_scheduler._jobs
+        for number, *_ in (*loads, *stores):
+            jobs[number].keys = sorted(jobs[number].keys)
         moves = Moves(loads, stores, sorted(meta.jobs_to_flush))
         self._loads.update((number, job.req_id) for number, job in meta.load_jobs.items())
         self._copies.begin(moves, step)

@@ -58,7 +58,14 @@ OF_DRAFTS = (
 )
 
 #: Rules about blocks in host memory; combinations of them are not tried either.
-OF_HOST = ("offers_again", "ranks_requests")
+OF_HOST = (
+    "holds_apart",
+    "spares_computing",
+    "offers_again",
+    "uses_at_end",
+    "ranks_requests",
+    "evicts_either",
+)
 
 #: The released rules, the newest first.
 RELEASED: Mapping[str, Mapping[str, Any]] = {

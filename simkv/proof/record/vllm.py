@@ -67,13 +67,16 @@ class Driver:
         self.drafted: set[str] = set()  # who has drafts that the model may accept
         self.freed: list[int] = []
         manager = self.scheduler.kv_cache_manager
-        free = manager.free
+        manager.free = self._noting(manager.free)
+        if hasattr(manager, "pop_blocks_for_free"):  # they are free when steps under way are done
+            manager.pop_blocks_for_free = self._noting(manager.pop_blocks_for_free)
 
-        def noting(request: Any) -> None:
+    def _noting(self, free: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noting(request: Any) -> Any:
             self.freed.append(int(request.request_id))
-            free(request)
+            return free(request)
 
-        manager.free = noting
+        return noting
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """One line per ``schedule`` call; a closing one if nothing goes on any more."""
@@ -184,7 +187,7 @@ class Driver:
             line["drafts"] = [[int(i), drafts(i)] for i in rows if drafts(i)]
             line["padding"] = sorted(int(i) for i, n in real.items() if not n)
         self.drafted = {*emits} | (self.drafted - rows.keys())
-        line |= self.worker.begin(output, step)
+        line |= self.worker.begin(self.scheduler.connector, output, step)
         return line, Launched(output, emits, real, step)
 
     def _deliver(self, launched: Launched, alive: set[int]) -> tuple[int, list[int]]:

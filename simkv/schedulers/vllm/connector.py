@@ -14,7 +14,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from mypy_extensions import mypyc_attr
 
 from simkv.core.scheduler import Move, Moves
-from simkv.schedulers.vllm.host import WRITTEN, HostBlockStore, Uses
+from simkv.schedulers.vllm.eviction import WRITTEN, Uses
+from simkv.schedulers.vllm.host import HostBlockStore
 from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.rules import VllmRules
@@ -33,13 +34,14 @@ class Copy:
 class Share:
     """What the connector knows of a request: ``stored`` blocks of its prompt need no thought more.
 
-    ``jobs`` are under way for it. ``over``: it has ended and all its copies are begun.
+    ``named`` of its blocks were full when it was last looked at. ``jobs`` are under way for it.
+    ``over``: it has ended and all its copies are begun.
     """
 
     def __init__(self, r: RequestState) -> None:
         self.r = r
         self.uses = Uses()
-        self.stored = 0
+        self.stored = self.named = 0
         self.jobs: set[int] = set()
         self.over = False
 
@@ -87,6 +89,8 @@ class OffloadingConnector:
                 break
             found += 1
             wait = wait or refs[key] == WRITTEN or key in self._arriving
+        share.named = max(share.named, count)
+        self._touch(share)
         return None if wait else found
 
     def load(self, r: RequestState, first: int, end: int) -> None:
@@ -106,29 +110,33 @@ class OffloadingConnector:
         """``r`` runs no more."""
         self._owing.pop(r.id, None)
 
-    def ends(self, r: RequestState, tokens: int, table: array[int]) -> None:
+    def ends(self, r: RequestState, length: int, tokens: int, table: array[int]) -> None:
         """``r`` is over; of its prompt ``tokens`` have KV, in the blocks of ``table``."""
         self.stops(r)
-        for job in self._shares[r.id].jobs:
+        share = self._shares[r.id]
+        share.named = length // self._size
+        for job in share.jobs:
             self._fence(job)
         self._ended[r.id] = tokens, table[:]
 
     def moves(
         self,
-        given: Iterable[tuple[RequestState, int]],
+        given: Iterable[tuple[RequestState, int, int]],
         tables: Mapping[int, array[int]],
         taken: Collection[int],
         preempted: Iterable[int],
     ) -> Moves | None:
         """The copies that begin with a step, and those that it has to wait for.
 
-        Running requests are ``given`` tokens, in their order; blocks were ``taken`` by somebody.
+        Running requests of some length are ``given`` tokens, in their order; blocks were ``taken``
+        by somebody.
         """
         flush = {job for i in preempted for job in self._shares[i].jobs}
         if self._fences:
             flush.update(job for block in taken for job in self._fences.get(block, ()))
         stores: list[Move] = []
-        for r, n in given:
+        for r, length, n in given:
+            self._shares[r.id].named = length // self._size
             end = min(r.computed + n, r.length, r.prompt.prompt_tokens)
             self._offer(r, end, tables[r.id], stores)
         for i in sorted(self._ended):
@@ -197,9 +205,17 @@ class OffloadingConnector:
         if not absent:
             return None
         wanted = set(absent)
+        self._touch(share)
         blocks = [table[first + i] for i, key in enumerate(keys) if key in wanted]
         stores.append(self._begin(Copy(r.id, absent, blocks, stores=True), share))
         return stores[-1].job
+
+    def _touch(self, share: Share) -> None:
+        """All blocks of a request that are known by a key count as used now."""
+        if not self._rules.uses_at_end:
+            r = share.r
+            self._memory.name(r, share.named * self._size)
+            self.store.touch(r.keys[: share.named])
 
     def _begin(self, copy: Copy, share: Share) -> Move:
         number = self._count

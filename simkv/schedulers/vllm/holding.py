@@ -16,12 +16,16 @@ from simkv.schedulers.vllm.rules import VllmRules
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class HoldingQueue:
-    """Those who wait with blocks, and behind them the others, each in the order of the policy."""
+    """Those who wait with blocks, and behind them the others, each in the order of the policy.
+
+    Up to a release (``holds_apart``) there is one queue for both.
+    """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         self._holding: FcfsQueue | PriorityQueue = queue(config.policy, rules)
         self._rest: FcfsQueue | PriorityQueue = queue(config.policy, rules)
         self._holders: set[int] = set()
+        self._apart = rules.holds_apart
 
     def __len__(self) -> int:
         return len(self._holding) + len(self._rest)
@@ -41,6 +45,9 @@ class HoldingQueue:
 
     def hold(self, r: RequestState) -> None:
         """``r`` has blocks from now on; it is set aside."""
+        if not self._apart:
+            self._rest.set_aside(r)
+            return
         self._rest.remove(r)
         self._holders.add(r.id)
         self._holding.add(r)

@@ -13,6 +13,7 @@ has such cannot be preempted.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from operator import attrgetter
@@ -38,8 +39,9 @@ class VllmOffloadScheduler(VllmScheduler):
     ``loading`` requests wait for their copies, which for those of ``arrived`` are there. The
     ``ready`` have KV and blocks, of which so many were in the prefix cache, and do not run yet.
     Clients of the ``gone`` left while copies were under way. The ``unfinished`` load KV or compute
-    a prompt. ``freed`` are those whose blocks a
-    step under way still writes to, with the number of steps that have to be done.
+    a prompt. ``freed`` are those whose blocks a step under way still writes to, with the number of
+    steps that have to be done. The ``lost`` were preempted so: if one ends by the token that is
+    under way, its prompt is stored from the blocks that it had.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class VllmOffloadScheduler(VllmScheduler):
         self._gone: dict[int, RequestState] = {}
         self._unfinished: dict[int, RequestState] = {}
         self._freed: deque[tuple[int, RequestState]] = deque()
+        self._lost: dict[int, array[int]] = {}
         self._begun = self._over = 0  # steps that compute
         self._reported: list[int] = []
         self._ending = self._news = False
@@ -182,9 +185,12 @@ class VllmOffloadScheduler(VllmScheduler):
             self._unfinished[r.id] = r
         super()._grant(r, n, blocks, step)
         self.connector.runs(r)
+        self._lost.pop(r.id, None)
 
     def _gives_way(self, victim: RequestState) -> bool:
-        return self.pipeline_depth == 1 or not self._under_way(victim)
+        if self.pipeline_depth == 1 or not self.rules.spares_computing:
+            return True
+        return not self._under_way(victim)
 
     def _under_way(self, r: RequestState) -> int:
         return self.decoding.in_flight(r) if r in self.decoding else r.in_flight
@@ -196,6 +202,7 @@ class VllmOffloadScheduler(VllmScheduler):
         self.connector.stops(r)
         if self.pipeline_depth > 1 and r.in_flight:
             self._freed.append((self._begun, r))
+            self._lost[r.id] = self.noted.table(r)[:]
         else:
             super()._release(r, unused)
 
@@ -203,7 +210,11 @@ class VllmOffloadScheduler(VllmScheduler):
         runs = r.id in self.running
         prompt = r.prompt.prompt_tokens
         stored = prompt if self._ending else min(self._computed(r), prompt)
-        self.connector.ends(r, stored if runs else 0, self.noted.table(r))
+        table = self.noted.table(r)
+        if self._ending and r.id in self._lost:
+            runs, table = True, self._lost[r.id]
+        length = self.decoding.length(r) if r in self.decoding else r.length
+        self.connector.ends(r, length, stored if runs else 0, table)
         loading = self._loading.pop(r.id, None)
         ready = self._ready.pop(r.id, None)
         self._unfinished.pop(r.id, None)
@@ -213,14 +224,15 @@ class VllmOffloadScheduler(VllmScheduler):
         elif loading or ready is not None:
             self._arrived.discard(r.id)
             super()._release(r)
+        self._lost.pop(r.id, None)
 
     def _dispatch(self, step: Step) -> Batch:
         given = []
         for r in sorted(self.connector.owing(), key=attrgetter("order")):
             if r in step.tokens:
-                given.append((r, step.tokens[r]))
+                given.append((r, r.length, step.tokens[r]))
             elif r in self.decoding:
-                given.append((r, 1))
+                given.append((r, self.decoding.length(r), 1))
         assert self.memory.tables is not None
         tables, taken = self.memory.tables.tables, self.noted.taken
         preempted = step.batch.preempted

@@ -129,6 +129,7 @@ RELEASES: Mapping[int, Release] = {
         "start-up refuses a threshold above max_model_len, but no block larger than a chunk for "
         "states",
         {"checks_threshold": True, "wide_states": True},
+        {"num_cpu_blocks": 0, "eviction_policy": "lru"},
     ),
     28: Release(
         "2cf0a6915",
@@ -150,19 +151,19 @@ RELEASES: Mapping[int, Release] = {
     30: Release(
         "ced6857af",
         "all states behind are given back; places for drafts also for a hit beside nobody",
-        {"frees_gaps": True, "pads_hits": True},
+        {"frees_gaps": True, "pads_hits": True, "evicts_either": True, "spares_computing": True},
     ),
     31: Release(
         "db9527a46",
         "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold; "
         "one waiting queue for all",
-        {"threshold_spares_lone": True, "skipped_apart": False},
         {
-            "max_num_active_seqs": None,
-            "long_prefill_token_threshold_adaptive": False,
-            "num_cpu_blocks": 0,
-            "eviction_policy": "lru",
+            "threshold_spares_lone": True,
+            "skipped_apart": False,
+            "holds_apart": True,
+            "uses_at_end": True,
         },
+        {"max_num_active_seqs": None, "long_prefill_token_threshold_adaptive": False},
     ),
     32: Release(
         "5df63a720",

@@ -75,9 +75,14 @@ class VllmRules:
     ``keys_cover_next``: of EAGLE the key of a block covers the token behind it; else a hit is a
     block shorter than it could be. ``drafts_in_groups``: they are modelled with groups of layers.
 
-    With host memory (connector.py, host.py): ``offers_again``: after a preemption all blocks of a
-    prompt are offered anew; else only what was not yet. ``ranks_requests``: under LRU the blocks of
-    a request have the rank of its first use while it is there; else that of their being written.
+    With host memory (connector.py, eviction.py): ``holds_apart``: those who wait for their KV are
+    in a queue of their own, which is looked at first. ``spares_computing``: asynchronous, whoever
+    has a step under way cannot be preempted. ``offers_again``: after a preemption all blocks of a
+    prompt are offered anew; else only what was not yet. ``uses_at_end``: uses by a request count
+    once, when it is over; else all its blocks are touched whenever it asks, and when it stores.
+    ``ranks_requests``: under LRU the blocks of a request have the rank of its first use while it is
+    there; else that of their being written. ``evicts_either``: under ARC blocks used once make room
+    where there are no others.
 
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
@@ -134,8 +139,12 @@ class VllmRules:
     keys_cover_next: bool = False
     drafts_in_groups: bool = False
     # Host memory
+    holds_apart: bool = False
+    spares_computing: bool = False
     offers_again: bool = False
+    uses_at_end: bool = False
     ranks_requests: bool = False
+    evicts_either: bool = False
     # Asynchronous
     sees_the_end: bool = False
 
