@@ -161,7 +161,7 @@ NOT_IN_TRACES = {
     "swaps",
 }
 #: Rules about drafts and host memory are shown by the release that changed them and the one before.
-NOT_IN_TRACES |= {"draft_methods", "async_drafts", "drafts_in_groups", *OF_DRAFTS, *OF_HOST}
+NOT_IN_TRACES |= {"draft_methods", "async_drafts", "drafts_in_states", *OF_DRAFTS, *OF_HOST}
 AT_CHANGES = [
     (name, rule)
     for minor, release in RELEASES.items()

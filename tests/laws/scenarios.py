@@ -130,7 +130,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "max_cpu_loras": draw(rarely(_whole(2, 3))),
     }
     chunks = any(str(group).startswith("chunked") for group in groups)
-    together = not any(groups) or (rules_of(variant).drafts_in_groups and not chunks)
+    together = not chunks and ("mamba" not in groups or rules_of(variant).drafts_in_states)
     if together and "num_speculative_tokens" not in rules_of(variant).fixed:
         knobs |= _drafts(draw, variant, knobs)
     drafts = knobs.get("num_speculative_tokens", 0)
@@ -159,7 +159,12 @@ def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
     rules, drafts = rules_of(variant), draw(rarely(_whole(1, 4)))
     if not drafts:
         return {}
-    method = draw(st.sampled_from(rules.draft_methods))
+    sizes = any("/" in str(group) for group in knobs["kv_cache_groups"])
+    methods = [name for name in rules.draft_methods if not sizes or name != "eagle"]
+    methods = list(rules.draft_methods) if rules.keys_cover_next else methods
+    if "mamba" in knobs["kv_cache_groups"]:
+        methods = list(rules.drafts_in_states)
+    method = draw(st.sampled_from(methods))
     threshold = knobs["long_prefill_token_threshold"]
     more: Knobs = {
         "num_speculative_tokens": drafts,
@@ -168,6 +173,8 @@ def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
         "long_prefill_token_threshold": threshold if threshold > drafts else 0,
         "async_scheduling": knobs["async_scheduling"] and method in rules.async_drafts,
     }
+    if "mamba" in knobs["kv_cache_groups"]:
+        more["mamba_cache_mode"] = None
     return more | ({"max_num_scheduled_tokens": None} if rules.slots_of_budget else {})
 
 

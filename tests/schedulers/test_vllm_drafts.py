@@ -200,8 +200,25 @@ def test_who_is_preempted_loses_its_drafts() -> None:
             "asynchronously with eagle or draft_model only, not with ngram",
         ),
         (
-            {"kv_cache_groups": (0, 8), "variant": "0.32.0"},
-            r"from vLLM 0\.33 on, not for 0\.32\.0",
+            {"kv_cache_groups": (0, "mamba"), "variant": "0.32.0"},
+            r"mamba is modelled with eagle from vLLM 0\.33 on, not for 0\.32\.0",
+        ),
+        (
+            {"kv_cache_groups": (0, "mamba"), "variant": "0.25", "speculative_method": "ngram"},
+            r"mamba is modelled with ngram from vLLM 0\.26 on, not for 0\.25",
+        ),
+        (
+            {"kv_cache_groups": ("0/8", 8), "variant": "0.32.0"},
+            r"a block of another size is modelled with eagle from vLLM 0\.33 on, not for 0\.32\.0",
+        ),
+        (
+            {
+                "kv_cache_groups": (0, "mamba"),
+                "variant": "0.31",
+                "speculative_method": "ngram",
+                "mamba_cache_mode": "all",
+            },
+            "all is not modelled with num_speculative_tokens",
         ),
         ({"rule": "admit = 1"}, "no seams for rules"),
         (

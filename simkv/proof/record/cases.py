@@ -94,8 +94,10 @@ def names_of(version: str, count: int) -> list[str]:
         names += [f"{odd[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 4)]
     if "num_speculative_tokens" not in rules.fixed:
         drafts: tuple[str, ...] = ("spec", "specgone")
-        if rules.drafts_in_groups:
-            drafts += ("winspec", "mambaspecgone", "winspecgone", "mambaspec")
+        if "kv_cache_groups" not in rules.fixed:
+            drafts += ("winspec", "winspecgone")
+        if "eagle" in rules.drafts_in_states:
+            drafts += ("mambaspecgone", "mambaspec", "sizespec", "sizespecgone")
         each = len(drafts)
         names += [f"{drafts[i % each]}-{FIRST + i // each:03}" for i in range(count // 4)]
     if "num_cpu_blocks" not in rules.fixed:

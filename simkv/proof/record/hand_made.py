@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from simkv.proof.record.case import DrawnCase
@@ -106,12 +107,23 @@ def _adapter_comes_back(version: str) -> DrawnCase:
     return case._replace(requests=requests)
 
 
+def _shorter_hit(version: str) -> DrawnCase:
+    """The same prompt again, which ends with a block, for a window and a drafter with KV."""
+    case = _drafting(version, 1, (0, 12, 1), (3, 12, 4))
+    groups = {"block_size": 4, "num_gpu_blocks": 41, "kv_cache_groups": (0, 4)}
+    return case._replace(config=replace(case.config, speculative_method="eagle", **groups))
+
+
 def _has_priority(rules: VllmRules) -> bool:
     return "policy" not in rules.fixed
 
 
 def _has_drafts(rules: VllmRules) -> bool:
     return "num_speculative_tokens" not in rules.fixed
+
+
+def _has_groups(rules: VllmRules) -> bool:
+    return "kv_cache_groups" not in rules.fixed
 
 
 HAND_MADE = {
@@ -121,4 +133,5 @@ HAND_MADE = {
     "adapter-comes-back": HandMade(_adapter_comes_back, _has_drafts),
     "drafts-hit-alone": HandMade(_hit_alone, _has_drafts),
     "drafts-hit-at-the-end": HandMade(_hit_at_the_end, _has_drafts),
+    "drafts-shorter-hit": HandMade(_shorter_hit, _has_groups),
 }

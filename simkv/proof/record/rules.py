@@ -55,6 +55,8 @@ OF_DRAFTS = (
     "keeps_drafts",
     "caches_accepted",
     "keys_cover_next",
+    "keeps_replays",
+    "peeks_at_last",
 )
 
 #: Rules about blocks in host memory; combinations of them are not tried either.

@@ -221,11 +221,7 @@ class VllmConfig:
             )
         if self.rule is not None:
             raise ValueError("rule: there are no seams for rules with num_speculative_tokens")
-        if self.kv_cache_groups != (0,) and not rules.drafts_in_groups:
-            raise ValueError(
-                f"kv_cache_groups: {list(self.kv_cache_groups)} is modelled with "
-                f"num_speculative_tokens from vLLM 0.33 on, not for {self.variant}; say [0]"
-            )
+        self._check_drafts_in_groups(rules)
         if rules.pads_drafts and 0 < self.long_prefill_token_threshold <= drafts:
             raise ValueError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be 0 or "
@@ -240,6 +236,25 @@ class VllmConfig:
             raise ValueError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves nothing beside the "
                 f"{slots} slots of the draft model"
+            )
+
+    def _check_drafts_in_groups(self, rules: VllmRules) -> None:
+        sizes, method = {kind.block_size for kind in self.layer_kinds}, self.speculative_method
+        refused = {
+            STATES: self.has_states and method not in rules.drafts_in_states,
+            "a block of another size": len(sizes) > 1
+            and method == "eagle"
+            and not rules.keys_cover_next,
+        }
+        if self.has_states and self.mamba_cache_mode == "all":
+            raise ValueError(
+                "mamba_cache_mode: all is not modelled with num_speculative_tokens; leave it out"
+            )
+        for what in (what for what, is_refused in refused.items() if is_refused):
+            since = "0.33" if method == "eagle" else "0.26"
+            raise ValueError(
+                f"kv_cache_groups: {what} is modelled with {method} from vLLM {since} on, not for "
+                f"{self.variant}; say [0]"
             )
 
     def _check_offloading(self, rules: VllmRules) -> None:

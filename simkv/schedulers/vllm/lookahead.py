@@ -9,15 +9,19 @@ EAGLE's KV at a position depends on the next token: a hit is a block shorter tha
 
 from __future__ import annotations
 
+from array import array
+
 from mypy_extensions import mypyc_attr
 
 from simkv.core.prefix import BlockKeys
 from simkv.core.scheduler import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.groups import LayerKind
 from simkv.schedulers.vllm.memory import Hits
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.states import StateMemory, StateTable
+from simkv.schedulers.vllm.windows import reach_of, run_of, sees_less
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -33,6 +37,8 @@ class DraftMemory(StateMemory):
         self._at_first = self._lookahead if rules.lookahead_at_admission else 0
         self._longest = config.max_model_len
         self._drops = eagle and not rules.keys_cover_next
+        self._peek = 1 if self._drops and rules.peeks_at_last else 0
+        self._replays = rules.keeps_replays
         self._ahead = 1 if eagle and rules.keys_cover_next else 0
         self._keys = BlockKeys(config.block_size, self._ahead)
         self.recycles = config.kv_cache_groups != (0,)
@@ -69,18 +75,62 @@ class DraftMemory(StateMemory):
         revived = sum(self._pool.unheld(blocks) for blocks in hits.groups)
         return needed + revived <= self.room(running=running)
 
-    def hits(self, r: RequestState) -> Hits:
-        """What ``r`` can start from; at least its last token is left to compute."""
-        hits = super().hits(r)
-        if not self._drops or not hits.tokens:
-            return hits
-        return Hits(hits.tokens - self.block_size, [hits.groups[0][:-1]])
-
     def register(self, r: RequestState, tokens: int) -> None:
         """Enter the blocks filled by the first ``tokens`` tokens of ``r`` into the prefix cache."""
         super().register(r, tokens)
         if self._ahead and self._unit > self.block_size and self.cache and r.content is not None:
             self._register_tails(r, tokens // self._unit * self._unit)
+
+    def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
+        # Each kind is looked up a block further at first, and lets go of a block; once more when
+        # another kind has shortened the hit since. None of them keeps states where that is so.
+        if not self._drops:
+            return super()._agreed(found, tokens)
+        kinds, size = self._kinds, self.block_size
+        most = len(found[0]) * size if self._peek else tokens
+        whole: dict[LayerKind, int] = {}
+        longest, dropped = 0, set[LayerKind]()
+        while True:
+            left = tokens
+            for kind in kinds:
+                if kind in whole:
+                    left = min(left, whole[kind])
+                    continue
+                drops = kind not in dropped
+                looked = min(left + size, most) if drops and len(kinds) > 1 else left
+                hit = self._less_one(kind, self._alike(kind, found), looked // size, drops=drops)
+                if drops:
+                    dropped.add(kind)
+                elif hit < left:
+                    dropped.clear()
+                left, longest = hit, max(longest, hit)
+                if not sees_less(kind):
+                    whole[kind] = hit
+            if left >= tokens:
+                return tokens, longest
+            tokens = left
+            if len(kinds) == 1 or (len(kinds) == 2 and whole):
+                return tokens, longest
+
+    def _less_one(
+        self, kind: LayerKind, groups: list[array[int]], most: int, *, drops: bool
+    ) -> int:
+        """Tokens of the longest hit of a kind in so many blocks, less a block that is needed too
+        where it ``drops`` one."""
+        reach = reach_of(kind)
+        blocks = run_of(groups, most, reach + drops if reach else 0, 1)
+        return max(blocks - drops, 0) * self.block_size
+
+    def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
+        kind, size, prompt = self.layers[g], self.block_size, r.prompt.prompt_tokens
+        if not (self._drops and self._boundaries and kind.window):
+            return super()._worth(r, g, known, full)
+        ends = {(prompt - 1) // size}
+        if self._replays:
+            ends = {max(tokens // size - 1, 0) for tokens in (prompt - 1, prompt)}
+        if r.junction:
+            ends.add(r.junction // size)
+        return [(end - reach_of(kind), end + 1) for end in ends]
 
     def _register_tails(self, r: RequestState, tokens: int) -> None:
         """Enter the block in which a prompt ends whose key waits for a token, by what is known."""

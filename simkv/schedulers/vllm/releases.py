@@ -121,7 +121,12 @@ RELEASES: Mapping[int, Release] = {
         "ffd46bfab",
         "max_num_scheduled_tokens, which replaces the budget; blocks behind a window are given "
         "back when no step under way reads them; by default states are cached, at each junction",
-        {"frees_processed": True, "caches_states": True, "keeps_junctions": True},
+        {
+            "frees_processed": True,
+            "caches_states": True,
+            "keeps_junctions": True,
+            "drafts_in_states": ("ngram", "draft_model"),
+        },
         {"max_num_scheduled_tokens": None},
     ),
     27: Release(
@@ -150,8 +155,15 @@ RELEASES: Mapping[int, Release] = {
     ),
     30: Release(
         "ced6857af",
-        "all states behind are given back; places for drafts also for a hit beside nobody",
-        {"frees_gaps": True, "pads_hits": True, "evicts_either": True, "spares_computing": True},
+        "all states behind are given back; places for drafts also for a hit beside nobody; EAGLE: "
+        "of windows the cache keeps what a hit a block less needs",
+        {
+            "frees_gaps": True,
+            "pads_hits": True,
+            "evicts_either": True,
+            "spares_computing": True,
+            "keeps_replays": True,
+        },
     ),
     31: Release(
         "db9527a46",
@@ -168,8 +180,9 @@ RELEASES: Mapping[int, Release] = {
     32: Release(
         "5df63a720",
         "of a prompt that ends with a block the state before its last block is kept; with states "
-        "who could start from the end of a prompt waits while a request that has it is under way",
-        {"leaves_last": True, "marks_again": True},
+        "who could start from the end of a prompt waits while a request that has it is under way; "
+        "EAGLE: with groups the last block of a prompt is looked up",
+        {"leaves_last": True, "marks_again": True, "peeks_at_last": True},
         {"mamba_prefill_checkpoints": False},
         without={
             "mamba_cache_mode": Fixed(
@@ -187,7 +200,7 @@ RELEASES: Mapping[int, Release] = {
             "marks_again": False,
             "caches_accepted": True,
             "keys_cover_next": True,
-            "drafts_in_groups": True,
+            "drafts_in_states": ("eagle", "ngram", "draft_model"),
             "async_drafts": ("eagle", "ngram", "draft_model"),
             "offers_again": True,
             "ranks_requests": True,

@@ -55,13 +55,14 @@ class WindowMemory(VllmMemory):
         # Of states that are kept, the one before the next token is needed, and that is written.
         kept = 2 if self.cache else 0
         self.layers = [k._replace(window=kept) if k.states else k for k in config.layer_kinds]
-        self._kinds = sorted(dict.fromkeys(self.layers), key=_sees_less)
+        self._kinds = sorted(dict.fromkeys(self.layers), key=sees_less)
         self._sizes = [kind.block_size for kind in self.layers]
         self._paged = Counter(self._sizes)
         self._unit, size = lcm(*self._sizes), config.block_size
         self._fills = self._unit if rules.keeps_aligned else size
         self._most = [config.most_blocks(kind) for kind in config.layer_kinds]
         self._processed = rules.frees_processed
+        self._peek = 0  # tokens behind the longest possible hit that are looked up, too
         self._keyless_behind = rules.keyless_first or rules.keyless_windows
         self._boundaries = rules.keeps_boundaries
         # What leaves a window leaves it so many tokens before a block is full; one step later
@@ -87,20 +88,13 @@ class WindowMemory(VllmMemory):
         """What ``r`` can start from: each kind of groups shortens what those before it allow."""
         if not self.cache or r.content is None or r.computed:
             return NO_HITS._replace(groups=[array("i") for _ in self.layers])
-        tokens = r.length - 1
+        tokens = r.length - 1 + self._peek
         self._keys.extend(r.keys, r.content, tokens)
         found = [
             self.cache.find(self._keys_of(r, g, 0, tokens // size))
             for g, size in enumerate(self._sizes)
         ]
-        longest, before = 0, -1
-        while tokens != before:
-            before = tokens
-            for kind in self._kinds:
-                seen = zip(found, self.layers, strict=True)
-                alike = [there for there, other in seen if other == kind]
-                tokens = self._hit_of(kind, alike, tokens)
-                longest = max(longest, tokens)
+        tokens, longest = self._agreed(found, r.length - 1)
         groups = [
             found[g][self._behind(g, tokens) : tokens // size] for g, size in enumerate(self._sizes)
         ]
@@ -191,12 +185,27 @@ class WindowMemory(VllmMemory):
             for size, most in zip(self._sizes, self._most, strict=True)
         )
 
+    def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
+        """Tokens of the longest hit of at most so many that is one in all groups, of whose blocks
+        these were found; and those of the longest that some of them had."""
+        longest, before = 0, -1
+        while tokens != before:
+            before = tokens
+            for kind in self._kinds:
+                tokens = self._hit_of(kind, self._alike(kind, found), tokens)
+                longest = max(longest, tokens)
+        return tokens, longest
+
+    def _alike(self, kind: LayerKind, found: list[array[int]]) -> list[array[int]]:
+        """What was found of the groups of a kind."""
+        return [there for there, other in zip(found, self.layers, strict=True) if other == kind]
+
     def _hit_of(self, kind: LayerKind, groups: list[array[int]], tokens: int) -> int:
         """Tokens of the longest hit of at most so many in groups of a kind."""
         size = kind.block_size
         if kind.chunk:
             return _behind_last(groups, tokens // size, kind.chunk // size) * size
-        return _run(groups, tokens // size, _reach(kind), self._unit // size) * size
+        return run_of(groups, tokens // size, reach_of(kind), self._unit // size) * size
 
     def _let_go_of(self, r: RequestState, g: int, owner: int, tokens: int) -> None:
         gone = r.gone
@@ -239,7 +248,7 @@ class WindowMemory(VllmMemory):
         """Ranges of blocks of a group that could serve a hit, which end behind ``known`` ones while
         ``full`` are filled."""
         kind, unit = self.layers[g], self._unit
-        reach, step = _reach(kind), self._fills // kind.block_size
+        reach, step = reach_of(kind), self._fills // kind.block_size
         if self._boundaries and kind.window:
             tokens = {where // unit * unit for where in (r.prompt.prompt_tokens - 1, r.junction)}
             ends = [where // kind.block_size for where in tokens if where]
@@ -250,17 +259,17 @@ class WindowMemory(VllmMemory):
         return [(end - reach, end) for end in ends]
 
 
-def _sees_less(kind: LayerKind) -> bool:
+def sees_less(kind: LayerKind) -> bool:
     """Whether layers do not see everything; those that do come first when hits are looked for."""
     return kind.window > 0 or kind.chunk > 0
 
 
-def _reach(kind: LayerKind) -> int:
+def reach_of(kind: LayerKind) -> int:
     """Blocks that the window before the next token of a block reaches into."""
     return blocks_for(kind.window - 1, kind.block_size) if kind.window else 0
 
 
-def _run(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
+def run_of(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
     """Blocks of the longest hit of at most ``most``: the last ``reach`` of them are in all groups.
 
     A shorter run at the very beginning is a hit, too, and with ``reach`` 0 nothing else is. It ends
