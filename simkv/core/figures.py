@@ -111,14 +111,18 @@ OF_DRAFTS: Mapping[str, Metric] = {
     )
 }
 #: Those that only a run with KV in host memory has. Of the prompt tokens of requests as they are
-#: first taken in, the shares whose KV is on the GPU and is loaded from host memory.
+#: first taken in, the shares whose KV is on the GPU, is loaded from host memory, and was read from
+#: a disk before that, where there is one.
 OF_TIERS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
         Metric("kv_tiers.gpu_hit_rate", "prompt tokens hit on the GPU", "%", True),
         Metric("kv_tiers.host_hit_rate", "prompt tokens hit in host memory", "%", True),
+        Metric("kv_tiers.disk_hit_rate", "prompt tokens hit on disk", "%", True),
         Metric("kv_tiers.loaded_tokens", "tokens loaded from host memory", "", True),
         Metric("kv_tiers.stored_tokens", "tokens stored in host memory"),
+        Metric("kv_tiers.read_tokens", "tokens read from disk", "", True),
+        Metric("kv_tiers.written_tokens", "tokens written to disk"),
     )
 }
 #: Those that not every run has, and which has them.

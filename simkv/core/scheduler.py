@@ -47,8 +47,8 @@ class Row(NamedTuple):
 #: Why somebody was passed over: ``blocks`` are too few, or enough but ``reserved`` for others; no
 #: ``slot`` is free, or none for its LoRA ``adapter``; the token ``budget`` of the step is spent; it
 #: is ``deferred`` with its bucket (of length, of modality), which does not run now; or another
-#: ``rule`` keeps it out. Or its ``kv`` is on its way from host memory.
-Why = Literal["blocks", "reserved", "slot", "adapter", "budget", "deferred", "rule", "kv"]
+#: ``rule`` keeps it out. Or its ``kv`` is on its way from host memory, or from ``disk`` to there.
+Why = Literal["blocks", "reserved", "slot", "adapter", "budget", "deferred", "rule", "kv", "disk"]
 
 
 class Held(NamedTuple):
@@ -80,20 +80,34 @@ class Swap(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A copy of the KV of ``tokens`` between GPU and host memory, for a request's sake."""
+    """A copy of the KV of ``tokens`` between GPU and host memory, for a request's sake, or between
+    that and a disk. Of a load ``disk`` tokens were read from there for the request."""
 
     job: int
     id: int
     tokens: int
+    disk: int = 0
+
+
+class DiskMoves(NamedTuple):
+    """What begins between host memory and a disk with a step: ``reads`` into host memory,
+    ``writes`` from there, and a ``look`` (its number, and for how many blocks) for what is there.
+    """
+
+    reads: list[Move]
+    writes: list[Move]
+    look: tuple[int, int] | None
 
 
 class Moves(NamedTuple):
     """Copies that begin with a step: ``loads`` to the GPU at once, ``stores`` to host memory when
-    it has run. Before it runs all of ``flush`` have to be done, which may have begun earlier."""
+    it has run. Before it runs all of ``flush`` have to be done, which may have begun earlier.
+    ``disk`` begins at once, too."""
 
     loads: list[Move]
     stores: list[Move]
     flush: list[int]
+    disk: DiskMoves | None = None
 
 
 class Cause(NamedTuple):
@@ -345,8 +359,15 @@ class Offloader(Scheduler, Protocol):
     def awaits_kv(self) -> bool:
         """Whether copies are under way, so that a standstill will end by itself."""
 
+    @property
+    def unsaid(self) -> bool:
+        """Whether something is to be copied that no batch has named yet."""
+
     def moved(self, jobs: Sequence[int]) -> None:
         """These copies are done; it hears of it with the batch that is completed next."""
+
+    def disk_moved(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
+        """These transfers of a disk are done, and it is known what these looks were for."""
 
 
 class KvConnector(Scheduler, Protocol):

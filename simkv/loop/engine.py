@@ -68,6 +68,7 @@ class Engine(Replica):
         self.stirred: Callable[[], None] | None = None
         self.in_flight: deque[InFlight] = deque()
         self._outside = False
+        self._circles = False  # copies follow each other for ever, and nothing comes of it
         self._leap: Leap | None = None
         self._rest: Rest | None = None
         self._idle_passes = 0  # in a row
@@ -127,8 +128,14 @@ class Engine(Replica):
         if delivered:  # what came from outside may have changed nothing
             self.record.standstill = None
         working = bool(batch or oldest.batch) or any(f.batch for f in self.in_flight)
-        if not working and (not self._busy() or getattr(self.scheduler, "awaits_kv", False)):
-            return "sleep"
+        if not working and not getattr(self.scheduler, "unsaid", False):
+            if not self._busy():
+                return "sleep"
+            if getattr(self.scheduler, "awaits_kv", False):
+                if self._watch.repeats(working=True, now=self.env.now):
+                    self._circles = True
+                    self._stand_still(self._watch.since)
+                return "sleep"
         if self._watch.repeats(working, self.env.now):
             self._stand_still(self._watch.since)
             return "sleep"
@@ -405,10 +412,16 @@ class Engine(Replica):
     def _busy(self) -> bool:
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
 
-    def stir(self) -> None:
-        """Something came from outside: the engine looks again when its present step is over."""
+    def stir(self, *, news: bool = True) -> None:
+        """Something came: the engine looks again when its present step is over.
+
+        One that is known to go round in a circle waits for ``news``.
+        """
+        if self._circles and not news:
+            return
         super().stir()
-        self._outside = True
+        if news:
+            self._outside, self._circles = True, False
         (self.stirred or self.cut)()
 
     def cut(self) -> None:
@@ -439,6 +452,8 @@ class Engine(Replica):
             kind, why = "deadlock", "requests wait and the scheduler can run none of them"
             if decided and decided[-1] >= since:
                 kind, why = "livelock", "the same decisions repeat and no token is emitted"
+            if self._circles:
+                kind, why = "livelock", "the same KV is read again and again, and nobody can run"
             held = dict(self.scheduler.blocks_held())
             self.record.standstill = Standstill(
                 kind, self.env.now, why, sorted(set(stuck)), held, since

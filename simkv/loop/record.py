@@ -60,7 +60,8 @@ class Life:
     ``more`` are pairs of a row and how many tokens it emitted there beyond one, accepted drafts;
     ``beyond`` of ``tokens`` are of these. If it is ``drafted``, its decodes verify drafts, and each
     has a row in ``chunks``. ``refusal`` is why it was turned away for a limit, if it
-    was. Before it first computed anything, so many tokens of KV were ``loaded`` from host memory.
+    was. Before it first computed anything, so many tokens of KV were ``loaded`` from host memory,
+    of which so many were ``read`` from a disk for it.
     """
 
     request: Request
@@ -87,6 +88,7 @@ class Life:
     beyond: int = 0
     drafted: bool = False
     loaded: int = 0
+    read: int = 0
 
     def more_in(self, first: int, last: int) -> int:
         """Tokens beyond one each that it emitted in these rows."""
@@ -177,10 +179,13 @@ class Drafting:
 
 @dataclass(slots=True)
 class Copied:
-    """Tokens whose KV was copied from host memory and to it."""
+    """Tokens whose KV was copied from host memory to the GPU and back; and read from a disk into
+    host memory and written there, None where there is no disk."""
 
     loaded_tokens: int = 0
     stored_tokens: int = 0
+    read_tokens: int | None = None
+    written_tokens: int | None = None
 
 
 class Record:
@@ -230,7 +235,11 @@ class Record:
         for move in moves.loads:
             counts.loaded_tokens += move.tokens
             if not (life := self.lives[move.id]).spans:
-                life.loaded = move.tokens
+                life.loaded, life.read = move.tokens, move.disk
+        if moves.disk:
+            reads, writes = (sum(m.tokens for m in jobs) for jobs in moves.disk[:2])
+            counts.read_tokens = (counts.read_tokens or 0) + reads
+            counts.written_tokens = (counts.written_tokens or 0) + writes
 
     def _note_preempted(self, batch: Batch, now: float) -> None:
         for i, cause in zip(batch.preempted, batch.causes or repeat(UNKNOWN), strict=False):

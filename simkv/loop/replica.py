@@ -92,10 +92,10 @@ class Replica(ABC):
             patience.callbacks.append(lambda _: self._give_up(life))
         self.stir()
 
-    def tell(self, message: Callable[[], None]) -> None:
-        """Something from outside takes effect before the next decision."""
+    def tell(self, message: Callable[[], None], *, news: bool = True) -> None:
+        """Something takes effect before the next decision; see ``stir``."""
         self.inbox.append(message)
-        self.stir()
+        self.stir(news=news)
 
     def leave(self, request_id: int) -> None:
         """The client of a request that came is gone now."""
@@ -167,8 +167,9 @@ class Replica(ABC):
         self.wake = self.env.event()
         return self.wake
 
-    def stir(self) -> None:
-        """Something came from outside: it looks again as soon as it can."""
+    def stir(self, *, news: bool = True) -> None:  # noqa: ARG002
+        """Something came: it looks again as soon as it can. What is no ``news`` follows from what
+        it did itself, and may go on so for ever."""
         self.changed = True
         self.record.end = self.env.now
         if self.wake is not None:

@@ -161,7 +161,11 @@ def replica_of(
     if spec_of(spec.engine).offloads(spec.engine):
         asked = scenario.offload
         link = OffloadLink(asked.bytes_per_token, asked.host_gb_s * 1e9, asked.latency_us / 1e6)
-        with_copies(engine, link)
+        disk = None
+        if getattr(spec.engine, "secondary_tiers", ()):
+            read, write = asked.disk_read_gb_s * 1e9, asked.disk_write_gb_s * 1e9
+            disk = OffloadLink(asked.bytes_per_token, read, asked.disk_latency_us / 1e6, write)
+        with_copies(engine, link, disk)
     if knob := spec_of(spec.engine).stream:
         engine.record.every = getattr(spec.engine, knob)
     return engine

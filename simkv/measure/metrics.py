@@ -194,12 +194,18 @@ def _tiers(lives: Iterable[Life], copied: Copied) -> dict[str, float]:
     # Of a prompt that is there as a whole the last token is computed again, off the GPU's share.
     loaded = sum(min(life.loaded, life.chunks[0].context) for life in taken_in)
     hits = sum(life.chunks[0].context for life in taken_in) - loaded
-    return {
+    read = sum(min(life.read, life.loaded, life.chunks[0].context) for life in taken_in)
+    figures = {
         "gpu_hit_rate": 100.0 * hits / tokens if tokens else 0.0,
-        "host_hit_rate": 100.0 * loaded / tokens if tokens else 0.0,
+        "host_hit_rate": 100.0 * (loaded - read) / tokens if tokens else 0.0,
         "loaded_tokens": copied.loaded_tokens,
         "stored_tokens": copied.stored_tokens,
     }
+    if copied.read_tokens is not None and copied.written_tokens is not None:
+        figures["disk_hit_rate"] = 100.0 * read / tokens if tokens else 0.0
+        figures["read_tokens"] = copied.read_tokens
+        figures["written_tokens"] = copied.written_tokens
+    return figures
 
 
 def _drafting(counts: Drafting) -> dict[str, float]:

@@ -112,10 +112,11 @@ class LoraSection(Section):
 
 
 class OffloadSection(Section):
-    """What copies of KV to and from host memory take, in engines with blocks there.
+    """What copies of KV to and from host memory take, in engines with blocks there; and between
+    that and a disk, where KV goes on to one.
 
-    The defaults are assumed: Llama-3.1-8B in bf16, PCIe 4.0. Nothing of it was calibrated, nor
-    that steps take longer while the GPU's memory is read for copies.
+    The defaults are assumed: Llama-3.1-8B in bf16, PCIe 4.0, one NVMe disk. Nothing of it was
+    calibrated, nor that steps take longer while the GPU's memory is read for copies.
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
@@ -124,6 +125,12 @@ class OffloadSection(Section):
     """Between GPU and host memory (GB/s), each way by itself."""
     latency_us: Annotated[float, Field(ge=0)] = 50.0
     """Of each copy beside that (microseconds)."""
+    disk_read_gb_s: Annotated[float, Field(gt=0)] = 5.0
+    """From disk into host memory (GB/s)."""
+    disk_write_gb_s: Annotated[float, Field(gt=0)] = 5.0
+    """From host memory to disk (GB/s)."""
+    disk_latency_us: Annotated[float, Field(ge=0)] = 200.0
+    """Of each transfer beside that, and of looking whether blocks are there (microseconds)."""
 
 
 class DrafterSection(Section):

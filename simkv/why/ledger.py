@@ -33,6 +33,7 @@ class Kind(StrEnum):
     SLOT = "slot"  # as many run as may
     ADAPTER = "adapter"  # as many LoRA adapters run as may
     KV = "kv"  # its KV is on its way from host memory, or about to be
+    DISK = "disk"  # its KV is on its way from disk to there, or it may be on disk
     BUDGET = "budget"  # the tokens of the step are used up
     RULE = "rule"  # another rule of the engine, such as an interval between prefills
     BEHIND = "behind"  # in the queue, but not its head
@@ -55,6 +56,7 @@ WORDS: dict[Kind, str] = {
     Kind.SLOT: "queued for a slot",
     Kind.ADAPTER: "queued for a LoRA slot",
     Kind.KV: "waiting for KV from host",
+    Kind.DISK: "waiting for KV from disk",
     Kind.BUDGET: "queued for token budget",
     Kind.RULE: "kept out by a rule",
     Kind.BEHIND: "behind the head of the queue",
@@ -78,6 +80,7 @@ WAITS = frozenset(
         Kind.SLOT,
         Kind.ADAPTER,
         Kind.KV,
+        Kind.DISK,
         Kind.BUDGET,
         Kind.RULE,
         Kind.BEHIND,

@@ -138,20 +138,24 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     knobs["rule"] = draw(rarely(rules("vllm"))) if seams else None
     drafts = drafts or any(groups) or knobs["rule"] or block_size == 1
     if not drafts and "num_cpu_blocks" not in rules_of(variant).fixed:
-        knobs |= _host(draw)
+        knobs |= _host(draw, knobs)
     if variant == "0.33.0-swap":
         knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
     fixed = rules_of(variant).fixed.keys() - {"enable_prefix_caching", "num_cpu_blocks"}
     return {k: v for k, v in knobs.items() if k not in fixed}
 
 
-def _host(draw: Draw) -> Knobs:
+def _host(draw: Draw, knobs: Knobs) -> Knobs:
     """Blocks in host memory with the other knobs as they need them; or none."""
-    blocks = draw(st.sampled_from([0, 0, 3, 12, 60]))
-    if not blocks:
+    blocks = draw(st.sampled_from([0, 1, 2, 0, 1, 4, 0.3])) * knobs["num_gpu_blocks"]
+    if int(blocks) == 0:
         return {}
-    policy = draw(st.sampled_from(["lru", "arc"]))
-    return {"num_cpu_blocks": blocks, "eviction_policy": policy, "enable_prefix_caching": True}
+    return {
+        "num_cpu_blocks": int(blocks),
+        "eviction_policy": draw(st.sampled_from(["lru", "arc"])),
+        "secondary_tiers": draw(st.sampled_from([[], ["fs"]])),
+        "enable_prefix_caching": True,
+    }
 
 
 def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
@@ -340,6 +344,17 @@ def _request(draw: Draw, longest: int, images: bool, knobs: Knobs) -> dict[str, 
     return request
 
 
+def _turns(draw: Draw, requests: list[dict[str, Any]], longest: int) -> list[dict[str, Any]]:
+    """The same clients again and again, each with all that it has said before; for hosts."""
+    said: dict[str, int] = {}
+    for turn, request in enumerate(requests):
+        who = request["prefix_group"] = "abc"[turn % draw(st.sampled_from([3, 2]))]
+        said[who] = min(said.get(who, 0) + draw(_whole(longest // 2, longest)), longest)
+        request["prompt_tokens"] = request["prefix_tokens"] = said[who]
+        request["arrival"] = turn * draw(st.sampled_from([30.0, 9.0, 0.5]))
+    return requests
+
+
 @st.composite
 def scenarios(draw: Draw, engine: str, variant: str) -> Scenario:
     """A scenario of up to eight requests for one variant of an engine."""
@@ -347,12 +362,15 @@ def scenarios(draw: Draw, engine: str, variant: str) -> Scenario:
     images = bool(draw(rarely(st.just(1))))
     count = draw(_whole(1, 8))
     knobs = KNOBS[engine](draw, variant)
+    requests = [_request(draw, longest, images, knobs) for _ in range(count)]
+    if knobs.get("num_cpu_blocks") and draw(st.sampled_from([True] * 5 + [False])):
+        longest = knobs["max_model_len"] - 4
+        turns = [*requests, *(_request(draw, longest, images, knobs) for _ in range(4))]
+        requests = _turns(draw, turns, longest)
     return Scenario.model_validate(
         {
             "name": "random",
-            "workload": {
-                "requests": [_request(draw, longest, images, knobs) for _ in range(count)]
-            },
+            "workload": {"requests": requests},
             "engine": {"name": engine, "variant": variant, **knobs},
             "profile": draw(st.sampled_from(["unit-step", "l4-mistralrs-pr2034"])),
             "timeout": draw(rarely(st.just(100.0))),
@@ -378,7 +396,8 @@ class Run:
 def let_copy(engine: Engine, scenario: Scenario) -> None:
     """Copies to and from host memory take a while, where the scenario's engine has any."""
     if registry.spec_of(scenario.engine).offloads(scenario.engine):
-        with_copies(engine, OffloadLink(1.0, bandwidth=20.0, latency=0.3))
+        disk = OffloadLink(1.0, 10.0, 0.7, 30.0) if scenario.engine.secondary_tiers else None
+        with_copies(engine, OffloadLink(1.0, bandwidth=20.0, latency=0.3), disk)
 
 
 def run(scenario: Scenario, watch: Callable[[Scheduler], Any] = lambda scheduler: scheduler) -> Run:

@@ -76,9 +76,11 @@ WHOLE: dict[str, Tree] = {
         | {"max_num_batched_tokens": 8192, "num_speculative_tokens": 2},
     },
     "tiers": {
-        "offload": {"bytes_per_token": 65536.0, "host_gb_s": 10.0, "latency_us": 20.0},
+        "offload": {"bytes_per_token": 65536.0, "host_gb_s": 10.0, "latency_us": 20.0}
+        | {"disk_read_gb_s": 3.0, "disk_write_gb_s": 2.0, "disk_latency_us": 90.0},
         "engine": {"name": "vllm", "num_gpu_blocks": 512, "max_model_len": 4096}
-        | {"max_num_batched_tokens": 8192, "num_cpu_blocks": 64, "eviction_policy": "arc"},
+        | {"max_num_batched_tokens": 8192, "num_cpu_blocks": 64, "eviction_policy": "arc"}
+        | {"secondary_tiers": ["fs"]},
     },
     "hardware": {"profile": None, "hardware": {"gpu": "L40S", "model": "llama-3.1-8b"}},
     "experts": {
@@ -172,6 +174,7 @@ OTHERS: tuple[Any, ...] = (
         {"le": 1.0},
         [0.0, 2.0],
         [64],
+        [],
         {0: {"preemptions": 0.0}},
         "admit = 1",
     ),

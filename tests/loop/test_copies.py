@@ -124,3 +124,60 @@ def test_the_scenario_says_how_wide_the_link_is() -> None:
     assert faster is not None
     assert narrow is not None
     assert narrow - faster == pytest.approx(0.047, abs=0.011)
+
+
+ON_DISK = {"secondary_tiers": ["fs"], "num_cpu_blocks": 4}
+#: 1 ms a token from the disk and 0.5 ms to it, and 1 ms more each.
+DISK = {"disk_read_gb_s": 1.0, "disk_write_gb_s": 2.0, "disk_latency_us": 1000.0}
+
+
+def test_what_went_to_disk_is_read_and_loaded() -> None:
+    """Host memory has four blocks, prompts three: the first one's made room for the others'."""
+    asks = [ask(0, "a"), ask(100, "b", 8), ask(200, "c"), ask(300, "a")]
+    result = run_scenario(scenario(*asks, engine=ON_DISK, **DISK), Path())
+    record = result.record
+    assert summary(record)["kv_tiers"] == {
+        "gpu_hit_rate": 0.0,
+        "host_hit_rate": 0.0,
+        "disk_hit_rate": pytest.approx(100 * 47 / 192),
+        "loaded_tokens": 48,
+        "stored_tokens": 144,
+        "read_tokens": 48,
+        "written_tokens": 144,
+    }
+    waits = totals(result.diagnosis.ledger[3])
+    # Looking takes 1 ms, reading 49 ms; the load of 48 ms is heard of with an idle pass of 1 s.
+    assert waits[Kind.DISK] == pytest.approx(0.001 + 0.049)
+    assert waits[Kind.KV] == pytest.approx(1.048)
+    assert WORDS[Kind.DISK] == "waiting for KV from disk"
+
+
+def test_one_who_is_new_waits_for_the_answer_that_nothing_of_it_is_on_disk() -> None:
+    result = run_scenario(scenario(ask(0, "a"), engine=ON_DISK, **DISK), Path())
+    assert totals(result.diagnosis.ledger[0])[Kind.DISK] == pytest.approx(0.001)
+
+
+def test_a_prompt_that_host_memory_cannot_hold_is_read_for_ever() -> None:
+    """Each of its blocks makes room for the next, as in vLLM 0.33.0 (``disk-`` recordings)."""
+    asks = [
+        {**ask(100 * i, group, shared=96), "prompt_tokens": 96} for i, group in enumerate("aba")
+    ]
+    small = {"num_gpu_blocks": 8, "max_model_len": 112, "max_num_batched_tokens": 32}
+    engine = {**ON_DISK, **small, "max_num_seqs": 4}
+    record = run_scenario(scenario(*asks, engine=engine, **DISK), Path()).record
+    assert record.standstill is not None
+    assert (record.standstill.kind, record.standstill.requests) == ("livelock", [2])
+    assert record.copied is not None
+    assert (record.copied.read_tokens or 0) > 10 * 96
+    room = run_scenario(scenario(*asks, engine={**engine, "num_cpu_blocks": 6}, **DISK), Path())
+    assert room.record.standstill is None
+    assert room.record.lives[2].read == 96
+
+
+def test_more_tiers_and_a_tier_behind_nothing_are_refused() -> None:
+    for knobs, said in (
+        ({"secondary_tiers": ["fs"], "num_cpu_blocks": 0}, "they are behind num_cpu_blocks"),
+        ({"secondary_tiers": ["fs", "fs"]}, "more than one is not modelled"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            scenario(ask(0, "a"), engine=knobs)

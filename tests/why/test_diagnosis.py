@@ -359,6 +359,7 @@ def test_held_blocks_are_those_that_the_pool_misses(data: st.DataObject) -> None
     knobs: dict[str, Any] = {"enable_prefix_caching": False, "async_scheduling": False}
     knobs["kv_cache_groups"] = (0,)
     knobs |= {"num_speculative_tokens": 0, "num_cpu_blocks": 0}  # drafts have blocks too
+    knobs["secondary_tiers"] = ()
     engine = type(scenario.engine)(**{**vars(scenario.engine), **knobs})
     record = run(scenario.model_copy(update={"engine": engine})).record
     held = [

@@ -8,7 +8,7 @@ gaps) holds; what needs all steps in order of time is for the records of the rep
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
 from itertools import accumulate, chain
 from operator import itemgetter
@@ -49,6 +49,8 @@ def whole(
         record.copied = Copied(
             sum(counts.loaded_tokens for counts in copied),
             sum(counts.stored_tokens for counts in copied),
+            _known(counts.read_tokens for counts in copied),
+            _known(counts.written_tokens for counts in copied),
         )
     stops = [part.standstill for part in parts if part.standstill]
     record.standstill = min(stops, key=lambda stop: stop.since, default=None)
@@ -59,6 +61,12 @@ def whole(
             life = _counted(life, [_shifted(other, offsets[part]) for part, other in in_vain[i]])
         record.lives[i] = replace(life, request=requests[i]) if requests else life
     return record
+
+
+def _known(counts: Iterable[int | None]) -> int | None:
+    """The sum of what is counted, None if nothing is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _shifted(life: Life, rows: int) -> Life:

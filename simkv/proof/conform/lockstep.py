@@ -9,7 +9,7 @@ from itertools import count
 from simkv.core.engine import EngineSpec
 from simkv.core.recording import Line
 from simkv.core.scheduler import Batch, Completion, Livelock
-from simkv.proof.conform.copies import ScriptedCopies
+from simkv.proof.conform.copies import ScriptedCopies, ScriptedDisk
 from simkv.proof.conform.recorder import Recorder, gone
 
 
@@ -19,7 +19,9 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     recorder = Recorder(engine.build(config), config, whole=True)
     emitted, standstill = Emitted(header["requests"]), StallWatch()
     clients = ScriptedClients(header, recorder)
-    under_way = UnderWay(recorder, emitted, ScriptedCopies(header.get("copies", ())))
+    copies = ScriptedCopies(header.get("copies", ()))
+    disk = ScriptedDisk(header.get("disk", ()), header.get("looks", ()))
+    under_way = UnderWay(recorder, emitted, copies, disk)
     for step in count():
         if tell_time := getattr(recorder, "tell_time", None):
             tell_time(float(step))
@@ -65,8 +67,11 @@ def closing(ending: str, why: str, proved: int | None = None) -> Line:
 class UnderWay:
     """Batches that were decided, the oldest first, with the decode groups that they had."""
 
-    def __init__(self, recorder: Recorder, emitted: Emitted, copies: ScriptedCopies) -> None:
+    def __init__(
+        self, recorder: Recorder, emitted: Emitted, copies: ScriptedCopies, disk: ScriptedDisk
+    ) -> None:
         self._recorder, self._emitted, self._copies = recorder, emitted, copies
+        self._disk = disk
         self._batches: deque[tuple[int, Batch, list[int]]] = deque()
 
     def __len__(self) -> int:
@@ -77,6 +82,11 @@ class UnderWay:
         self._batches.append((step, batch, _members(batch)))
         if batch.moves:
             self._copies.begin(batch.moves, step)
+            if batch.moves.disk:
+                self._disk.begin(batch.moves.disk, step)
+        transfers, looks = self._disk.done(step)
+        if transfers or looks:
+            self._recorder.disk_moved(transfers, looks)
 
     def deliver(self) -> bool:
         """Complete the oldest one; whether anybody got a token, or any copy was done."""

@@ -11,12 +11,21 @@ from simkv.core.recording import Line
 
 class DrawnCase(NamedTuple):
     """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id); and how many
-    steps ``copies`` of KV to and from host memory take, in turn."""
+    steps ``copies`` of KV to and from host memory take, in turn, those of a ``disk``, and what is
+    looked up there."""
 
     config: Any
     requests: list[Line]
     aborts: Sequence[tuple[int, int, int]] = ()
     copies: Sequence[int] = ()
+    disk: Sequence[int] = ()
+    looks: Sequence[int] = ()
+
+    @property
+    def copying(self) -> Line:
+        """When copies are done, as the header of a recording says it."""
+        said = {"copies": self.copies, "disk": self.disk, "looks": self.looks}
+        return {name: steps for name, steps in said.items() if steps}
 
 
 @dataclass(frozen=True)

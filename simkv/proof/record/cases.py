@@ -103,6 +103,9 @@ def names_of(version: str, count: int) -> list[str]:
     if "num_cpu_blocks" not in rules.fixed:
         tiers = ("tier", "tiergone")
         names += [f"{tiers[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 4)]
+    if "secondary_tiers" not in rules.fixed:
+        disks = ("disk", "diskgone")
+        names += [f"{disks[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 4)]
     return names
 
 
@@ -263,6 +266,17 @@ def _tiers(case: DrawnCase, draw: random.Random) -> DrawnCase:
     return case._replace(config=config, requests=requests, copies=copies)
 
 
+def _disk(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """With a disk behind a host memory that cannot hold all, and more who come back."""
+    for _ in range(3):
+        case = _tiers(case, draw)
+    blocks = draw.choice([draw.randint(1, 12), draw.randint(4, 24), draw.randint(8, 40)])
+    config = replace(case.config, num_cpu_blocks=blocks, secondary_tiers=("fs",))
+    disk = [draw.choice([0, 0, 1, 3, draw.randint(0, 20)]) for _ in range(draw.randint(1, 7))]
+    looks = [draw.choice([0, 0, 0, 1, draw.randint(0, 6)]) for _ in range(draw.randint(1, 4))]
+    return case._replace(config=config, disk=disk, looks=looks)
+
+
 def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """Where some clients leave, about half of them while they are served."""
     aborts = [
@@ -301,7 +315,7 @@ def case_of(version: str, name: str) -> DrawnCase:
     states among them, ``spec-`` and ``specgone-`` with drafts, ``winspec-``, ``mambaspec-`` and so
     on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, ``size-`` and
     ``sizegone-`` with blocks of several sizes, ``tier-`` and ``tiergone-`` with blocks in host
-    memory, where the release has them.
+    memory, ``disk-`` and ``diskgone-`` with a disk behind it, where the release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)
@@ -322,6 +336,8 @@ def case_of(version: str, name: str) -> DrawnCase:
         case = _drafts(case, draw)
     if kind.startswith("tier"):
         case = _tiers(case, draw)
+    if kind.startswith("disk"):
+        case = _disk(case, draw)
     return _aborts(case, draw) if kind.endswith("gone") else case
 
 

@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import logging
+import mmap
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -37,8 +38,14 @@ REAL = {
     *("vllm.v1.kv_offload." + m for m in ("base", "config", "factory", "cpu.spec")),
     *("vllm.v1.kv_offload.cpu." + m for m in ("common", "manager")),
     *("vllm.v1.kv_offload.cpu.policies." + m for m in ("base", "factory", "lru", "arc")),
+    *("vllm.v1.kv_offload.tiering." + m for m in ("base", "spec", "manager", "factory", "metrics")),
+    *("vllm.v1.kv_offload.tiering." + m for m in ("async_lookup", "backpressure")),
+    *("vllm.v1.kv_offload.tiering.fs." + m for m in ("manager", "thread_pool", "io")),
+    "vllm.v1.kv_offload.file_mapper",
     "vllm.v1.metrics.cache_hit_source",
 }
+#: What is not there without a build of vLLM, and has a stand-in in Python of its own.
+COMPILED = ("vllm.fs_io_C",)
 HOLLOW = ("vllm", "torch", "msgspec", "zmq", "cloudpickle", "transformers", "cbor2", "blake3")
 
 
@@ -134,6 +141,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name in REAL:
             file = self.source.joinpath(*name.split(".")).with_suffix(".py")
             return importlib.util.spec_from_file_location(name, file)
+        if name in COMPILED:
+            raise ModuleNotFoundError(name)
         if name.split(".")[0] in HOLLOW:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
@@ -160,9 +169,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             },
             "vllm": {"envs": Off()},
             "vllm.envs": {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
-            "vllm.v1.kv_offload.cpu.shared_offload_region": {
-                "SharedOffloadRegion": SimpleNamespace(BLOCK_SIZE_ALIGNMENT=1)
-            },
+            "vllm.v1.kv_offload.cpu.shared_offload_region": {"SharedOffloadRegion": HostRegion},
             "vllm.v1.core.encoder_cache_manager": {"compute_encoder_budget": lambda **_: (0, 0)},
             "vllm.v1.engine": {
                 n: type(n, (SimpleNamespace,), {})
@@ -203,6 +210,20 @@ class _View:
 
     def copy(self) -> list[Any]:
         return self.items.copy()
+
+
+class HostRegion:
+    """What vLLM's ``SharedOffloadRegion`` is to its scheduler: so many bytes, by blocks."""
+
+    BLOCK_SIZE_ALIGNMENT = 1
+
+    def __init__(self, num_chunks: int, kv_bytes_per_chunk: int, **_: object) -> None:
+        self._bytes = memoryview(mmap.mmap(-1, num_chunks * kv_bytes_per_chunk))
+        self._shape = (num_chunks, kv_bytes_per_chunk)
+
+    def create_kv_memoryview(self) -> memoryview:
+        """A row for each block."""
+        return self._bytes.cast("B", self._shape)
 
 
 def taken(kind: type, **arguments: Any) -> dict[str, Any]:

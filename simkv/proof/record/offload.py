@@ -8,26 +8,33 @@ of the prompt; the wheel has both in sets, whose order no two runs of Python sha
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simkv.core.recording import Line
 from simkv.core.scheduler import Move, Moves
 from simkv.proof.conform.copies import ScriptedCopies
+from simkv.proof.record.disk import BLOCK, StillDisk
 from simkv.proof.record.hollow import CORE, V1, Off
 from simkv.schedulers.vllm.config import VllmConfig
-
-#: Bytes of a block, as far as the manager asks.
-BLOCK = 4096
 
 
 class FakeWorker:
     """Reports each copy as done when ``ScriptedCopies`` says so. ``given`` is what vLLM is told."""
 
-    def __init__(self, config: VllmConfig, steps: list[int]) -> None:
+    def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
         self.works = config.offloads
-        self.given = _given(config) if self.works else {}
-        self._copies = ScriptedCopies(steps)
+        self.disk = None
+        if config.secondary_tiers:
+            self.disk = StillDisk(copying.get("disk", ()), copying.get("looks", ()))
+        self.given = _given(config, self.disk.given if self.disk else {}) if self.works else {}
+        self._copies = ScriptedCopies(copying.get("copies", ()))
         self._loads: dict[int, str] = {}
+
+    def attach(self, scheduler: Any) -> None:
+        """This is the scheduler whose worker it is."""
+        if self.disk:
+            self.disk.attach(scheduler.connector.connector_scheduler.manager)
 
     def begin(self, connector: Any, output: Any, step: int) -> Line:
         """Take what a batch wants to be copied; the fields of its line."""
@@ -42,17 +49,24 @@ class FakeWorker:
             Move(n, int(job.req_id), len(job.src_spec.block_ids))
             for n, job in meta.store_jobs.items()
         ]
-        jobs = connector.connector_scheduler._jobs
+        side = connector.connector_scheduler
+        jobs = side._jobs
         for number, *_ in (*loads, *stores):
             jobs[number].keys = sorted(jobs[number].keys)
         moves = Moves(loads, stores, sorted(meta.jobs_to_flush))
         self._loads.update((number, job.req_id) for number, job in meta.load_jobs.items())
         self._copies.begin(moves, step)
-        return {
-            "loads": [[*move] for move in loads],
-            "stores": [[*move] for move in stores],
+        line: Line = {
+            "loads": [[*move[:3]] for move in loads],
+            "stores": [[*move[:3]] for move in stores],
             "flush": moves.flush,
         }
+        if self.disk:
+            for load in line["loads"]:
+                job = jobs[load[0]]
+                load.append(self.disk.read_for(job.req_id, job.keys, side._req_status))
+            line |= self.disk.begin(step)
+        return line
 
     def report(self, step: int) -> Any:
         """What is said of copies with the result of a batch."""
@@ -75,7 +89,7 @@ def _block(_: Any) -> int:
     return BLOCK
 
 
-def _given(config: VllmConfig) -> dict[str, Any]:
+def _given(config: VllmConfig, more: Mapping[str, Any]) -> dict[str, Any]:
     """What the scheduler's configuration says of the connector."""
     base = importlib.import_module(V1 + ".base")
     real = {n: getattr(base, n) for n in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")}
@@ -93,6 +107,7 @@ def _given(config: VllmConfig) -> dict[str, Any]:
     extra = {
         "cpu_bytes_to_use": config.num_cpu_blocks * BLOCK,
         "eviction_policy": config.eviction_policy,
+        **more,
     }
     return {
         "kv_transfer_config": Off(

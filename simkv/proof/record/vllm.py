@@ -10,18 +10,19 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd, lcm
 from pathlib import Path
 from traceback import extract_tb
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from simkv.proof.conform.trace import FORMAT, DecisionTrace
 from simkv.proof.record.case import DrawnCase
+from simkv.proof.record.disk import BLOCK
 from simkv.proof.record.drafter import Speculation
 from simkv.proof.record.hollow import CORE, Hollow, Off, taken
-from simkv.proof.record.offload import BLOCK, FakeWorker
+from simkv.proof.record.offload import FakeWorker
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.groups import LayerKind
 from simkv.schedulers.vllm.rules import VllmRules
@@ -53,14 +54,15 @@ class Driver:
         requests: list[dict[str, Any]],
         aborts: Sequence[tuple[int, int, int]] = (),
         instead: Callable[[type], type] = lambda kind: kind,
-        copies: Sequence[int] = (),
+        copying: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self.config, self.requests, self.aborts = config, requests, aborts
         self.instead = instead
-        self.worker = FakeWorker(config, [*copies])
+        self.worker = FakeWorker(config, copying)
         self.numbers: dict[Any, int] = {}
         self.speculation = Speculation(config)
         self.scheduler = self._scheduler()
+        self.worker.attach(self.scheduler)
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.left = {r["id"]: r["output_tokens"] for r in requests}
         self.accepts = {r["id"]: r.get("accepts", ()) for r in requests}
@@ -330,7 +332,9 @@ class Driver:
                 cache_config=Off(
                     knobs | {"mamba_cache_mode": _mode(config), "cache_dtype": "auto"}
                 ),
-                model_config=Off(max_model_len=config.max_model_len, get_total_num_kv_heads=int),
+                model_config=Off(
+                    model="any", max_model_len=config.max_model_len, get_total_num_kv_heads=int
+                ),
                 lora_config=Off(max_loras=config.max_loras) if config.enable_lora else None,
                 parallel_config=Off(
                     decode_context_parallel_size=1,
@@ -416,10 +420,10 @@ def record(
         "requests": case.requests,
     }
     header |= {"aborts": case.aborts} if case.aborts else {}
-    header |= {"copies": case.copies} if case.copies else {}
+    header |= case.copying
     lines: list[dict[str, Any]] = []
     config = dataclasses.replace(case.config, **knobs)
-    driver = Driver(config, case.requests, case.aborts, instead, case.copies)
+    driver = Driver(config, case.requests, case.aborts, instead, case.copying)
     try:
         for line in driver.lines():
             lines.append(line)  # one by one: those before an error count

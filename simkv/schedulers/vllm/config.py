@@ -123,6 +123,9 @@ class VllmConfig:
     eviction_policy: Literal["lru", "arc"] = "lru"
     """Which of these make room for others: those used longest ago, or by ARC, which tells those
     used more than once apart. [--kv-transfer-config, kv_connector_extra_config]"""
+    secondary_tiers: Annotated[tuple[Literal["fs"], ...], AsTuple()] = ()
+    """Where KV goes on to from host memory, and comes back to it from: `fs`, files on a disk.
+    [--kv-transfer-config, kv_connector_extra_config, spec_name TieringOffloadingSpec]"""
     kv_cache_groups: Annotated[tuple[LayerGroup, ...], AsTuple()] = (0,)
     """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
     layers that attend to everything, `chunked-8192` for those that attend to what follows the last
@@ -258,7 +261,11 @@ class VllmConfig:
             )
 
     def _check_offloading(self, rules: VllmRules) -> None:
+        if len(self.secondary_tiers) > 1:
+            raise ValueError("secondary_tiers: more than one is not modelled; say [fs]")
         if not self.offloads:
+            if self.secondary_tiers:
+                raise ValueError("secondary_tiers: they are behind num_cpu_blocks; say 1 or more")
             return
         if self.block_size == 1:
             raise ValueError("block_size: 1 is not modelled with num_cpu_blocks; say 2 or more")

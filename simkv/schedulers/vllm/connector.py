@@ -13,7 +13,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 from mypy_extensions import mypyc_attr
 
-from simkv.core.scheduler import Move, Moves
+from simkv.core.scheduler import Move, Moves, Why
+from simkv.schedulers.vllm.disk import DiskTier
 from simkv.schedulers.vllm.eviction import WRITTEN, Uses
 from simkv.schedulers.vllm.host import HostBlockStore
 from simkv.schedulers.vllm.memory import VllmMemory
@@ -51,11 +52,22 @@ class OffloadingConnector:
     """Jobs, numbered in order, and whose blocks they copy.
 
     A block of an ended request from which a copy is under way (``fences``) may be taken by others,
-    but the step in which it is waits for the copy.
+    but the step in which it is waits for the copy. ``behind`` is what the last one waits for that
+    has to ask again; there may be a ``disk`` behind host memory.
     """
 
-    def __init__(self, memory: VllmMemory, capacity: int, policy: str, rules: VllmRules) -> None:
+    def __init__(
+        self,
+        memory: VllmMemory,
+        capacity: int,
+        policy: str,
+        rules: VllmRules,
+        *,
+        disk: bool = False,
+    ) -> None:
         self.store = HostBlockStore(capacity, policy, rules)
+        self.disk = DiskTier(self.store, memory.block_size) if disk else None
+        self.behind: Why = "kv"
         self._rules = rules
         self.jobs: dict[int, Copy] = {}
         self._memory, self._size = memory, memory.block_size
@@ -74,21 +86,29 @@ class OffloadingConnector:
     def matched(self, r: RequestState, here: int) -> int | None:
         """Blocks in host memory that follow on the first ``here`` of ``r``; None: ask again later.
 
-        That is so while it has copies under way, or one of the blocks is being written or read.
+        That is so while it has copies under way, or one of the blocks is being written or read, or
+        may be on disk.
         """
         share = self._shares[r.id]
+        self.behind = "kv"
         if self._rules.offers_again:
             share.stored = 0
         if share.jobs:
             return None
         count = r.length // self._size
         self._memory.name(r, count * self._size)
-        refs, found, wait = self.store.refs, 0, False
-        for key in r.keys[here:count]:
-            if key not in refs:
+        refs, disk, found, wait = self.store.refs, self.disk, 0, False
+        for place in range(here, count):
+            key = r.keys[place]
+            if key in refs:
+                wait = wait or refs[key] == WRITTEN or key in self._arriving
+                if disk and key in disk.coming:
+                    self.behind = "disk"
+            elif disk is None or disk.find(key, place, r.id, share.uses) == "absent":
                 break
+            else:
+                wait, self.behind = True, "disk"
             found += 1
-            wait = wait or refs[key] == WRITTEN or key in self._arriving
         share.named = max(share.named, count)
         self._touch(share)
         return None if wait else found
@@ -99,7 +119,10 @@ class OffloadingConnector:
         self.store.read(keys, first, share.uses)
         share.stored = end
         self._arriving.update(keys)
-        self._loads.append(self._begin(Copy(r.id, keys, (), stores=False), share))
+        load = self._begin(Copy(r.id, keys, (), stores=False), share)
+        if self.disk and (promoted := self.disk.promoted.get(r.id)):
+            load = load._replace(disk=sum(key in promoted for key in keys) * self._size)
+        self._loads.append(load)
 
     def runs(self, r: RequestState) -> None:
         """``r`` computes tokens: those of its prompt are to be stored."""
@@ -153,7 +176,15 @@ class OffloadingConnector:
             self._forget(share)
         self._ended.clear()
         loads, self._loads = self._loads, []
-        return Moves(loads, stores, sorted(flush)) if loads or stores or flush else None
+        on_disk = self.disk.moves() if self.disk else None
+        if not (loads or stores or flush or on_disk):
+            return None
+        return Moves(loads, stores, sorted(flush), on_disk)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a block that a step takes may make it wait for a copy."""
+        return bool(self._fences)
 
     def owing(self) -> list[RequestState]:
         """Running requests whose prompts are not all stored."""
@@ -167,6 +198,8 @@ class OffloadingConnector:
             share = self._shares[job.owner]
             if job.stores:
                 self.store.was_written(job.keys)
+                if self.disk:
+                    self.disk.write(job.owner, job.keys)
             else:
                 self.store.was_read(job.keys)
                 self._arriving.difference_update(job.keys)
@@ -184,7 +217,8 @@ class OffloadingConnector:
         """What decides later steps; jobs by their place, for their numbers only grow."""
         stored = tuple((i, share.stored, len(share.jobs)) for i, share in self._shares.items())
         jobs = tuple((job.owner, job.stores, len(job.keys)) for job in self.jobs.values())
-        return stored, jobs, tuple(self._fences), self.store.fingerprint()
+        on_disk = self.disk.fingerprint() if self.disk else None
+        return stored, jobs, tuple(self._fences), self.store.fingerprint(), on_disk
 
     def _offer(
         self, r: RequestState, end: int, table: array[int], stores: list[Move]
@@ -229,5 +263,9 @@ class OffloadingConnector:
             self._fences.setdefault(block, set()).add(job)
 
     def _forget(self, share: Share) -> None:
-        if share.over and not share.jobs:
+        if not share.over:
+            return
+        if self.disk and not any(self.jobs[job].stores for job in share.jobs):
+            self.disk.forget(share.r.id)
+        if not share.jobs:
             del self._shares[share.r.id]

@@ -18,8 +18,8 @@ from simkv.schedulers.vllm.rules import VllmRules
 class HostBlockStore:
     """``capacity`` blocks in host memory, and by the key of each who reads it.
 
-    ``refs`` counts the copies under way from a block to the GPU; one that is being written has
-    ``WRITTEN``.
+    ``refs`` counts the copies under way from a block to the GPU or to disk; one that is being
+    written has ``WRITTEN``.
     """
 
     def __init__(self, capacity: int, policy: str, rules: VllmRules) -> None:
@@ -30,11 +30,15 @@ class HostBlockStore:
 
     def read(self, keys: Sequence[int], first: int, uses: Uses) -> None:
         """Blocks from the ``first`` of a prompt on, which are there, are copied to the GPU."""
+        self.pin(keys)
+        self._note(keys, {key: first + i for i, key in enumerate(keys)}, uses)
+        uses.reused.update(key for key in keys if key not in uses.inserted)
+
+    def pin(self, keys: Iterable[int]) -> None:
+        """These are copied from here, which is no use of them: they stay until that is done."""
         for key in keys:
             self._idle -= self.refs[key] == 0
             self.refs[key] += 1
-        self._note(keys, {key: first + i for i, key in enumerate(keys)}, uses)
-        uses.reused.update(key for key in keys if key not in uses.inserted)
 
     def was_read(self, keys: Iterable[int]) -> None:
         """The copies are done."""

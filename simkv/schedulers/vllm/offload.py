@@ -51,7 +51,11 @@ class VllmOffloadScheduler(VllmScheduler):
         assert isinstance(self.memory, NotedMemory)
         self.noted = self.memory
         self.connector = OffloadingConnector(
-            self.memory, config.num_cpu_blocks, config.eviction_policy, self.rules
+            self.memory,
+            config.num_cpu_blocks,
+            config.eviction_policy,
+            self.rules,
+            disk="fs" in config.secondary_tiers,
         )
         self.holding = HoldingQueue(config, self.rules)
         self.waiting = self.holding
@@ -64,6 +68,7 @@ class VllmOffloadScheduler(VllmScheduler):
         self._lost: dict[int, array[int]] = {}
         self._begun = self._over = 0  # steps that compute
         self._reported: list[int] = []
+        self._moving = 0  # batches under way that copy, after which less may be in host memory
         self._ending = self._news = False
 
     # What comes from outside.
@@ -72,11 +77,18 @@ class VllmOffloadScheduler(VllmScheduler):
         """These copies are done; it takes effect with the batch that is completed next."""
         self._reported += [job for job in jobs if job in self.connector.jobs]
 
+    def disk_moved(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
+        """These transfers of the disk are done; it takes effect with the next decision."""
+        if self.connector.disk:
+            self.connector.disk.done(jobs)
+            self.connector.disk.looked(looks)
+
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         if batch:
             self._over += 1
             while self._freed and self._freed[0][0] <= self._over:
                 super()._release(self._freed.popleft()[1])
+        self._moving -= batch.moves is not None
         self._ending = True
         completion = super().complete(batch, ended)
         self._ending = False
@@ -96,8 +108,9 @@ class VllmOffloadScheduler(VllmScheduler):
             self.connector.enter(r)
 
     def leap(self, most: int) -> int:
-        unsure = self._reported or self._freed
-        return 1 if unsure else super().leap(most)
+        unsure = self._reported or self._freed or self._moving
+        unsettled = unsure or self.unsaid or self.connector.fenced
+        return 1 if unsettled else super().leap(most)
 
     def skip(self, steps: int) -> list[int]:
         self._begun += steps
@@ -112,7 +125,7 @@ class VllmOffloadScheduler(VllmScheduler):
 
     def _consider(self, r: RequestState, step: Step) -> Turn:
         if r.id in self._loading and not self._arrives(r):
-            return self._stands_aside(r, step)
+            return self._stands_aside(r, step, "kv")
         return super()._consider(r, step)
 
     def _arrives(self, r: RequestState) -> bool:
@@ -132,8 +145,10 @@ class VllmOffloadScheduler(VllmScheduler):
         hits = self.memory.hits(r)
         here = len(hits.groups[0])
         found = self.connector.matched(r, here)
+        if here and (found is None or self.connector.disk):
+            self._waiting_settled = False  # a decode may take a hit away: then it asks for more
         if found is None:
-            return self._stands_aside(r, step)
+            return self._stands_aside(r, step, self.connector.behind)
         if not found:
             return None
         tokens = hits.tokens + found * self.memory.block_size
@@ -147,12 +162,12 @@ class VllmOffloadScheduler(VllmScheduler):
         r.computed = tokens
         self._loading[r.id] = self._unfinished[r.id] = r
         self.connector.load(r, here, here + found)
-        self._stands_aside(r, step)
+        self._stands_aside(r, step, "kv")
         return "is taken"
 
-    def _stands_aside(self, r: RequestState, step: Step) -> Turn:
+    def _stands_aside(self, r: RequestState, step: Step, why: Why) -> Turn:
         r.deferred = True
-        step.batch.aside[r.id] = "kv"
+        step.batch.aside[r.id] = why
         return "steps aside"
 
     def _promised(self) -> int:
@@ -237,6 +252,7 @@ class VllmOffloadScheduler(VllmScheduler):
         tables, taken = self.memory.tables.tables, self.noted.taken
         preempted = step.batch.preempted
         step.batch.moves = self.connector.moves(given, tables, taken, preempted)
+        self._moving += step.batch.moves is not None
         batch = super()._dispatch(step)
         self._begun += bool(batch)
         for r in step.tokens:
@@ -249,17 +265,25 @@ class VllmOffloadScheduler(VllmScheduler):
     def _first_held(self, step: Step) -> Held:
         """Who stops those behind it: not one that waits for copies, while there are others."""
         for r in self.waiting:
-            if step.batch.aside.get(r.id) != "kv":
+            if step.batch.aside.get(r.id) not in ("kv", "disk"):
                 full: Why = "slot" if step.budget > 0 else "budget"
                 return Held(r.id, step.why or full)
-        return Held(self.waiting.head().id, "kv")
+        head = self.waiting.head().id
+        return Held(head, step.batch.aside[head])
 
     # What can be seen.
 
     @property
     def awaits_kv(self) -> bool:
         """Whether copies are under way, so that a standstill will end by itself."""
-        return bool(self.connector.jobs) and not self._news
+        disk = self.connector.disk
+        under_way = self.connector.jobs or (disk and (disk.jobs or disk.looks))
+        return bool(under_way) and not self._news
+
+    @property
+    def unsaid(self) -> bool:
+        """Whether something is to be copied that no batch has named yet."""
+        return self.connector.disk is not None and self.connector.disk.unsaid
 
     def blocks_held(self) -> Mapping[int, int]:
         assert self.memory.tables is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch, Moves
+from simkv.core.scheduler import Batch, DiskMoves, Move, Moves
 from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ LATER = {
     "num_speculative_tokens": 0,
     "speculative_method": "eagle",
     "eviction_policy": "lru",
+    "secondary_tiers": [],
 }
 
 
@@ -44,7 +45,8 @@ def _config(header: Line) -> VllmConfig:
     # Not known to the engine itself, or to the recorder when the recording was made.
     recorded = {"num_cpu_blocks": 0, **LATER, **recorded}
     given = {knob: recorded[knob] for knob in knobs}
-    given["kv_cache_groups"] = tuple(given["kv_cache_groups"])
+    for knob in ("kv_cache_groups", "secondary_tiers"):
+        given[knob] = tuple(given[knob])
     return VllmConfig(startup_check=False, variant=variant, **given)
 
 
@@ -96,12 +98,29 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
         line["drafts"] = [[row.id, n] for row in rows if (n := drafted.tokens.get(row.id))]
         line["padding"] = sorted(drafted.padding)
     if scheduler.config.offloads:
-        moves = batch.moves or Moves([], [], [])
-        size = scheduler.config.block_size
-        line["loads"] = [[job, i, tokens // size] for job, i, tokens in moves.loads]
-        line["stores"] = [[job, i, tokens // size] for job, i, tokens in moves.stores]
-        line["flush"] = moves.flush
+        line |= _copies(scheduler.config, batch.moves or Moves([], [], []))
     return batch, line
+
+
+def _copies(config: VllmConfig, moves: Moves) -> Line:
+    """What a batch wants to be copied, in blocks; of a load with a disk how many were read there."""
+    size = config.block_size
+
+    def blocks(copies: list[Move]) -> list[list[int]]:
+        return [[job, i, tokens // size] for job, i, tokens, _ in copies]
+
+    line: Line = {
+        "loads": blocks(moves.loads),
+        "stores": blocks(moves.stores),
+        "flush": moves.flush,
+    }
+    if config.secondary_tiers:
+        disk = moves.disk or DiskMoves([], [], None)
+        for load, move in zip(line["loads"], moves.loads, strict=True):
+            load.append(move.disk // size)
+        line |= {"reads": blocks(disk.reads), "writes": blocks(disk.writes)}
+        line["look"] = disk.look[1] if disk.look else 0
+    return line
 
 
 RECORDING = Recording(_config, _prompt, _knobs, _shown, decide=_decide)

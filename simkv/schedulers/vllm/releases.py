@@ -205,7 +205,7 @@ RELEASES: Mapping[int, Release] = {
             "offers_again": True,
             "ranks_requests": True,
         },
-        {"prefill_schedule_interval": 1},
+        {"prefill_schedule_interval": 1, "secondary_tiers": ()},
     ),
 }
 
@@ -232,4 +232,6 @@ WHY = {
         ("num_cpu_blocks", "eviction_policy"),
         "offloading is modelled from vLLM {since} on, not for {{version}}; leave it out",
     ),
+    "secondary_tiers": "tiers behind host memory are modelled from vLLM {since} on, not for "
+    "{{version}}; leave it out",
 }

@@ -20,6 +20,7 @@ _NOT_WITH = {
         0, "{version} is not modelled with speculative decoding; leave it out"
     ),
     "eviction_policy": Fixed("lru", "{version} is not modelled with offloading; leave it out"),
+    "secondary_tiers": Fixed((), "{version} is not modelled with offloading; leave it out"),
 }
 
 
