@@ -103,7 +103,7 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
 
 
 def _copies(config: VllmConfig, moves: Moves) -> Line:
-    """What a batch wants to be copied, in blocks; of a load with a disk how many were read there."""
+    """What a batch wants to be copied, in blocks; of a load also how many came from a disk."""
     size = config.block_size
 
     def blocks(copies: list[Move]) -> list[list[int]]:
