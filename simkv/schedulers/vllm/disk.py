@@ -30,7 +30,7 @@ class DiskJob:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class Verdict:
+class DiskAnswer:
     """Whether a block is on disk, None until that was looked up; it holds for all who ask, until
     the last of the ``askers`` is over, whatever is written meanwhile."""
 
@@ -55,7 +55,7 @@ class DiskTier:
         self.promoted: dict[int, set[int]] = {}
         self._store, self._size = store, block_size
         self._count = self._looked = 0
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[int, DiskAnswer] = {}
         self._asked: dict[int, set[int]] = {}
         self._unknown: list[int] = []
         self._wanted: dict[int, list[int]] = {}
@@ -70,7 +70,7 @@ class DiskTier:
         """Look for a block that is not in host memory; if it is on disk, it is read."""
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = self._verdicts[key] = Verdict()
+            verdict = self._verdicts[key] = DiskAnswer()
             self._unknown.append(key)
         verdict.askers.add(asker)
         self._asked.setdefault(asker, set()).add(key)
