@@ -166,8 +166,6 @@ def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
     sizes = any("/" in str(group) for group in knobs["kv_cache_groups"])
     methods = [name for name in rules.draft_methods if not sizes or name != "eagle"]
     methods = list(rules.draft_methods) if rules.keys_cover_next else methods
-    if "mamba" in knobs["kv_cache_groups"]:
-        methods = list(rules.drafts_in_states)
     method = draw(st.sampled_from(methods))
     threshold = knobs["long_prefill_token_threshold"]
     more: Knobs = {
@@ -179,6 +177,7 @@ def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
     }
     if "mamba" in knobs["kv_cache_groups"]:
         more["mamba_cache_mode"] = None
+        more["mamba_prefill_checkpoints"] = rules.keys_cover_next
     return more | ({"max_num_scheduled_tokens": None} if rules.slots_of_budget else {})
 
 

@@ -200,8 +200,12 @@ def test_who_is_preempted_loses_its_drafts() -> None:
             "asynchronously with eagle or draft_model only, not with ngram",
         ),
         (
-            {"kv_cache_groups": (0, "mamba"), "variant": "0.32.0"},
-            r"mamba is modelled with eagle from vLLM 0\.33 on, not for 0\.32\.0",
+            {
+                "kv_cache_groups": (0, "mamba"),
+                "variant": "0.32.0",
+                "mamba_prefill_checkpoints": True,
+            },
+            r"mamba_prefill_checkpoints is modelled with eagle from vLLM 0\.33 on",
         ),
         (
             {"kv_cache_groups": (0, "mamba"), "variant": "0.25", "speculative_method": "ngram"},

@@ -96,8 +96,10 @@ def names_of(version: str, count: int) -> list[str]:
         drafts: tuple[str, ...] = ("spec", "specgone")
         if "kv_cache_groups" not in rules.fixed:
             drafts += ("winspec", "winspecgone")
-        if "eagle" in rules.drafts_in_states:
-            drafts += ("mambaspecgone", "mambaspec", "sizespec", "sizespecgone")
+        if rules.drafts_in_states:
+            drafts += ("mambaspecgone", "mambaspec")
+        if rules.keys_cover_next:
+            drafts += ("sizespec", "sizespecgone")
         each = len(drafts)
         names += [f"{drafts[i % each]}-{FIRST + i // each:03}" for i in range(count // 4)]
     if "num_cpu_blocks" not in rules.fixed:
@@ -243,6 +245,11 @@ def _drafts(case: DrawnCase, draw: random.Random) -> DrawnCase:
         knobs["long_prefill_token_threshold"] = 0
     if method not in rules.async_drafts:
         knobs["async_scheduling"] = False
+    if config.has_states:
+        if config.mamba_cache_mode == "all":
+            knobs |= {"mamba_cache_mode": None, "enable_prefix_caching": False}
+        within = config.mamba_prefill_checkpoints and (method != "eagle" or rules.keys_cover_next)
+        knobs["mamba_prefill_checkpoints"] = within
     if rules.slots_of_budget and "max_num_scheduled_tokens" not in rules.fixed:
         knobs["max_num_scheduled_tokens"] = None
     requests = [

@@ -243,18 +243,17 @@ class VllmConfig:
 
     def _check_drafts_in_groups(self, rules: VllmRules) -> None:
         sizes, method = {kind.block_size for kind in self.layer_kinds}, self.speculative_method
+        drops, within = self.drops_block(rules), self.mamba_prefill_checkpoints
         refused = {
-            STATES: self.has_states and method not in rules.drafts_in_states,
-            "a block of another size": len(sizes) > 1
-            and method == "eagle"
-            and not rules.keys_cover_next,
+            STATES: ("0.26", self.has_states and not rules.drafts_in_states),
+            "mamba_prefill_checkpoints": ("0.33", self.has_states and drops and within),
+            "a block of another size": ("0.33", len(sizes) > 1 and drops),
         }
         if self.has_states and self.mamba_cache_mode == "all":
             raise ValueError(
                 "mamba_cache_mode: all is not modelled with num_speculative_tokens; leave it out"
             )
-        for what in (what for what, is_refused in refused.items() if is_refused):
-            since = "0.33" if method == "eagle" else "0.26"
+        for what, (since, _) in ((what, why) for what, why in refused.items() if why[1]):
             raise ValueError(
                 f"kv_cache_groups: {what} is modelled with {method} from vLLM {since} on, not for "
                 f"{self.variant}; say [0]"
@@ -321,6 +320,11 @@ class VllmConfig:
         if self.enable_prefix_caching is not None:
             return self.enable_prefix_caching
         return rules.caches_states if self.has_states else rules.enable_prefix_caching
+
+    def drops_block(self, rules: VllmRules) -> bool:
+        """Whether a hit is a block shorter than what is found, as EAGLE's KV asks for."""
+        eagle = self.num_speculative_tokens > 0 and self.speculative_method == "eagle"
+        return eagle and not rules.keys_cover_next
 
     def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:
         """Which states of layers in groups called mamba are kept for others."""

@@ -36,7 +36,7 @@ class DraftMemory(StateMemory):
         )
         self._at_first = self._lookahead if rules.lookahead_at_admission else 0
         self._longest = config.max_model_len
-        self._drops = eagle and not rules.keys_cover_next
+        self._drops = config.drops_block(rules)
         self._peek = 1 if self._drops and rules.peeks_at_last else 0
         self._replays = rules.keeps_replays
         self._ahead = 1 if eagle and rules.keys_cover_next else 0
@@ -83,7 +83,7 @@ class DraftMemory(StateMemory):
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
         # Each kind is looked up a block further at first, and lets go of a block; once more when
-        # another kind has shortened the hit since. None of them keeps states where that is so.
+        # another kind has shortened the hit since. States are found where they are.
         if not self._drops:
             return super()._agreed(found, tokens)
         kinds, size = self._kinds, self.block_size
@@ -96,10 +96,11 @@ class DraftMemory(StateMemory):
                 if kind in whole:
                     left = min(left, whole[kind])
                     continue
-                drops = kind not in dropped
+                first = kind not in dropped
+                drops = first and not kind.states
                 looked = min(left + size, most) if drops and len(kinds) > 1 else left
                 hit = self._less_one(kind, self._alike(kind, found), looked // size, drops=drops)
-                if drops:
+                if first:
                     dropped.add(kind)
                 elif hit < left:
                     dropped.clear()
@@ -130,7 +131,8 @@ class DraftMemory(StateMemory):
             ends = {max(tokens // size - 1, 0) for tokens in (prompt - 1, prompt)}
         if r.junction:
             ends.add(r.junction // size)
-        return [(end - reach_of(kind), end + 1) for end in ends]
+        behind = 0 if kind.states else 1
+        return [(end - reach_of(kind), end + behind) for end in ends]
 
     def _register_tails(self, r: RequestState, tokens: int) -> None:
         """Enter the block in which a prompt ends whose key waits for a token, by what is known."""

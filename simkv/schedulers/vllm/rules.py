@@ -75,8 +75,8 @@ class VllmRules:
     ``keys_cover_next``: of EAGLE the key of a block covers the token behind it; else a hit is a
     block shorter than it could be. Of groups with windows the cache then keeps what such hits need
     of the prompt again and of a longer one (``keeps_replays``), else of the former without the
-    block less; the last block is looked up, too (``peeks_at_last``). Methods ``drafts_in_states``
-    are those that are modelled where some layers keep states.
+    block less; the last block is looked up, too (``peeks_at_last``). ``drafts_in_states``: they
+    are modelled where some layers keep states.
 
     With host memory (connector.py, eviction.py): ``holds_apart``: those who wait for their KV are
     in a queue of their own, which is looked at first. ``spares_computing``: asynchronous, whoever
@@ -142,7 +142,7 @@ class VllmRules:
     keeps_replays: bool = False
     peeks_at_last: bool = False
     keys_cover_next: bool = False
-    drafts_in_states: tuple[str, ...] = ()
+    drafts_in_states: bool = False
     # Host memory
     holds_apart: bool = False
     spares_computing: bool = False

@@ -36,6 +36,7 @@ class StateSplit:
         self._wide, self._at_any = rules.wide_states, rules.keeps_junctions
         self._at_first = rules.starts_at_junctions or self._at_any
         self._left = 1 if rules.leaves_last else 0
+        self._drops = config.drops_block(rules)
         self._within = config.mamba_prefill_checkpoints
 
     def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
@@ -48,6 +49,8 @@ class StateSplit:
             return n
         size, end = self.size, start + n
         last = (r.length - self._left) // size * size  # the last end whose state can be found
+        if self._drops:  # a block before the last that the others have
+            last = r.length // size * size - size
         if end < (prefill if self._wide else last):
             aligned = end // size * size
             if not self._wide or aligned > start or size <= self._largest:
