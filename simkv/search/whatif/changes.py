@@ -99,10 +99,13 @@ def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
 
 
 def _knobs(engine: EngineConfig) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The knobs of an engine, each with sensible other values than the present one."""
+    """The knobs of an engine, each with sensible other values than the present one.
+
+    Whether it takes adapters stays: requests that ask for one cannot go without.
+    """
     hints = get_type_hints(type(engine))
     for knob in fields(engine):
-        if knob.name not in ("name", "variant"):
+        if knob.name not in ("name", "variant", spec_of(engine).lora):
             value = getattr(engine, knob.name)
             yield knob.name, tuple(v for v in _others(hints[knob.name], value) if v != value)
 
