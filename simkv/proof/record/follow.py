@@ -6,14 +6,14 @@ decisions of the release, the first case that none makes is shrunk and shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from simkv.proof.conform.conform import Mismatch
 from simkv.proof.conform.trace import DecisionTrace
 from simkv.proof.record.case import CaseForm, DrawnCase
-from simkv.proof.record.rules import combined, difference, releases
+from simkv.proof.record.rules import combined, difference, releases, showable
 from simkv.proof.record.shrink import shrunk
 
 #: What a case makes the real scheduler decide; the second argument names the recording.
@@ -68,48 +68,72 @@ def follow(
             return Followed(len(traces), _steps(traces), broken=why)
     done = len(traces), _steps(traces)
     known = releases(engine)
-    like, missed = _all_through(traces, known)
+    like, last = _all_through(traces, known)
     if like:
         return Followed(*done, like=list(like))
     base = next(iter(known.values()))
     mixed = {str(i): rules for i, (_, rules) in enumerate(combined(engine, base))}
     changes = {str(i): changed for i, (changed, _) in enumerate(combined(engine, base))}
-    fitting, missed = _all_through({missed: traces[missed], **traces}, mixed)
+    fitting, missed = _all_through({last: traces[last], **traces}, mixed, mixed=True)
     if fitting:
         fewest = min(len(changes[key]) for key in fitting)
         found = [changes[key] for key in fitting if len(changes[key]) == fewest]
         return Followed(*done, changed=found)
-    rivals = known | {key: mixed[key] for key in _lasting(missed, traces, mixed)}
+    asked = known
+    rivals = known | {key: mixed[key] for key in _lasting(missed, traces, mixed, mixed=True)}
+    names = (name for name in (missed, *traces) if _unmade(traces[name], rivals))
+    if (missed := next(names, "")) == "":  # some release makes each case, but none makes all
+        missed = last
+        asked = rivals = {key: known[key] for key in _lasting(last, traces, known)}
 
     def unlike_all(case: DrawnCase) -> bool:
         try:
             trace = record(case, missed)
         except Exception:
             return False
-        return all(difference(trace, rules) for rules in rivals.values())
+        return _unmade(trace, rivals)
 
     small = record(shrunk(cases[missed], form, unlike_all), missed)
-    return Followed(*done, unlike=_nearest(missed, small, known))
+    return Followed(*done, unlike=_nearest(missed, small, asked))
+
+
+def _unmade(trace: DecisionTrace, rules: Mapping[str, Any]) -> bool:
+    """Whether none of ``rules`` makes a trace."""
+    return all(difference(trace, each) for each in rules.values())
 
 
 def _all_through(
-    traces: Mapping[str, DecisionTrace], rules: Mapping[str, Any]
+    traces: Mapping[str, DecisionTrace], rules: Mapping[str, Any], *, mixed: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Those of ``rules`` that make all ``traces``; the name of the one that left nobody."""
+    """Those of ``rules`` that make all ``traces``; the name of the one that left nobody.
+
+    ``mixed``: they are combinations over one release, so those that are alike in what a trace can
+    show are asked once.
+    """
     left = dict(rules)
     for name, trace in traces.items():
-        left = {key: known for key, known in left.items() if not difference(trace, known)}
+        shown, made = showable(trace), dict[Hashable, bool]()
+        for key, known in list(left.items()):
+            alike = tuple(getattr(known, rule) for rule in shown) if mixed else key
+            if alike not in made:
+                made[alike] = not difference(trace, known)
+            if not made[alike]:
+                del left[key]
         if not left:
             return {}, name
     return left, ""
 
 
 def _lasting(
-    missed: str, traces: Mapping[str, DecisionTrace], mixed: Mapping[str, Any]
+    missed: str,
+    traces: Mapping[str, DecisionTrace],
+    rules: Mapping[str, Any],
+    *,
+    mixed: bool = False,
 ) -> list[str]:
-    """Combinations that made the cases before the one that was ``missed``, the plainest first."""
+    """Those of ``rules`` that made the cases before the ``missed`` one, at most ``ASKED``."""
     before = list(traces)[: list(traces).index(missed)]
-    left, _ = _all_through({name: traces[name] for name in before}, mixed)
+    left, _ = _all_through({name: traces[name] for name in before}, rules, mixed=mixed)
     return list(left)[:ASKED]
 
 

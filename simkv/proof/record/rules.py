@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import combinations
 from typing import Any, TypeVar, cast
@@ -118,6 +118,14 @@ def can_show(version: str, rule: str) -> bool:
     if rule == "slots_by_request" and rules.slots_of_budget:
         return False
     return SHOWN_BY.get(rule) not in rules.fixed
+
+
+def showable(trace: DecisionTrace) -> list[str]:
+    """The rules in ``SEEN`` but for those whose knob a recording leaves as it is by default."""
+    engine = trace.header["engine"]
+    config = ENGINES[engine].recording.config(trace.header)
+    plain = {field.name for field in fields(config) if getattr(config, field.name) == field.default}
+    return [rule for rule in SEEN[engine] if SHOWN_BY.get(rule) not in plain]
 
 
 def difference(trace: DecisionTrace, rules: Any) -> Mismatch | None:

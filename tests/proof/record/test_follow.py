@@ -24,7 +24,14 @@ from simkv.proof.record.cases import FORM, case_of, names_of
 from simkv.proof.record.follow import Followed, follow
 from simkv.proof.record.keep import choose, packed, told_apart
 from simkv.proof.record.report import headline, report
-from simkv.proof.record.rules import MOST_CHANGED, can_show, combined, difference, releases
+from simkv.proof.record.rules import (
+    MOST_CHANGED,
+    can_show,
+    combined,
+    difference,
+    releases,
+    showable,
+)
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.requests import FcfsQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
@@ -131,6 +138,33 @@ def test_rules_that_no_release_has_together_are_found(few_rules: None) -> None:
     assert headline("vLLM 0.34.0", "0.33.0", found).endswith(
         "no release's rules: by those of 0.33.0 with `keyless_first: false`"
     )
+
+
+def test_a_case_that_a_release_makes_is_not_shown_as_what_none_makes() -> None:
+    flipped = replace(RULES["0.33.0"], keyless_first=False)
+
+    def of_two(config: VllmConfig) -> VllmScheduler:
+        return VllmScheduler(config, flipped if config.variant == "0.33.0" else None)
+
+    # No release makes the first, which a combination does; of the second it is the other way round.
+    names = {"rand-216": "0.33.0", "spec-201": "0.16.0"}
+    cases = {name: case_of(version, name) for name, version in names.items()}
+    found = follow("vllm", FORM, cases, recorded(of_two))
+    assert found.unlike is not None
+    assert found.unlike.name == "rand-216"
+    assert difference(found.unlike.trace, RULES[found.unlike.nearest]) is not None
+
+
+def test_only_rules_whose_knob_a_case_sets_can_show_in_it() -> None:
+    record = recorded(VllmScheduler)
+    config = VllmConfig(block_size=4, num_gpu_blocks=9, max_model_len=32, max_num_seqs=8)
+    asks = drawn(1)["rand-200"].requests[:1]
+    shown = showable(record(DrawnCase(config, asks), "fcfs"))
+    assert "keyless_first" in shown
+    assert not {"goes_on", "two_budgets", "wide_states"} & {*shown}
+    urgent = replace(config, policy="priority", kv_cache_groups=(0, 8), startup_check=False)
+    shown = showable(record(DrawnCase(urgent, asks), "priority"))
+    assert {"goes_on", "keyless_windows", "wide_states"} <= {*shown}
 
 
 def test_a_release_that_cannot_be_driven_is_told() -> None:
