@@ -126,7 +126,8 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     for key, title, names in _OF_SOME:
         if key in figures:
             yield f"{title:-^{WIDTH}}"
-            yield from _rows(figures, names)
+            there = [name for name in names if name.partition(".")[2] in figures[key]]
+            yield from _rows(figures, there)
     yield f"{'Scheduling':-^{WIDTH}}"
     yield from _rows(figures, _SCHEDULING)
     yield _row("Starved requests:", figures["starved"])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from simkv.measure.metrics import summary
 from simkv.measure.simulate import run_scenario
+from simkv.report.console import _block
 from simkv.scenario.load import load
+from tests.loop.test_copies import AGAIN, ON_DISK, scenario
 
 
 def test_the_example_is_as_the_documentation_tells_it(root: Path) -> None:
@@ -15,8 +19,15 @@ def test_the_example_is_as_the_documentation_tells_it(root: Path) -> None:
     told = re.search(r"^\| `host-and-disk` \| (.*)% \| (.*)% \| (.*)% \| (.*) ms \|$", text, re.M)
     assert told
     path = root / "examples" / "kv-tiers.yaml"
-    scenario = load(path)["host-and-disk"]
-    figures = summary(run_scenario(scenario, path.parent).record)
+    figures = summary(run_scenario(load(path)["host-and-disk"], path.parent).record)
     tiers = figures["kv_tiers"]
     rates = [f"{tiers[f'{tier}_hit_rate']:.1f}" for tier in ("gpu", "host", "disk")]
     assert [*rates, f"{figures['ttft_ms']['mean']:.0f}"] == list(told.groups())
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_the_console_has_the_tiers_that_a_run_has(disk: bool) -> None:
+    result = run_scenario(scenario(*AGAIN, engine=ON_DISK if disk else {}), Path())
+    said = "\n".join(_block("run", result))
+    assert "prompt tokens hit in host memory" in said
+    assert ("prompt tokens hit on disk" in said) == disk
