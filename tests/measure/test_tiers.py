@@ -29,5 +29,5 @@ def test_the_example_is_as_the_documentation_tells_it(root: Path) -> None:
 def test_the_console_has_the_tiers_that_a_run_has(disk: bool) -> None:
     result = run_scenario(scenario(*AGAIN, engine=ON_DISK if disk else {}), Path())
     said = "\n".join(_block("run", result))
-    assert "prompt tokens hit in host memory" in said
-    assert ("prompt tokens hit on disk" in said) == disk
+    assert "Prompt tokens hit in host memory" in said
+    assert ("Prompt tokens hit on disk" in said) == disk
