@@ -138,8 +138,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.source = source
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
-        if name in REAL:
-            file = self.source.joinpath(*name.split(".")).with_suffix(".py")
+        file = self.source.joinpath(*name.split(".")).with_suffix(".py")
+        if name in REAL and file.exists():  # not all releases have all
             return importlib.util.spec_from_file_location(name, file)
         if name in COMPILED:
             raise ModuleNotFoundError(name)

@@ -42,11 +42,11 @@ class FakeWorker:
             return {}
         meta = output.kv_connector_metadata
         loads = [
-            Move(n, int(job.req_id), len(job.dst_spec.block_ids))
+            Move(n, int(job.req_id), len(_sides(job)[1].block_ids))
             for n, job in meta.load_jobs.items()
         ]
         stores = [
-            Move(n, int(job.req_id), len(job.src_spec.block_ids))
+            Move(n, int(job.req_id), len(_sides(job)[0].block_ids))
             for n, job in meta.store_jobs.items()
         ]
         side = connector.connector_scheduler
@@ -83,6 +83,11 @@ class FakeWorker:
             failed_recving=(),
             invalid_block_ids=(),
         )
+
+
+def _sides(job: Any) -> Any:
+    """From where a copy goes, and to where; up to 0.24 these are one field."""
+    return getattr(job, "transfer_spec", None) or (job.src_spec, job.dst_spec)
 
 
 def _block(_: Any) -> int:

@@ -63,6 +63,10 @@ OF_DRAFTS = (
 OF_HOST = (
     "holds_apart",
     "spares_computing",
+    "stores_at_end",
+    "keeps_stored",
+    "keeps_ended",
+    "counts_left",
     "offers_again",
     "uses_at_end",
     "ranks_requests",

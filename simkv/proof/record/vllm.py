@@ -439,6 +439,8 @@ def _dies(rules: VllmRules, error: Exception) -> bool:
     """Whether it is known that schedulers with these rules die of such an error."""
     if isinstance(error, AssertionError):
         where = extract_tb(error.__traceback__)[-1].line or ""
+        if "len(offload_keys) == len(offload_block_ids)" in where:
+            return rules.stores_at_end and not rules.counts_left
         return not rules.counts_all_loras and "len(scheduled_loras) <=" in where
     return not rules.breaks_ties and "'<' not supported" in str(error)
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 from mypy_extensions import mypyc_attr
 
+from simkv.core.blocks import NO_BLOCKS
 from simkv.core.scheduler import Move, Moves, Why
 from simkv.schedulers.vllm.disk import DiskTier
 from simkv.schedulers.vllm.eviction import WRITTEN, Uses
@@ -20,6 +21,9 @@ from simkv.schedulers.vllm.host import HostBlockStore
 from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.requests import RequestState
 from simkv.schedulers.vllm.rules import VllmRules
+
+#: What a release dies of, in its next step, that stores whatever a client leaves behind.
+DIES = "AssertionError: a client left whose prompt has no blocks yet"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -35,6 +39,8 @@ class Copy:
 class Share:
     """What the connector knows of a request: ``stored`` blocks of its prompt need no thought more.
 
+    ``left`` are the blocks that it had when it stopped running, until it asks again.
+
     ``named`` of its blocks were full when it was last looked at. ``jobs`` are under way for it.
     ``over``: it has ended and all its copies are begun.
     """
@@ -43,6 +49,7 @@ class Share:
         self.r = r
         self.uses = Uses()
         self.stored = self.named = 0
+        self.left: array[int] = NO_BLOCKS
         self.jobs: set[int] = set()
         self.over = False
 
@@ -78,6 +85,7 @@ class OffloadingConnector:
         self._arriving: set[int] = set()
         self._fences: dict[int, set[int]] = {}
         self._loads: list[Move] = []
+        self.died: str | None = None
 
     def enter(self, r: RequestState) -> None:
         """A request is new."""
@@ -91,6 +99,7 @@ class OffloadingConnector:
         """
         share = self._shares[r.id]
         self.behind = "kv"
+        share.left = NO_BLOCKS
         if self._rules.offers_again:
             share.stored = 0
         if share.jobs:
@@ -126,21 +135,32 @@ class OffloadingConnector:
 
     def runs(self, r: RequestState) -> None:
         """``r`` computes tokens: those of its prompt are to be stored."""
-        if self._shares[r.id].stored < r.prompt.prompt_tokens // self._size:
+        prompt = r.prompt.prompt_tokens
+        again = not self._rules.keeps_stored and r.computed < prompt
+        if again or self._shares[r.id].stored < prompt // self._size:
             self._owing[r.id] = r
 
-    def stops(self, r: RequestState) -> None:
-        """``r`` runs no more."""
+    def stops(self, r: RequestState, table: array[int]) -> None:
+        """``r`` runs no more; it had the blocks of ``table``."""
         self._owing.pop(r.id, None)
+        self._shares[r.id].left = table[:]
 
-    def ends(self, r: RequestState, length: int, tokens: int, table: array[int]) -> None:
-        """``r`` is over; of its prompt ``tokens`` have KV, in the blocks of ``table``."""
-        self.stops(r)
-        share = self._shares[r.id]
+    def ends(
+        self, r: RequestState, length: int, computed: int | None, table: array[int] | None
+    ) -> None:
+        """``r`` is over, of some length; it runs with the blocks of ``table`` if that is one.
+
+        If its client has left, so many tokens are ``computed``.
+        """
+        self._owing.pop(r.id, None)
+        share, tokens = self._shares[r.id], r.prompt.prompt_tokens
         share.named = length // self._size
+        blocks = share.left if table is None else table[:]
+        if computed is not None and self._rules.counts_left:
+            tokens = min(computed, tokens)
         for job in share.jobs:
             self._fence(job)
-        self._ended[r.id] = tokens, table[:]
+        self._ended[r.id] = (tokens if self._rules.stores_at_end else 0), blocks
 
     def moves(
         self,
@@ -163,8 +183,10 @@ class OffloadingConnector:
             end = min(r.computed + n, r.length, r.prompt.prompt_tokens)
             self._offer(r, end, tables[r.id], stores)
         for i in sorted(self._ended):
-            share, (end, table) = self._shares[i], self._ended[i]
-            job = self._offer(share.r, end, table, stores)
+            share, (tokens, blocks) = self._shares[i], self._ended[i]
+            if not self._rules.counts_left and len(blocks) < tokens // self._size > share.stored:
+                self.died = DIES
+            job = self._offer(share.r, min(tokens, len(blocks) * self._size), blocks, stores)
             if job is not None:
                 self._fence(job)
                 if not set(self.jobs[job].blocks).isdisjoint(taken):
@@ -210,6 +232,8 @@ class OffloadingConnector:
                     if not self._fences[block]:
                         del self._fences[block]
             share.jobs.discard(number)
+            if not share.jobs and not self._rules.keeps_ended and job.owner in self._ended:
+                self._ended[job.owner] = 0, NO_BLOCKS
             self._forget(share)
         return arrived
 
@@ -227,6 +251,10 @@ class OffloadingConnector:
         share, last = self._shares[r.id], end // self._size
         first = share.stored
         if last <= first:
+            if not self._rules.keeps_stored:
+                share.stored = last
+            if last == r.prompt.prompt_tokens // self._size:
+                self._owing.pop(r.id, None)
             return None
         self._memory.name(r, last * self._size)
         keys = r.keys[first:last]

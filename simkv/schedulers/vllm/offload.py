@@ -13,7 +13,6 @@ has such cannot be preempted.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from operator import attrgetter
@@ -40,8 +39,7 @@ class VllmOffloadScheduler(VllmScheduler):
     ``ready`` have KV and blocks, of which so many were in the prefix cache, and do not run yet.
     Clients of the ``gone`` left while copies were under way. The ``unfinished`` load KV or compute
     a prompt. ``freed`` are those whose blocks a step under way still writes to, with the number of
-    steps that have to be done. The ``lost`` were preempted so: if one ends by the token that is
-    under way, its prompt is stored from the blocks that it had.
+    steps that have to be done.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class VllmOffloadScheduler(VllmScheduler):
         self._gone: dict[int, RequestState] = {}
         self._unfinished: dict[int, RequestState] = {}
         self._freed: deque[tuple[int, RequestState]] = deque()
-        self._lost: dict[int, array[int]] = {}
         self._begun = self._over = 0  # steps that compute
         self._reported: list[int] = []
         self._moving = 0  # batches under way that copy, after which less may be in host memory
@@ -200,7 +197,6 @@ class VllmOffloadScheduler(VllmScheduler):
             self._unfinished[r.id] = r
         super()._grant(r, n, blocks, step)
         self.connector.runs(r)
-        self._lost.pop(r.id, None)
 
     def _gives_way(self, victim: RequestState) -> bool:
         if self.pipeline_depth == 1 or not self.rules.spares_computing:
@@ -214,22 +210,17 @@ class VllmOffloadScheduler(VllmScheduler):
         if unused:
             self.noted.taken.difference_update(self.noted.table(r)[-unused:])
         self._unfinished.pop(r.id, None)
-        self.connector.stops(r)
+        self.connector.stops(r, self.noted.table(r))
         if self.pipeline_depth > 1 and r.in_flight:
             self._freed.append((self._begun, r))
-            self._lost[r.id] = self.noted.table(r)[:]
         else:
             super()._release(r, unused)
 
     def _remove(self, r: RequestState) -> None:
-        runs = r.id in self.running
-        prompt = r.prompt.prompt_tokens
-        stored = prompt if self._ending else min(self._computed(r), prompt)
-        table = self.noted.table(r)
-        if self._ending and r.id in self._lost:
-            runs, table = True, self._lost[r.id]
         length = self.decoding.length(r) if r in self.decoding else r.length
-        self.connector.ends(r, length, stored if runs else 0, table)
+        computed = self._computed(r) if r.id in self.running else 0
+        table = self.noted.table(r) if r.id in self.running else None
+        self.connector.ends(r, length, None if self._ending else computed, table)
         loading = self._loading.pop(r.id, None)
         ready = self._ready.pop(r.id, None)
         self._unfinished.pop(r.id, None)
@@ -239,7 +230,6 @@ class VllmOffloadScheduler(VllmScheduler):
         elif loading or ready is not None:
             self._arrived.discard(r.id)
             super()._release(r)
-        self._lost.pop(r.id, None)
 
     def _dispatch(self, step: Step) -> Batch:
         given = []
@@ -254,6 +244,7 @@ class VllmOffloadScheduler(VllmScheduler):
         step.batch.moves = self.connector.moves(given, tables, taken, preempted)
         self._moving += step.batch.moves is not None
         batch = super()._dispatch(step)
+        batch.fatal = batch.fatal or self.connector.died
         self._begun += bool(batch)
         for r in step.tokens:
             if not r.chunk:

@@ -110,7 +110,7 @@ RELEASES: Mapping[int, Release] = {
         "of freed blocks those that are not cached are taken again first; watermark; with states a "
         "first chunk ends at a junction",
         {"keyless_first": True, "starts_at_junctions": True},
-        {"watermark": 0.0},
+        {"watermark": 0.0, "num_cpu_blocks": 0, "eviction_policy": "lru"},
     ),
     25: Release(
         "dd10e03f9",
@@ -126,6 +126,8 @@ RELEASES: Mapping[int, Release] = {
             "caches_states": True,
             "keeps_junctions": True,
             "drafts_in_states": True,
+            "stores_at_end": True,
+            "keeps_stored": True,
         },
         {"max_num_scheduled_tokens": None},
     ),
@@ -133,8 +135,7 @@ RELEASES: Mapping[int, Release] = {
         "4bdc8a788",
         "start-up refuses a threshold above max_model_len, but no block larger than a chunk for "
         "states",
-        {"checks_threshold": True, "wide_states": True},
-        {"num_cpu_blocks": 0, "eviction_policy": "lru"},
+        {"checks_threshold": True, "wide_states": True, "counts_left": True, "keeps_ended": True},
     ),
     28: Release(
         "2cf0a6915",

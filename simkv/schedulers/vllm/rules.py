@@ -81,8 +81,12 @@ class VllmRules:
     With host memory (connector.py, eviction.py): ``holds_apart``: those who wait for their KV are
     in a queue of their own, which is looked at first. ``spares_computing``: asynchronous, whoever
     has a step under way cannot be preempted. ``offers_again``: after a preemption all blocks of a
-    prompt are offered anew; else only what was not yet. ``uses_at_end``: uses by a request count
-    once, when it is over; else all its blocks are touched whenever it asks, and when it stores.
+    prompt are offered anew; else only what was not yet, or where a release forgets how far that was
+    (not ``keeps_stored``), what follows on its first chunk. ``stores_at_end``: what is not stored
+    yet of a prompt is offered when its request is over; ``keeps_ended``: also when its last copy is
+    done before that; ``counts_left``: of one whose client has left no more than is computed, else
+    all, and where it has no blocks the engine dies. ``uses_at_end``: uses by a request count once,
+    when it is over; else all its blocks are touched whenever it asks, and when it stores.
     ``ranks_requests``: under LRU the blocks of a request have the rank of its first use while it is
     there; else that of their being written. ``evicts_either``: under ARC blocks used once make room
     where there are no others.
@@ -146,6 +150,10 @@ class VllmRules:
     # Host memory
     holds_apart: bool = False
     spares_computing: bool = False
+    stores_at_end: bool = False
+    keeps_stored: bool = False
+    keeps_ended: bool = False
+    counts_left: bool = False
     offers_again: bool = False
     uses_at_end: bool = False
     ranks_requests: bool = False
