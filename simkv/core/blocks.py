@@ -178,6 +178,10 @@ class BlockPool:
         """The block of each of ``keys``, as ``lookup`` has it; 0 for those that are not cached."""
         return _column(self._found(keys)) if keys else array("i")
 
+    def free_order(self) -> tuple[int, ...]:
+        """Free blocks, the one that is taken next first."""
+        return tuple(self._free)
+
     def fingerprint(self) -> Hashable:
         """What decides later allocations: the free count, and with cached blocks all of it."""
         if not self.cached:

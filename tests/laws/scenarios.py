@@ -273,6 +273,7 @@ def _trtllm(draw: Draw, _: str) -> Knobs:
             st.sampled_from(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
         ),
         "disable_overlap_scheduler": draw(st.booleans()),
+        "enable_block_reuse": draw(st.booleans()),
     }
 
 

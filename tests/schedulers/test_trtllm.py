@@ -179,7 +179,6 @@ def test_a_client_that_left_is_heeded_when_there_are_tokens() -> None:
 @pytest.mark.parametrize(
     ("knobs", "word"),
     [
-        ({"enable_block_reuse": True}, "enable_block_reuse: .* not modelled; expected false"),
         ({"max_tokens_in_paged_kv_cache": 33}, "must be a multiple of tokens_per_block"),
         ({"max_tokens_in_paged_kv_cache": 1, "tokens_per_block": 1}, "expected 2 or more"),
         ({"enable_chunked_prefill": True, "max_num_tokens": 9}, "expected tokens_per_block"),

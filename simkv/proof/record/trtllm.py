@@ -17,6 +17,7 @@ from typing import Any
 from simkv.core.recording import Line
 from simkv.proof.conform.trace import FORMAT, DecisionTrace
 from simkv.proof.record.case import DrawnCase
+from simkv.proof.record.trtllm_blocks import ReusingStandInCache
 from simkv.proof.record.trtllm_stand_ins import (
     SCHEDULER,
     CapacitySchedulerPolicy,
@@ -62,7 +63,8 @@ class TrtllmDriver:
     def __init__(self, case: DrawnCase) -> None:
         self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
         self.overlap = not case.config.disable_overlap_scheduler
-        self.cache = StandInCache(
+        stand_in = ReusingStandInCache if case.config.enable_block_reuse else StandInCache
+        self.cache = stand_in(
             case.config.num_blocks, case.config.tokens_per_block, case.config.longest
         )
         self.scheduler = _scheduler(case.config, self.cache)
@@ -103,7 +105,12 @@ class TrtllmDriver:
     def _request(self, request: Line) -> StandInRequest:
         prompt, longest = request["prompt_tokens"], self.config.longest
         most = min(request["max_tokens"], longest - prompt)
-        return StandInRequest(request["id"], prompt, most, request["output_tokens"])
+        tokens = [
+            (stream, at)
+            for stream, start, end in request.get("segments", ())
+            for at in range(start, end)
+        ]
+        return StandInRequest(request["id"], prompt, most, request["output_tokens"], tokens)
 
     def _leave(self, step: int, phase: int, alive: set[int]) -> list[int]:
         """Clients leave now; returns those who were there."""
@@ -123,7 +130,7 @@ class TrtllmDriver:
         contexts, generations = output.context_requests, output.generation_requests
         paused = output.paused_requests
         for r in paused:
-            self.cache.remove_sequence(r.request_id)
+            self.cache.remove_sequence(r)
         for r in contexts:
             if r.is_first_context_chunk:
                 self.cache.add_sequence(r)
@@ -161,6 +168,7 @@ class TrtllmDriver:
     def _finish(self, paused: list[StandInRequest]) -> list[int]:
         """What comes after the launch: tokens, pauses, the states of who was launched, the ends."""
         done: list[StandInRequest] = []
+        contexts = self.under_way[0][0] if len(self.under_way) == 1 + self.overlap else []
         if self.overlap and len(self.under_way) == 2:
             done = self._take_tokens()
         for r in paused:
@@ -168,7 +176,10 @@ class TrtllmDriver:
         self._update_states(*self.under_way[-1])
         if not self.overlap:
             done = self._take_tokens()
-        return self._respond() if done else []
+        finished = self._respond() if done else []
+        for r in contexts:
+            self.cache.store_context_blocks(r)
+        return finished
 
     def _take_tokens(self) -> list[StandInRequest]:
         """``_update_requests`` of the oldest batch, whose requests it returns."""
@@ -208,7 +219,7 @@ class TrtllmDriver:
         over = [r for r in self.active if r.is_finished]
         self.active = [r for r in self.active if not r.is_finished]
         for r in over:
-            self.cache.remove_sequence(r.request_id)
+            self.cache.remove_sequence(r)
         return [r.request_id for r in over if r.request_id not in self.left_early]
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from simkv.core.recording import Line
 from simkv.proof.record.case import CaseForm, DrawnCase, field_of
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 
-#: Plain, with clients that leave, with little room.
-KINDS = ("rand", "gone", "tight")
+#: Plain, with clients that leave, with little room; then with blocks that are reused, plain, with
+#: clients that leave, and with so little room that who shares blocks is paused.
+KINDS = ("rand", "gone", "tight", "reuse", "left", "press")
+REUSING = ("reuse", "left", "press")
 
 #: Knobs for each of which recordings are kept that are otherwise without it.
 SHOWN_KNOBS = (
@@ -19,6 +22,7 @@ SHOWN_KNOBS = (
     "context_chunking_policy",
     "disable_overlap_scheduler",
     "max_seq_len",
+    "enable_block_reuse",
 )
 
 #: Cases of a revision that show what few do: an engine that dies of a paused request that no step
@@ -46,12 +50,20 @@ def trtllm_case(version: str, name: str) -> DrawnCase:
     """The case of this name: a kind of ``KINDS`` and a number."""
     draw = random.Random(f"{version} {name}")
     kind, _ = name.split("-")
-    config = _knobs(draw, version, tight=kind == "tight")
+    reuse = kind in REUSING
+    tight = kind in ("tight", "press") or (reuse and draw.random() < 0.5)
+    config = replace(_knobs(draw, version, tight=tight), enable_block_reuse=reuse)
+    if kind == "press":
+        config = replace(config, capacity_scheduler_policy="MAX_UTILIZATION", max_batch_size=8)
     most = config.longest - 1
     if not config.enable_chunked_prefill:
         most = min(most, config.max_num_tokens)
-    requests = _some_requests(draw, most // 3 + 1 if kind == "tight" else most)
-    leave = kind == "gone" or draw.random() < 0.2
+    requests = _some_requests(draw, most // 3 + 1 if tight else most)
+    if reuse:
+        _share(draw, requests, most)
+    leave = kind in ("gone", "left") or (kind != "reuse" and draw.random() < 0.2)
+    if kind == "press":
+        _lengthen(draw, requests)
     return DrawnCase(config, requests, _leaving(draw, requests) if leave else ())
 
 
@@ -93,6 +105,42 @@ def _some_requests(draw: random.Random, most: int) -> list[Line]:
     ]
 
 
+def _share(draw: random.Random, requests: list[Line], most: int) -> None:
+    """Prompts begin alike, or go on where an earlier one and its output ended."""
+    for i, r in enumerate(requests):
+        before = draw.choice(requests[:i]) if i and draw.random() < 0.4 else None
+        if before:
+            pieces = [*before["segments"], [f"o{before['id']}", 0, before["output_tokens"]]]
+        else:
+            pieces = [[draw.choice(["g0", "g0", "g1"]), 0, r["prompt_tokens"]]]
+        whole = sum(end - start for _, start, end in pieces)
+        own = draw.choice([0, 1, draw.randint(0, max(1, most // 4))])
+        common = draw.choice([whole, draw.randint(0, whole)])
+        pieces = [*_first(pieces, min(common, most - own)), [f"u{r['id']}", 0, own]]
+        r["segments"] = [piece for piece in pieces if piece[2] > piece[1]] or [
+            [f"u{r['id']}", 0, 1]
+        ]
+        r["prompt_tokens"] = sum(end - start for _, start, end in r["segments"])
+
+
+def _lengthen(draw: random.Random, requests: list[Line]) -> None:
+    """Outputs that grow until there is no room, of requests that come together."""
+    for r in requests:
+        r["output_tokens"] = draw.randint(4, 24)
+        r["max_tokens"] = r["output_tokens"] + draw.choice([0, 0, 9])
+        r["arrival_step"] = draw.choice([0, draw.randint(0, 6), draw.randint(0, 60)])
+
+
+def _first(pieces: list[list[Any]], tokens: int) -> list[list[Any]]:
+    """The beginning of a prompt as segments."""
+    kept = []
+    for stream, start, end in pieces:
+        if tokens > 0:
+            kept.append([stream, start, min(end, start + tokens)])
+        tokens -= end - start
+    return kept
+
+
 def _leaving(draw: random.Random, requests: list[Line]) -> list[tuple[int, int, int]]:
     """Some clients leave, in an order of their own."""
     some = draw.sample(requests, draw.randint(1, max(1, len(requests) // 2)))
@@ -101,8 +149,9 @@ def _leaving(draw: random.Random, requests: list[Line]) -> list[tuple[int, int, 
     )
 
 
-def _cut(request: Line, tokens: int) -> Line:  # noqa: ARG001
-    return {"prompt_tokens": tokens}
+def _cut(request: Line, tokens: int) -> Line:
+    more = {"segments": _first(request["segments"], tokens)} if "segments" in request else {}
+    return {"prompt_tokens": tokens, **more}
 
 
 FORM = CaseForm(
@@ -113,7 +162,7 @@ FORM = CaseForm(
         "max_batch_size",
         "max_num_tokens",
     ),
-    plain={},
+    plain={"enable_block_reuse": False},
     cut=_cut,
     limit="max_tokens",
     idle=(),

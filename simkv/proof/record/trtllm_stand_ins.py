@@ -1,7 +1,8 @@
 """Stand-ins for what TensorRT-LLM's Python scheduler asks, which is C++: requests and blocks.
 
 Written after ``llmRequest.h`` and ``kvCacheManager.cpp``, method by method: one window of
-attention, beams of one, no reuse of blocks, no drafts. The scheduler itself is the real one.
+attention, beams of one, no drafts; reuse of blocks is in ``trtllm_blocks.py``. The scheduler itself
+is the real one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import enum
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -54,8 +55,15 @@ class CapacitySchedulerPolicy(enum.Enum):
     STATIC_BATCH = 2
 
 
+#: A token: the stream that it is of and its place there.
+Token = tuple[str, int]
+
+
 class StandInRequest:
-    """A request as the scheduler sees it; ``left`` tokens its model still emits."""
+    """A request as the scheduler sees it; ``left`` tokens its model still emits.
+
+    The tokens of its prompt are those of ``prompt``, or its own alone.
+    """
 
     num_draft_tokens = 0
     has_draft_tokens = False
@@ -63,14 +71,24 @@ class StandInRequest:
     is_encoder_init_state = False
     lora_task_id = None
 
-    def __init__(self, request_id: int, prompt_len: int, max_new_tokens: int, left: int) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        prompt_len: int,
+        max_new_tokens: int,
+        left: int,
+        prompt: Sequence[Token] = (),
+    ) -> None:
         self.request_id = self.py_request_id = request_id
         self.prompt_len = self.orig_prompt_len = self.num_tokens = prompt_len
         self.max_new_tokens = self.py_max_new_tokens = max_new_tokens
         self.left = left
+        own = ((f"u{request_id}", at) for at in range(prompt_len))
+        self.unique_tokens = list(prompt or own)
+        self.prepopulated_prompt_len = 0
         self.state = LlmRequestState.CONTEXT_INIT
         self.context_current_position = 0
-        self._chunk = 0
+        self._chunk = prompt_len
 
     @property
     def state_value(self) -> int:
@@ -107,11 +125,14 @@ class StandInRequest:
 
     @property
     def is_first_context_chunk(self) -> bool:
-        return self.context_current_position == 0
+        return self.context_current_position == self.prepopulated_prompt_len
 
     @property
     def is_last_context_chunk(self) -> bool:
         return self.context_current_position + self._chunk == self.prompt_len
+
+    def get_unique_tokens(self, _beam: int) -> list[Token]:
+        return self.unique_tokens
 
     def get_num_tokens(self, _beam: int) -> int:
         return self.num_tokens
@@ -124,11 +145,26 @@ class StandInRequest:
         self.context_current_position += self._chunk
         self._chunk = 0
 
+    def set_prepopulated_prompt_len(self, tokens: int, tokens_per_block: int) -> None:
+        """So many are in the cache: the chunk begins there and ends with a block or the prompt."""
+        assert tokens < self.prompt_len
+        self.prepopulated_prompt_len = tokens
+        if tokens > 0:
+            chunk = self.context_chunk_size
+            if tokens + chunk < self.prompt_len:
+                end = (tokens + chunk) // tokens_per_block * tokens_per_block
+                chunk = end - tokens
+                assert chunk <= self.context_chunk_size
+            self.context_current_position = tokens
+            self.context_chunk_size = chunk
+            assert self.is_last_context_chunk or (tokens + chunk) % tokens_per_block == 0
+
     def will_complete_next_iteration(self) -> bool:
         return self.num_tokens - self.prompt_len + 1 >= self.max_new_tokens
 
     def add_token(self) -> None:
         """A token of the sampler, and its criteria to stop."""
+        self.unique_tokens.append((f"o{self.request_id}", self.num_tokens - self.orig_prompt_len))
         self.num_tokens += 1
         self.left = max(self.left - 1, 0)
         longest = self.num_tokens - self.orig_prompt_len >= self.py_max_new_tokens
@@ -140,7 +176,7 @@ class StandInRequest:
         self.max_new_tokens -= self.num_tokens - self.prompt_len
         self.prompt_len = self.num_tokens
         self.state = LlmRequestState.CONTEXT_INIT
-        self.context_current_position = 0
+        self.context_current_position = self.prepopulated_prompt_len = 0
         self._chunk = self.prompt_len
 
 
@@ -204,9 +240,12 @@ class StandInCache:
         if (self.tokens[r.request_id] - 1) % self.size == 0:
             self._take(r.request_id, 1)
 
-    def remove_sequence(self, request_id: int) -> None:
-        self.free += self.held.pop(request_id, 0)
-        self.tokens.pop(request_id, None)
+    def store_context_blocks(self, r: StandInRequest) -> None:
+        """Nothing is kept."""
+
+    def remove_sequence(self, r: StandInRequest) -> None:
+        self.free += self.held.pop(r.request_id, 0)
+        self.tokens.pop(r.request_id, None)
 
     def _take(self, request_id: int, blocks: int) -> None:
         assert self.free >= blocks, "No free blocks left"

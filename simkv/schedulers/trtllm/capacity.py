@@ -16,11 +16,13 @@ from simkv.schedulers.trtllm.requests import LlmRequest
 
 class Admitted(NamedTuple):
     """Who may run (``fits``), whose blocks are taken back and for whose sake (``paused``, None for
-    that of all before it), and why the first who may not run is left out."""
+    that of all before it), and why the first who may not run is left out. Those ``skipped`` wait
+    for a block that another is to compute."""
 
     fits: list[LlmRequest]
     paused: list[tuple[LlmRequest, LlmRequest | None]]
     why: Why = "blocks"
+    skipped: Sequence[LlmRequest] = ()
 
 
 def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> Admitted:
@@ -34,26 +36,36 @@ def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> A
     if static and fits:
         return Admitted(fits, [], "rule")
     free = cache.pool.free - sum(map(cache.to_completion, fits))
+    skipped, coming = list[LlmRequest](), set() if static else cache.coming(active)
     for r in pending:
+        if not static and cache.waits(r, coming):
+            skipped.append(r)
+            continue
         needed = cache.to_completion(r)
         if needed > free:
-            return Admitted(fits, [], "blocks" if needed > cache.pool.free else "reserved")
+            why: Why = "blocks" if needed > cache.pool.free else "reserved"
+            return Admitted(fits, [], why, skipped)
         fits.append(r)
         free -= needed
-    return Admitted(fits, [])
+    return Admitted(fits, [], skipped=skipped)
 
 
 def max_utilization(active: Sequence[LlmRequest], cache: KvCache) -> Admitted:
     """Those whose blocks are there for this step (``MaxUtilization``).
 
     For one that lacks some the last that has any is paused, be it this one, until it fits or nobody
-    behind it has any.
+    behind it has any. If it is one that nobody had to wait for yet, it then waits for itself.
     """
     fits: list[LlmRequest] = []
     paused: list[tuple[LlmRequest, LlmRequest | None]] = []
+    skipped, coming = list[LlmRequest](), cache.coming(active)
     at, end, needed, free = 0, len(active), 0, cache.pool.free
     while at < end:
         r = active[at]
+        if cache.waits(r, coming):
+            skipped.append(r)
+            at += 1
+            continue
         more = cache.one_step(r)
         if needed + more <= free:
             fits.append(r)
@@ -65,6 +77,6 @@ def max_utilization(active: Sequence[LlmRequest], cache: KvCache) -> Admitted:
             break
         victim = active[last]
         paused.append((victim, None if victim is r else r))
-        free += cache.pool.held(victim.id)
+        free = cache.pool.free + cache.freed([r for r, _ in paused])
         end = last
-    return Admitted(fits, paused)
+    return Admitted(fits, paused, skipped=skipped)

@@ -55,9 +55,8 @@ class TrtllmConfig:
     turns. [scheduler_config]"""
     disable_overlap_scheduler: bool = False
     """Whether a step is scheduled only when the tokens of the one before it are known. [LLM API]"""
-    enable_block_reuse: bool = False
-    """Whether prompts that begin alike share blocks; on in the engine, not modelled and so off
-    here. [kv_cache_config]"""
+    enable_block_reuse: bool = True
+    """Whether blocks are kept for prompts that begin alike. [kv_cache_config]"""
     free_gpu_memory_fraction: Annotated[float, Ge(0.01), Le(1)] = 0.9
     """Share for KV of the GPU's memory that the model leaves, of which with `hardware` the pool
     follows. No decision depends on it. [kv_cache_config, 0.9]"""
@@ -70,10 +69,6 @@ class TrtllmConfig:
             )
         if self.max_tokens_in_paged_kv_cache < 2:
             raise ValueError("max_tokens_in_paged_kv_cache: no request fits; expected 2 or more")
-        if self.enable_block_reuse:
-            raise ValueError(
-                "enable_block_reuse: TensorRT-LLM's reuse of blocks is not modelled; expected false"
-            )
         if self.enable_chunked_prefill and self.max_num_tokens < self.tokens_per_block:
             raise ValueError(
                 f"max_num_tokens ({self.max_num_tokens}) is less than a chunk, which is of whole "

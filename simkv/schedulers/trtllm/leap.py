@@ -34,8 +34,10 @@ def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
     for step in range(1, steps + 1):
         left -= growth[step]
         free.append(left)
+    turns = ((step, at) for at, r in enumerate(rows) for step in _borders(r, cache, steps))
+    for _, at in sorted(turns):
+        cache.take(rows[at], 1)
     for r in rows:
-        cache.pool.take(r.id, len(_borders(r, cache, steps)))
         r.cached += steps
         r.known += steps
     return free

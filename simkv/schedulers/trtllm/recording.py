@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from simkv.core.recording import Line, Recording
-from simkv.core.request import Prompt
+from simkv.core.request import Prompt, Segment
 from simkv.schedulers.trtllm.config import TrtllmConfig
 
 
@@ -27,11 +27,13 @@ def _prompt(request: Line) -> Prompt:
         prompt_tokens=request["prompt_tokens"],
         max_tokens=request["max_tokens"],
         arrival=float(request["arrival_step"]),
+        segments=tuple(Segment(*segment) for segment in request.get("segments", ())),
     )
 
 
 def _shown(prompt: Prompt) -> Line:
-    return {"max_tokens": prompt.max_tokens}
+    segments = [list(segment) for segment in prompt.segments]
+    return {"max_tokens": prompt.max_tokens} | ({"segments": segments} if segments else {})
 
 
 RECORDING = Recording(_config, _prompt, _knobs, _shown)

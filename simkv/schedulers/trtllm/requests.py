@@ -17,8 +17,9 @@ class LlmRequest:
 
     ``prompt`` tokens are to be computed, after a pause also those that were emitted before it, and
     ``new`` may be emitted from then on; ``known`` are prompt and outputs together. Of the prompt
-    ``position`` are computed and ``chunk`` are to be computed in this step. The KV cache counts
-    ``cached`` tokens for it, which leads what is computed by the step under way.
+    ``position`` are computed and ``chunk`` are to be computed in this step; the first ``reused`` of
+    them others computed. The KV cache counts ``cached`` tokens for it, which leads what is computed
+    by the step under way.
     """
 
     id: int
@@ -29,6 +30,7 @@ class LlmRequest:
     position: int = 0
     chunk: int = 0
     cached: int = 0
+    reused: int = 0
 
     @classmethod
     def of(cls, prompt: Prompt, longest: int) -> LlmRequest:
@@ -48,8 +50,8 @@ class LlmRequest:
 
     @property
     def first_chunk(self) -> bool:
-        """Whether nothing of its prompt is computed."""
-        return self.state == "context" and not self.position
+        """Whether nothing of its prompt is computed but what was there."""
+        return self.state == "context" and self.position == self.reused
 
     @property
     def last_chunk(self) -> bool:
@@ -61,12 +63,21 @@ class LlmRequest:
         """Whether a pause would take anything from it."""
         return not self.first_chunk
 
+    def begin(self, reused: int, tokens_per_block: int) -> None:
+        """So much of its prompt is there: its first chunk is of the rest, and still ends with a
+        block unless it ends the prompt (``setPrepopulatedPromptLen``)."""
+        end = reused + self.chunk
+        if end < self.prompt:
+            end = end // tokens_per_block * tokens_per_block
+        self.position = self.reused = reused
+        self.chunk = min(end, self.prompt) - reused
+
     def pause(self) -> None:
         """What it has emitted is prompt from now on, and all of that is to be computed."""
         self.new -= self.generated
         self.prompt = self.known
         self.state = "context"
-        self.position = self.chunk = self.cached = 0
+        self.position = self.chunk = self.cached = self.reused = 0
 
     def advance(self, *, overlap: bool) -> None:
         """Its part of a step was launched: what it will be in the next decision.

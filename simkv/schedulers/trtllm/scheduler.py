@@ -21,6 +21,7 @@ from simkv.schedulers.trtllm.config import TrtllmConfig
 from simkv.schedulers.trtllm.memory import KvCache
 from simkv.schedulers.trtllm.microbatch import ContextTooLong, MicroBatch, micro_batch
 from simkv.schedulers.trtllm.requests import LlmRequest
+from simkv.schedulers.trtllm.reuse import ReusingKvCache
 
 
 class TrtllmScheduler:
@@ -35,7 +36,8 @@ class TrtllmScheduler:
         self.config = config
         self.overlap = not config.disable_overlap_scheduler
         self.pipeline_depth = 2 if self.overlap else 1
-        self.cache = KvCache(config.num_blocks, config.tokens_per_block)
+        made = ReusingKvCache if config.enable_block_reuse else KvCache
+        self.cache = made(config.num_blocks, config.tokens_per_block)
         self.queue: deque[LlmRequest] = deque()
         self.active: dict[int, LlmRequest] = {}
         self.launched: list[LlmRequest] = []
@@ -51,6 +53,7 @@ class TrtllmScheduler:
         if refusal:
             self._refused[prompt.id] = refusal
         else:
+            self.cache.hear(prompt)
             self.queue.append(LlmRequest.of(prompt, self.config.longest))
 
     def abort(self, request_id: int) -> None:
@@ -76,7 +79,7 @@ class TrtllmScheduler:
             batch.fatal = f"raised AssertionError: {error}"
             return batch
         for victim, by in fitting.paused:
-            self.pool.release(victim.id)
+            self.cache.release(victim)
             self.pausing.append(victim)
             batch.preempt(victim.id, None if by is None else by.id)
         self._launch(batch, chosen)
@@ -125,6 +128,8 @@ class TrtllmScheduler:
         head = self.head
         if head is not None:
             self.why = "budget" if head.id in fits else fitting.why
+            if head in fitting.skipped:
+                self.why = "rule"
             batch.held = Held(head.id, self.why)
         elif self.queue:
             batch.held = Held(self.queue[0].id, "slot")
@@ -145,25 +150,33 @@ class TrtllmScheduler:
             if last:
                 done.finished.append(r.id)
         done.finished.sort(key=list(self.active).index)
-        for i in done.finished:
-            self._remove(self.active[i])
-        if batch:
-            self._heed()
+        if done.finished or (batch and self.leaving):
+            self._part(batch, done.finished)
+        for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True):
+            if self.pool.held(i) and context + tokens <= self.active[i].prompt:
+                self.cache.store(self.active[i])
         return done
 
-    def _heed(self) -> None:
-        """Drop the requests whose clients were heard to have gone."""
-        if not self.leaving:
-            return
-        self.queue = deque(r for r in self.queue if r.id not in self.leaving)
-        for i in self.leaving & self.active.keys():
-            self._remove(self.active[i])
-        self.leaving.clear()
+    def _part(self, batch: Batch, finished: Collection[int]) -> None:
+        """Drop those who have ended and, with a batch, those whose clients were heard to have gone;
+        the active ones in the order in which they came."""
+        over = {*finished}
+        if batch:
+            over |= self.leaving
+            gone = [r.id for r in self.queue if r.id in self.leaving]
+            for i in gone:
+                self.cache.forget(i)
+            if gone:
+                self.queue = deque(r for r in self.queue if r.id not in self.leaving)
+            self.leaving.clear()
+        for r in [r for i, r in self.active.items() if i in over]:
+            self._remove(r)
 
     def _remove(self, r: LlmRequest) -> None:
         """Take an active request out of the engine."""
         del self.active[r.id]
-        self.pool.release(r.id)
+        self.cache.release(r)
+        self.cache.forget(r.id)
         self.pausing = [p for p in self.pausing if p is not r]
         self.launched = [x for x in self.launched if x is not r]
 
@@ -234,7 +247,7 @@ class TrtllmScheduler:
             tuple(r.id for r in self.queue),
             tuple(r.id for r in self.pausing),
             tuple(r.id for r in self.launched),
-            self.free_blocks,
+            self.cache.fingerprint(),
             tuple(sorted(self.leaving)),
         )
 

@@ -26,8 +26,9 @@ def _build(config: TrtllmConfig) -> TrtllmScheduler:
 
 def _with_tables(config: TrtllmConfig) -> Tabled:
     scheduler = _build(config)
-    pool = scheduler.cache.pool = BlockPool(config.num_blocks)
-    return Tabled(scheduler, pool.tables)
+    if not config.enable_block_reuse:
+        scheduler.cache.pool = BlockPool(config.num_blocks)
+    return Tabled(scheduler, scheduler.cache.pool.tables)
 
 
 def _setting(config: TrtllmConfig) -> EngineSetting:
