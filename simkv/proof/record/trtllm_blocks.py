@@ -16,7 +16,7 @@ from simkv.proof.record.trtllm_stand_ins import StandInCache, StandInRequest, To
 BlockKey = tuple[Token, ...]
 
 
-class Match(NamedTuple):
+class BlockMatch(NamedTuple):
     """What ``findMatchingBlock`` returns."""
 
     partial: bool = False
@@ -34,19 +34,19 @@ class StandInBlock:
         self.prev: StandInBlock | None = None
         self.next: dict[BlockKey, StandInBlock] = {}
 
-    def find_matching_block(self, key: BlockKey, *, partial: bool) -> Match:
+    def find_matching_block(self, key: BlockKey, *, partial: bool) -> BlockMatch:
         if not key or not self.next:
-            return Match()
+            return BlockMatch()
         if key in self.next:
             block = self.next[key]
-            return Match(not block.is_full, len(key), block)
-        best = Match()
+            return BlockMatch(not block.is_full, len(key), block)
+        best = BlockMatch()
         for known, block in reversed(self.next.items()) if partial else ():
             matched = 0
             while matched < min(len(known), len(key)) and known[matched] == key[matched]:
                 matched += 1
             if matched > best.tokens:
-                best = Match(partial=True, tokens=matched, block=block)
+                best = BlockMatch(partial=True, tokens=matched, block=block)
         return best
 
     def free_leaf_block(self) -> None:
@@ -140,7 +140,9 @@ class ReusingStandInCache(StandInCache):
         node: StandInBlock | None = self.root
         matched, left = 0, deque(keys)
         for _ in range(self._blocks(r.prompt_len)):
-            found = node.find_matching_block(left[0], partial=True) if node and left else Match()
+            found = (
+                node.find_matching_block(left[0], partial=True) if node and left else BlockMatch()
+            )
             block = found.block
             if block is None:
                 block = self._get_free_block(r.request_id)

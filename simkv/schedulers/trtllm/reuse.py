@@ -20,14 +20,14 @@ from simkv.schedulers.trtllm.requests import LlmRequest
 Key = tuple[Segment, ...]
 
 
-class Kept:
+class KeptBlock:
     """A block in the tree: ``key`` are its tokens, its ancestors hold those before them."""
 
     __slots__ = ("block", "children", "key", "parent")
 
-    def __init__(self, block: int, key: Key, parent: Kept | None) -> None:
+    def __init__(self, block: int, key: Key, parent: KeptBlock | None) -> None:
         self.block, self.key, self.parent = block, key, parent
-        self.children: dict[Key, Kept] = {}
+        self.children: dict[Key, KeptBlock] = {}
 
 
 class ReusingKvCache(KvCache):
@@ -41,8 +41,8 @@ class ReusingKvCache(KvCache):
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         super().__init__(num_blocks, tokens_per_block)
         self.pool = BlockPool(num_blocks)
-        self._root = Kept(0, (), None)
-        self._kept: dict[int, Kept] = {}
+        self._root = KeptBlock(0, (), None)
+        self._kept: dict[int, KeptBlock] = {}
         self._contents: dict[int, Content] = {}
         self._keys: dict[int, list[Key]] = {}
         self._last: dict[int, int] = {}
@@ -143,7 +143,7 @@ class ReusingKvCache(KvCache):
 
     # ------------------------------------------------------------------ the tree
 
-    def _best(self, node: Kept, key: Key) -> tuple[Kept | None, int]:
+    def _best(self, node: KeptBlock, key: Key) -> tuple[KeptBlock | None, int]:
         """The block below ``node`` that begins most like ``key``, and how many tokens that is.
 
         Of several the one kept last, as ``std::unordered_map`` mostly goes.
@@ -156,7 +156,7 @@ class ReusingKvCache(KvCache):
                 best, most = child, tokens
         return best, most
 
-    def _part(self, r: LlmRequest, kept: Kept) -> None:
+    def _part(self, r: LlmRequest, kept: KeptBlock) -> None:
         """Begin a block of its own with what another holds: that one if nobody needs it, or a
         copy."""
         if kept.children or not self.pool.is_free(kept.block):
@@ -170,10 +170,10 @@ class ReusingKvCache(KvCache):
         node = self._root
         for block, key in zip(self.pool.tables[r.id], keys, strict=False):
             if key not in node.children:
-                self._kept[block] = node.children[key] = Kept(block, key, node)
+                self._kept[block] = node.children[key] = KeptBlock(block, key, node)
             node = node.children[key]
 
-    def _drop(self, kept: Kept) -> None:
+    def _drop(self, kept: KeptBlock) -> None:
         """Take a block and all below it out of the tree; who holds one of them still does."""
         assert kept.parent is not None
         del kept.parent.children[kept.key]
