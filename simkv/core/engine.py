@@ -51,9 +51,14 @@ class Tabled(NamedTuple):
 
 @dataclass(frozen=True)
 class Transfer:
-    """Which ``variants`` can send KV from one replica to another, and the scheduler that does."""
+    """Which ``variants`` can send KV from one replica to another, and the scheduler that does.
+
+    It is built of a config ``in_role``, ``prefill`` or ``decode``; a ValueError says that it cannot
+    be.
+    """
 
     variants: tuple[str, ...]
+    in_role: Callable[[Any, str], Any]
     build: Callable[[Any], KvConnector]
 
 

@@ -47,8 +47,20 @@ class Row(NamedTuple):
 #: Why somebody was passed over: ``blocks`` are too few, or enough but ``reserved`` for others; no
 #: ``slot`` is free, or none for its LoRA ``adapter``; the token ``budget`` of the step is spent; it
 #: is ``deferred`` with its bucket (of length, of modality), which does not run now; or another
-#: ``rule`` keeps it out. Or its ``kv`` is on its way from host memory, or from ``disk`` to there.
-Why = Literal["blocks", "reserved", "slot", "adapter", "budget", "deferred", "rule", "kv", "disk"]
+#: ``rule`` keeps it out. Or its ``kv`` is on its way from host memory, or from ``disk`` to there,
+#: or from a ``remote`` replica.
+Why = Literal[
+    "blocks",
+    "reserved",
+    "slot",
+    "adapter",
+    "budget",
+    "deferred",
+    "rule",
+    "kv",
+    "disk",
+    "remote",
+]
 
 
 class Held(NamedTuple):
@@ -372,10 +384,6 @@ class Offloader(Scheduler, Protocol):
 
 class KvConnector(Scheduler, Protocol):
     """A scheduler that works with others: one replica keeps the KV that another one loads."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens that a request can have, prompt and output together."""
 
     @property
     def awaits_kv(self) -> bool:

@@ -210,8 +210,9 @@ def _factors(scale: StepScale) -> dict[StepKind, float]:
 
 def _build(replica: ReplicaSpec) -> Scheduler:
     spec = spec_of(replica.engine)
-    transfer = spec.transfer if replica.role != "both" else None
-    return (transfer or spec).build(replica.engine)
+    if spec.transfer and replica.role != "both":
+        return spec.transfer.build(spec.transfer.in_role(replica.engine, replica.role))
+    return spec.build(replica.engine)
 
 
 def sessions(sent: Clients) -> SessionOf:

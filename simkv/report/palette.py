@@ -12,7 +12,7 @@ from simkv.why.ledger import Kind
 
 GREEN, ORANGE, OLIVE, ROSE, WINE = "#009E73", "#E69F00", "#999933", "#CC6677", "#882255"
 INDIGO, MOSS, MAUVE, SAND, TEAL = "#6F63BB", "#117733", "#AA4499", "#C2B280", "#44AA99"
-STEEL, UMBER = "#5B7FA6", "#8A5A3C"
+STEEL, UMBER, SLATE = "#5B7FA6", "#8A5A3C", "#4A5D73"
 
 LIGHT: dict[str, str] = {
     "paper": "#FFFFFF",
@@ -40,6 +40,7 @@ LIGHT: dict[str, str] = {
     f"kind-{Kind.ADAPTER}": TEAL,
     f"kind-{Kind.KV}": STEEL,
     f"kind-{Kind.DISK}": UMBER,
+    f"kind-{Kind.REMOTE}": SLATE,
     f"kind-{Kind.BUDGET}": OLIVE,
     f"kind-{Kind.RULE}": MOSS,
     f"kind-{Kind.BEHIND}": GREY,

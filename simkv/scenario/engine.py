@@ -127,17 +127,28 @@ def _own_model(config: Any) -> type[BaseModel]:
 AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
 
 
-def check_kv_connector(engines: Sequence[EngineConfig]) -> None:
-    """Raise ValueError if KV cannot go from one of these engines to another."""
+def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
+    """Raise ValueError if one of these engines asks for KV of others, which are not there."""
+    for knob in ("kv_connector", "kv_role"):
+        if any(getattr(engine, knob, None) is not None for engine in engines):
+            raise ValueError(
+                f"engine: {knob} is for replicas of roles prefill and decode; leave it out"
+            )
+
+
+def check_kv_connector(engines: Sequence[EngineConfig], roles: Sequence[str]) -> None:
+    """Raise ValueError if KV cannot go from one of these engines to another in their roles."""
     if any(getattr(engine, "rule", None) for engine in engines):
         raise ValueError("fleet: replicas that prefill and decode go by no rule; leave it out")
     able = {name: spec.transfer.variants for name, spec in ENGINES.items() if spec.transfer}
-    for engine in engines:
+    for engine, role in zip(engines, roles, strict=True):
         if spec_of(engine).naming.variant_of(engine.variant) not in able.get(engine.name, ()):
             listed = " or ".join(f"{name} ({', '.join(known)})" for name, known in able.items())
             raise ValueError(
                 f"fleet: roles prefill and decode are for engine {listed}; "
                 f"found {engine.name} {engine.variant}"
             )
+        if transfer := spec_of(engine).transfer:
+            transfer.in_role(engine, role)
     if len({(engine.name, spec_of(engine).block_size(engine)) for engine in engines}) > 1:
         raise ValueError("fleet: replicas that prefill and decode need one block_size")

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from simkv.core.errors import nearest
 from simkv.core.figures import FIGURES
-from simkv.scenario.engine import AnyEngine, check_kv_connector
+from simkv.scenario.engine import AnyEngine, check_kv_connector, check_no_kv_connector
 from simkv.scenario.expect import Expectations
 from simkv.scenario.fleet import FleetSection
 from simkv.scenario.hardware import HardwareSection
@@ -238,7 +238,10 @@ class Scenario(Section):
             raise ValueError("fleet: lockstep is not modelled with KV in host memory")
         if self.fleet and self.fleet.disaggregated:
             engines = [group.engine or self.engine for group in self.fleet.groups]
-            check_kv_connector(engines)
+            check_kv_connector(engines, [group.role for group in self.fleet.groups])
+        else:
+            groups = self.fleet.groups if self.fleet else []
+            check_no_kv_connector([self.engine, *(g.engine for g in groups if g.engine)])
         return self
 
     @field_validator("profile")

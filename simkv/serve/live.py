@@ -25,7 +25,6 @@ from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
 from simkv.loop.fleet.fleet import Fleet
-from simkv.loop.fleet.split import SplitFleet
 from simkv.loop.record import Life
 from simkv.loop.replica import Replica
 from simkv.loop.world import ReplicaSpec, replica_of, server_of, sessions
@@ -89,13 +88,12 @@ class Live:
         self.server = server_of(scenario, specs, self._make, sessions(Clients([])))
         self.server.ended = self._ended
         self.env = self.server.env
-        self._resumes = not isinstance(self.server, SplitFleet)
         self._start = self._warned = -inf
         self._timer: asyncio.Handle | None = None
 
     def _make(self, spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
         replica = replica_of(self._scenario, spec, env, rank, leaping=False)
-        replica.delivered = partial(self._deliver, replica)
+        replica.delivered = partial(self._deliver, replica, spec.role != "prefill")
         replica.died = partial(self._died, replica)
         self.replicas.append(replica)
         return replica
@@ -239,12 +237,13 @@ class Live:
 
     # What the engine does.
 
-    def _deliver(self, replica: Replica, numbers: Sequence[int]) -> None:
+    def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
+        """Requests have a token; whether their clients are given it depends on the replica."""
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
         for number, times in groupby(numbers):
-            if answer := self.answers.get(number):
-                answer.give(due, replica if self._resumes else None, len(list(times)))
+            if answers and (answer := self.answers.get(number)):
+                answer.give(due, replica, len(list(times)))
         for tell in self.told:
             tell(replica, numbers)
 

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     ADAPTER = "adapter"  # as many LoRA adapters run as may
     KV = "kv"  # its KV is on its way from host memory, or about to be
     DISK = "disk"  # its KV is on its way from disk to there, or it may be on disk
+    REMOTE = "remote"  # its KV is on its way from another replica
     BUDGET = "budget"  # the tokens of the step are used up
     RULE = "rule"  # another rule of the engine, such as an interval between prefills
     BEHIND = "behind"  # in the queue, but not its head
@@ -57,6 +58,7 @@ WORDS: dict[Kind, str] = {
     Kind.ADAPTER: "queued for a LoRA slot",
     Kind.KV: "waiting for KV from host",
     Kind.DISK: "waiting for KV from disk",
+    Kind.REMOTE: "waiting for KV from another replica",
     Kind.BUDGET: "queued for token budget",
     Kind.RULE: "kept out by a rule",
     Kind.BEHIND: "behind the head of the queue",
@@ -81,6 +83,7 @@ WAITS = frozenset(
         Kind.ADAPTER,
         Kind.KV,
         Kind.DISK,
+        Kind.REMOTE,
         Kind.BUDGET,
         Kind.RULE,
         Kind.BEHIND,

@@ -17,7 +17,7 @@ from simkv.core.blocks import BlockPool
 from simkv.proof.conform.conform import check
 from simkv.proof.conform.trace import TraceError, ending, read_trace
 from simkv.proof.record.keep import knobs_shown
-from simkv.proof.record.rules import OF_DRAFTS, OF_HOST, can_show, difference
+from simkv.proof.record.rules import OF_DRAFTS, OF_HOST, OF_TRANSFERS, can_show, difference
 from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.scheduler import Bucketed, July
 from simkv.schedulers.mistralrs.seed import Seed
@@ -160,12 +160,13 @@ NOT_IN_TRACES = {
     "caches_states",
     "swaps",
 }
-#: Rules about drafts and host memory are shown by the release that changed them and the one before.
-NOT_IN_TRACES |= {"draft_methods", "async_drafts", "drafts_in_states", *OF_DRAFTS, *OF_HOST}
+#: These are shown by the release that changed them and the one before.
+OF_FEATURES = (*OF_DRAFTS, *OF_HOST, *OF_TRANSFERS)
+NOT_IN_TRACES |= {"draft_methods", "async_drafts", "drafts_in_states", *OF_FEATURES}
 AT_CHANGES = [
     (name, rule)
     for minor, release in RELEASES.items()
-    for rule in (*OF_DRAFTS, *OF_HOST)
+    for rule in OF_FEATURES
     if rule in release.rules
     for name in (f"0.{minor - 1}.0", f"0.{minor}.0")
     if can_show(name, rule)

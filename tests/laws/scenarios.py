@@ -297,13 +297,15 @@ OF_GROUPS += ("wide_states", "leaves_last", "marks_again")
 OF_DRAFTS = ("draft_methods", "async_drafts", *recorded_rules.OF_DRAFTS)
 #: Rules about blocks in host memory, as rarely.
 OF_HOST = recorded_rules.OF_HOST
+#: Rules about KV of other replicas, which are drawn in tests/loop/fleet/test_split.py.
+OF_TRANSFERS = recorded_rules.OF_TRANSFERS
 
 
 def _variants(engine: EngineSpec) -> list[str]:
     """Variants that decide differently: of releases of vLLM with the same rules the newest."""
     if engine.name != "vllm":
         return list(engine.variants)
-    left_out = AT_START + OF_GROUPS + OF_DRAFTS + OF_HOST
+    left_out = AT_START + OF_GROUPS + OF_DRAFTS + OF_HOST + OF_TRANSFERS
     decided = [rule for rule in VllmRules.__dataclass_fields__ if rule not in left_out]
     newest: dict[tuple[Any, ...], str] = {}
     for variant, rules in RULES.items():

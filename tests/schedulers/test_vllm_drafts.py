@@ -13,7 +13,6 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.spec import VLLM
 from simkv.schedulers.vllm.states import StateTable
-from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 
 ALIKE = (Segment("g0", 0, 8),)
 
@@ -244,8 +243,8 @@ def test_what_cannot_be_set_is_refused_by_name(knobs: dict[str, Any], said: str)
 
 def test_kv_that_goes_elsewhere_and_devices_refuse_drafts() -> None:
     config = VllmConfig(num_speculative_tokens=2)
-    with pytest.raises(InputError, match="KV is sent without drafts"):
-        VllmTransferScheduler(config)
+    with pytest.raises(ValueError, match="2 is not modelled with kv_connector; say 0"):
+        config.in_role("decode")
     with pytest.raises(InputError, match="a device here drafts nothing"):
         VLLM.with_tables(config)
 

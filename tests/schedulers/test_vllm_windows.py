@@ -17,7 +17,6 @@ from simkv.scenario.own.vllm import VllmKnobs
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.spec import VLLM
-from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 from tests.schedulers import vllm_groups
 from tests.schedulers.vllm_groups import hits, step
 
@@ -166,8 +165,8 @@ def test_what_is_for_one_group_says_so() -> None:
     config = VllmConfig(**SMALL)
     with pytest.raises(InputError, match="kv_cache_groups"):
         VLLM.with_tables(config)
-    with pytest.raises(InputError, match="kv_cache_groups"):
-        VllmTransferScheduler(config)
+    with pytest.raises(ValueError, match=r"kv_cache_groups: .* with kv_connector; say \[0\]"):
+        config.in_role("prefill")
     with pytest.raises(ValueError, match="kv_cache_groups"):
         VllmKnobs(**SMALL)
     assert VllmScheduler(config).cache is None  # whose tables are by request

@@ -17,7 +17,7 @@ from simkv.loop.fleet.merge import whole
 from simkv.loop.fleet.routers import Router
 from simkv.loop.fleet.signals import LoadBoard
 from simkv.loop.fleet.stint import Stint
-from simkv.loop.fleet.transfers import Halves, Handover, Links, halves
+from simkv.loop.fleet.transfers import Handover, Links, prompt_alone
 from simkv.loop.record import Life, Record
 from simkv.loop.replica import Replica
 from simkv.scenario.fleet import FleetRules
@@ -26,9 +26,10 @@ from simkv.scenario.fleet import FleetRules
 class SplitFleet(Fleet):
     """Replicas with the ``roles`` of prefill and decode; see ``KvConnector``.
 
-    A request that has its first token goes to a replica that decodes at once, and waits there for
-    blocks: until its KV has been fetched, its blocks on the other side are not free. So a full
-    decode pool holds up the prefills. ``handovers`` are all that happened between the two.
+    A replica that prefills is asked for one token, which is thrown away, as vLLM's proxy does. Then
+    the request goes to a replica that decodes at once, and waits there for blocks: until its KV has
+    been fetched, its blocks on the other side are not free. So a full decode pool holds up the
+    prefills. ``handovers`` are all that happened between the two.
     """
 
     def __init__(
@@ -44,7 +45,6 @@ class SplitFleet(Fleet):
         assert rules.kv_transfer is not None
         self.handovers: dict[int, Handover] = {}
         self._decoding: list[Stint] = []
-        self._halves: dict[int, Halves] = {}
         self._requests: dict[int, Request] = {}
         self._roles = roles
         self._links = Links(rules.kv_transfer)
@@ -74,25 +74,23 @@ class SplitFleet(Fleet):
 
     def _send(self, request: Request) -> None:
         """Its prompt goes to a replica that prefills."""
-        limit = min(self._scheduler(stint).longest for stint in self._decoding)
         self._requests[request.id] = request
-        parts = self._halves[request.id] = halves(request, limit)
-        stint = self._choose(self._serving, self.router, self._board, parts.prefill)
-        if parts.decode is not None:
-            self._scheduler(stint).keep(request.id)
-        stint.engine.submit(parts.prefill)
+        asked = prompt_alone(request)
+        stint = self._choose(self._serving, self.router, self._board, asked)
+        self._scheduler(stint).keep(request.id)
+        stint.engine.submit(asked)
 
     def _over(self, stint: Stint, life: Life) -> None:
         i = life.request.id
-        rest = self._halves[i].decode
         if self.decodes(stint):
             self._release_unless_fetched(i)
-        elif life.outcome is Outcome.FINISHED and rest is not None:
+        elif life.outcome is Outcome.FINISHED:
             stint.in_flight -= 1
-            target = self._choose(self._decoding, self._decode_router, self._decode_board, rest)
-            self.handovers[i] = Handover(rest, stint.place, target.place, self.env.now)
+            request, self.ways[i] = self._requests[i], []
+            target = self._choose(self._decoding, self._decode_router, self._decode_board, request)
+            self.handovers[i] = Handover(request, stint.place, target.place, self.env.now)
             self._scheduler(target).fetch(i)
-            target.engine.submit(rest)
+            target.engine.submit(request)
             return
         else:  # nobody will read what it may still compute
             stint.engine.tell(partial(self._scheduler(stint).sent, i))
@@ -109,6 +107,8 @@ class SplitFleet(Fleet):
         """A replica has blocks for the KV of some requests."""
         for i, tokens in loads:
             handover = self.handovers[i]
+            if handover.there is not None:
+                continue  # its client has left, and the other side knows
             handover.asked, handover.tokens = self.env.now, tokens
             source = self.stints[handover.source].replica
             handover.there = self._links.send(source, tokens, self.env.now)

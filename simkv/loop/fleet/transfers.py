@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from simkv.core.request import Request, Segment
+from simkv.core.request import Request
 from simkv.scenario.fleet import KvTransfer
 
 
@@ -45,25 +44,6 @@ class Links:
         return end + self.rule.latency
 
 
-class Halves(NamedTuple):
-    """A request as the two sides see it; the second is None if the first token is the last."""
-
-    prefill: Request
-    decode: Request | None
-
-
-def halves(request: Request, max_model_len: int) -> Halves:
-    """The prompt and its first token; and the rest, whose prompt includes that token."""
-    first = replace(request, output_tokens=1, max_tokens=1)
-    prompt = request.prompt_tokens
-    if request.output_tokens == 1 or request.max_tokens == 1 or prompt + 1 >= max_model_len:
-        return Halves(first, None)
-    segments = request.segments or (Segment(f"u{request.id}", 0, prompt),)
-    rest = replace(
-        request,
-        prompt_tokens=prompt + 1,
-        output_tokens=request.output_tokens - 1,
-        max_tokens=request.max_tokens - 1,
-        segments=(*segments, Segment(f"o{request.id}", 0, 1)),
-    )
-    return Halves(first, rest)
+def prompt_alone(request: Request) -> Request:
+    """What the replica that prefills is asked for: the prompt and one token."""
+    return replace(request, output_tokens=1, max_tokens=1)

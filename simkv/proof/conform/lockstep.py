@@ -11,6 +11,7 @@ from simkv.core.recording import Line
 from simkv.core.scheduler import Batch, Completion, Livelock
 from simkv.proof.conform.copies import ScriptedCopies, ScriptedDisk
 from simkv.proof.conform.recorder import Recorder, gone
+from simkv.proof.conform.transfers import Transfers
 
 
 def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
@@ -18,10 +19,11 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
     emitted, standstill = Emitted(header["requests"]), StallWatch()
-    clients = ScriptedClients(header, recorder)
+    transfers = Transfers(recorder, header.get("transfers"))
+    clients = ScriptedClients(header, recorder, transfers)
     copies = ScriptedCopies(header.get("copies", ()))
     disk = ScriptedDisk(header.get("disk", ()), header.get("looks", ()))
-    under_way = UnderWay(recorder, emitted, copies, disk)
+    under_way = UnderWay(recorder, emitted, copies, disk, transfers)
     for step in count():
         if tell_time := getattr(recorder, "tell_time", None):
             tell_time(float(step))
@@ -68,10 +70,15 @@ class UnderWay:
     """Batches that were decided, the oldest first, with the decode groups that they had."""
 
     def __init__(
-        self, recorder: Recorder, emitted: Emitted, copies: ScriptedCopies, disk: ScriptedDisk
+        self,
+        recorder: Recorder,
+        emitted: Emitted,
+        copies: ScriptedCopies,
+        disk: ScriptedDisk,
+        transfers: Transfers,
     ) -> None:
         self._recorder, self._emitted, self._copies = recorder, emitted, copies
-        self._disk = disk
+        self._disk, self._transfers = disk, transfers
         self._batches: deque[tuple[int, Batch, list[int]]] = deque()
 
     def __len__(self) -> int:
@@ -87,6 +94,7 @@ class UnderWay:
         transfers, looks = self._disk.done(step)
         if transfers or looks:
             self._recorder.disk_moved(transfers, looks)
+        self._transfers.launch(batch, step)
 
     def deliver(self) -> bool:
         """Complete the oldest one; whether anybody got a token, or any copy was done."""
@@ -96,7 +104,8 @@ class UnderWay:
         self._emitted.accept(batch)
         completion = self._recorder.complete(batch, self._emitted.ended(batch, members))
         self._emitted.count(batch, completion, members)
-        return bool(done or completion.delivered or completion.refused or batch.decodes)
+        arrived = self._transfers.deliver(step)
+        return bool(done or arrived or completion.delivered or completion.refused or batch.decodes)
 
 
 def _members(batch: Batch) -> list[int]:
@@ -122,9 +131,9 @@ class ScriptedClients:
     and before the decision, 2 between that and what is delivered after it.
     """
 
-    def __init__(self, header: Line, recorder: Recorder) -> None:
+    def __init__(self, header: Line, recorder: Recorder, transfers: Transfers) -> None:
         self.alive = {request["id"] for request in header["requests"]}
-        self._recorder = recorder
+        self._recorder, self._transfers = recorder, transfers
         self._arrivals = arrivals_by_step(header["requests"])
         self._aborts: dict[tuple[int, int], list[int]] = {}
         for step, phase, i in header.get("aborts", ()):
@@ -139,6 +148,7 @@ class ScriptedClients:
         """All that happens before a decision; whether anything did."""
         moved = self.leave(step, 0)
         for request in self._arrivals.pop(step, ()):
+            self._transfers.announce(request)
             self._recorder.add(self._recorder.recording.prompt(request))
             moved = True
         return self.leave(step, 1) or moved

@@ -12,7 +12,7 @@ from simkv.core.recording import Line
 class DrawnCase(NamedTuple):
     """What is recorded: knobs, requests and ``aborts`` as (step, phase, request id); and how many
     steps ``copies`` of KV to and from host memory take, in turn, those of a ``disk``, and what is
-    looked up there."""
+    looked up there; or ``transfers`` of KV from and to other replicas."""
 
     config: Any
     requests: list[Line]
@@ -20,11 +20,13 @@ class DrawnCase(NamedTuple):
     copies: Sequence[int] = ()
     disk: Sequence[int] = ()
     looks: Sequence[int] = ()
+    transfers: Sequence[int] = ()
 
     @property
     def copying(self) -> Line:
-        """When copies are done, as the header of a recording says it."""
+        """When KV is there, as the header of a recording says it."""
         said = {"copies": self.copies, "disk": self.disk, "looks": self.looks}
+        said["transfers"] = self.transfers
         return {name: steps for name, steps in said.items() if steps}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from simkv.core.recording import Line
@@ -108,6 +110,9 @@ def names_of(version: str, count: int) -> list[str]:
     if "secondary_tiers" not in rules.fixed:
         disks = ("disk", "diskgone")
         names += [f"{disks[i % 2]}-{FIRST + i // 2:03}" for i in range(count // 4)]
+    if "kv_connector" not in rules.fixed:
+        halves = ("pdload", "pdsend", "pdloadgone", "pdsendgone")
+        names += [f"{halves[i % 4]}-{FIRST + i // 4:03}" for i in range(count // 4)]
     return names
 
 
@@ -284,6 +289,29 @@ def _disk(case: DrawnCase, draw: random.Random) -> DrawnCase:
     return case._replace(config=config, disk=disk, looks=looks)
 
 
+def _apart(case: DrawnCase, draw: random.Random, kv: str) -> DrawnCase:
+    """Of a replica that does half of the work: most requests ``send`` or ``load`` their KV."""
+    config, fixed = case.config, rules_of(case.config.variant).fixed
+    role = {"send": "kv_producer", "load": "kv_consumer"}[kv]
+    knobs: dict[str, Any] = {
+        "kv_connector": "NixlConnector",
+        "kv_role": draw.choice([role, role, "kv_both"]),
+    }
+    if not rules_of(config.variant).sees_the_end:
+        knobs |= {"async_scheduling": False} if kv == "send" else {"kv_role": role}
+    requests = []
+    for request in case.requests:
+        r = {**request, **({"kv": kv} if draw.random() < 0.8 else {})}
+        if kv == "send" and "kv" in r and draw.random() < 0.9:
+            r |= {"output_tokens": 1}
+        if kv == "send" and "kv" in r:
+            r |= {"max_tokens": r["output_tokens"]}
+        requests.append(r)
+    steps = [draw.choice([0, 0, 1, 2, draw.randint(0, 15)]) for _ in range(draw.randint(1, 7))]
+    known = {knob: value for knob, value in knobs.items() if knob not in fixed}
+    return case._replace(config=replace(config, **known), requests=requests, transfers=steps)
+
+
 def _aborts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """Where some clients leave, about half of them while they are served."""
     aborts = [
@@ -314,6 +342,15 @@ def _loras(case: DrawnCase, draw: random.Random) -> DrawnCase:
 LAYERS = {"win": _windows, "chunk": _chunked, "mamba": _states, "size": _sizes}
 
 
+#: Where KV comes from or goes to, likewise.
+ELSEWHERE: dict[str, Callable[[DrawnCase, random.Random], DrawnCase]] = {
+    "tier": _tiers,
+    "disk": _disk,
+    "pdsend": partial(_apart, kv="send"),
+    "pdload": partial(_apart, kv="load"),
+}
+
+
 def case_of(version: str, name: str) -> DrawnCase:
     """The case of this name: ``rand-`` and a number, ``gone-`` with aborts, ``lora-`` with
     adapters, or one by hand.
@@ -322,7 +359,8 @@ def case_of(version: str, name: str) -> DrawnCase:
     states among them, ``spec-`` and ``specgone-`` with drafts, ``winspec-``, ``mambaspec-`` and so
     on with both, ``chunk-`` and ``chunkgone-`` with layers that attend within chunks, ``size-`` and
     ``sizegone-`` with blocks of several sizes, ``tier-`` and ``tiergone-`` with blocks in host
-    memory, ``disk-`` and ``diskgone-`` with a disk behind it, where the release has them.
+    memory, ``disk-`` and ``diskgone-`` with a disk behind it, ``pdsend-``, ``pdload-`` and so on of
+    a replica that only prefills or decodes, where the release has them.
     Where a release cannot tell two of equal priority and arrival apart, only ``tied-`` has such.
     """
     base = base_of(version)
@@ -341,10 +379,9 @@ def case_of(version: str, name: str) -> DrawnCase:
             case = add(case, draw)
     if "spec" in kind:
         case = _drafts(case, draw)
-    if kind.startswith("tier"):
-        case = _tiers(case, draw)
-    if kind.startswith("disk"):
-        case = _disk(case, draw)
+    for elsewhere, change in ELSEWHERE.items():
+        if kind.startswith(elsewhere):
+            case = change(case, draw)
     return _aborts(case, draw) if kind.endswith("gone") else case
 
 

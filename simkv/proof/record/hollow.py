@@ -35,6 +35,9 @@ REAL = {
     "vllm.distributed.kv_transfer.kv_connector.utils",
     *(V1 + "." + m for m in ("base", "offloading_connector")),
     *(V1 + ".offloading." + m for m in ("common", "config", "scheduler", "events", "metrics")),
+    *(V1 + ".nixl." + m for m in ("connector", "metadata", "scheduler")),
+    *(V1 + ".nixl." + m for m in ("base_scheduler", "pull_scheduler")),
+    V1 + ".nixl_connector",
     *("vllm.v1.kv_offload." + m for m in ("base", "config", "factory", "cpu.spec")),
     *("vllm.v1.kv_offload.cpu." + m for m in ("common", "manager")),
     *("vllm.v1.kv_offload.cpu.policies." + m for m in ("base", "factory", "lru", "arc")),
@@ -63,6 +66,12 @@ class Off:
 
 class HollowType(type):
     """A class that stands for any other: it can be subclassed, subscripted and called."""
+
+    def __new__(cls, name: str, bases: Any, space: Any, **_: object) -> Any:
+        return super().__new__(cls, name, bases, space)
+
+    def __init__(cls, name: str, bases: Any, space: Any, **_: object) -> None:
+        super().__init__(name, bases, space)
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

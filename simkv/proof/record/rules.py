@@ -73,6 +73,15 @@ OF_HOST = (
     "evicts_either",
 )
 
+#: And about KV of other replicas.
+OF_TRANSFERS = (
+    "reserves_loads",
+    "caches_loaded",
+    "keeps_for_loads",
+    "frees_when_done",
+    "drops_under_way",
+)
+
 #: The released rules, the newest first.
 RELEASED: Mapping[str, Mapping[str, Any]] = {
     "vllm": {name: RULES[name] for name in MINORS.values()},
@@ -93,6 +102,7 @@ SHOWN_BY = {
     **dict.fromkeys(("keyless_windows", "starts_at_junctions", "frees_gaps"), "kv_cache_groups"),
     **dict.fromkeys(OF_DRAFTS, "num_speculative_tokens"),
     **dict.fromkeys(OF_HOST, "num_cpu_blocks"),
+    **dict.fromkeys(OF_TRANSFERS, "kv_connector"),
     **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
 }
 
@@ -105,13 +115,14 @@ def can_show(version: str, rule: str) -> bool:
 
     Some show only where another does not hold: where tokens under way count as computed, all states
     behind are given back in time; slots of a draft model that are taken off the budget beforehand
-    are enough for all.
+    are enough for all. Whose KV is there is let in at once, unless a watermark keeps it out.
     """
     rules = rules_of(version)
     hidden = {
         "frees_gaps": not rules.frees_processed,
         "keyless_windows": rules.keyless_first,
         "starts_at_junctions": rules.keeps_junctions,
+        "caches_loaded": "watermark" in rules.fixed,
     }
     if hidden.get(rule):
         return False
@@ -149,7 +160,7 @@ def difference(trace: DecisionTrace, rules: Any) -> Mismatch | None:
 def releases(engine: str) -> dict[str, Any]:
     """The rules of releases that decide differently, each by its newest release."""
     newest: dict[tuple[bool, ...], str] = {}
-    seen = (*SEEN[engine], *((*OF_DRAFTS, *OF_HOST) if engine == "vllm" else ()))
+    seen = (*SEEN[engine], *((*OF_DRAFTS, *OF_HOST, *OF_TRANSFERS) if engine == "vllm" else ()))
     for name, rules in RELEASED[engine].items():
         newest.setdefault(tuple(getattr(rules, rule) for rule in seen), name)
     return {name: RELEASED[engine][name] for name in newest.values()}

@@ -22,6 +22,7 @@ from simkv.proof.record.case import DrawnCase
 from simkv.proof.record.disk import BLOCK
 from simkv.proof.record.drafter import Speculation
 from simkv.proof.record.hollow import CORE, Hollow, Off, taken
+from simkv.proof.record.nixl import NixlWorker, asked
 from simkv.proof.record.offload import FakeWorker
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.groups import LayerKind
@@ -58,7 +59,8 @@ class Driver:
     ) -> None:
         self.config, self.requests, self.aborts = config, requests, aborts
         self.instead = instead
-        self.worker = FakeWorker(config, copying)
+        worker = NixlWorker if config.kv_connector else FakeWorker
+        self.worker = worker(config, copying)
         self.numbers: dict[Any, int] = {}
         self.speculation = Speculation(config)
         self.scheduler = self._scheduler()
@@ -74,6 +76,8 @@ class Driver:
             manager.pop_blocks_for_free = self._noting(manager.pop_blocks_for_free)
 
     def _noting(self, free: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same, and whose blocks are freed is noted."""
+
         def noting(request: Any) -> Any:
             self.freed.append(int(request.request_id))
             return free(request)
@@ -132,7 +136,7 @@ class Driver:
         One at a time: 0.33.0 frees the blocks of a joint abort in the order of a set.
         """
         ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
-        there = [i for i in dict.fromkeys(ids) if f"{i:04}" in self.scheduler.requests]
+        there = [i for i in dict.fromkeys(ids) if not self._is_over(f"{i:04}")]
         status = importlib.import_module("vllm.v1.request").RequestStatus.FINISHED_ABORTED
         for i in there:
             self.scheduler.finish_requests(f"{i:04}", status)
@@ -196,11 +200,10 @@ class Driver:
         """Give the batch its tokens. Returns how many counted, and who has ended."""
         output, emits, drafts, step = launched
         ids = list(output.num_scheduled_tokens)
-        tokens, counted = [], 0
+        tokens, had = [], {i: self._outputs(i) for i in emits if int(i) in alive}
         for i in ids:
             emitted: list[int] = []
             if i in emits:
-                counted += int(i) in alive
                 emitted = self._emitted(i, drafts.get(i, 0))
             tokens.append(emitted)
         self.scheduler.update_from_output(
@@ -215,9 +218,13 @@ class Driver:
         )
         if self.config.num_speculative_tokens and self.config.depth == 1:
             self._propose(ids, emits)
-        return counted, [
-            int(i) for i in ids if int(i) in alive and i not in self.scheduler.requests
-        ]
+        counted = sum(self._is_over(i) or self._outputs(i) > n for i, n in had.items())
+        return counted, [int(i) for i in ids if int(i) in alive and self._is_over(i)]
+
+    def _is_over(self, i: str) -> bool:
+        """Whether a request has ended; one whose blocks are still to be read is known."""
+        request = self.scheduler.requests.get(i)
+        return request is None or request.is_finished()
 
     def _emitted(self, i: str, drafts: int) -> list[int]:
         """The tokens of a request whose newest one and so many drafts were computed."""
@@ -265,14 +272,16 @@ class Driver:
             for stream, start, end in line["prompt_segments"]
             for position in range(start, end)
         ]
+        last = self._number(f"o{line['id']}", line["output_tokens"] - 1)
         sampling = Off(
             max_tokens=line["max_tokens"],
             min_tokens=0,
             eos_token_id=-1,
             ignore_eos=False,
-            stop_token_ids=(self._number(f"o{line['id']}", line["output_tokens"] - 1),),
+            # A proxy asks who prefills for a number of tokens.
+            stop_token_ids=() if line.get("kv") == "send" else (last,),
             structured_outputs=None,
-            extra_args=None,
+            extra_args=asked(line, self.config.block_size),
             prompt_logprobs=None,
             logprobs=None,
             repetition_detection=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -126,6 +126,12 @@ class VllmConfig:
     secondary_tiers: Annotated[tuple[Literal["fs"], ...], AsTuple()] = ()
     """Where KV goes on to from host memory, and comes back to it from: `fs`, files on a disk.
     [--kv-transfer-config, kv_connector_extra_config, spec_name TieringOffloadingSpec]"""
+    kv_connector: Literal["NixlConnector"] | None = None
+    """How KV goes from a replica that prefills to one that decodes; left out NixlConnector where
+    the fleet has such. [--kv-transfer-config]"""
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    """What a replica is to the connector: who may load KV gives blocks back later; left out as its
+    role in the fleet says. [--kv-transfer-config]"""
     kv_cache_groups: Annotated[tuple[LayerGroup, ...], AsTuple()] = (0,)
     """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
     layers that attend to everything, `chunked-8192` for those that attend to what follows the last
@@ -193,6 +199,7 @@ class VllmConfig:
         if self.num_speculative_tokens:
             self._check_drafts(rules)
         self._check_offloading(rules)
+        self._check_transfer(rules)
         if (self.max_num_active_seqs or 0) > self.max_num_seqs:
             raise ValueError(
                 f"max_num_active_seqs: {self.max_num_active_seqs} must be at most max_num_seqs "
@@ -278,6 +285,36 @@ class VllmConfig:
                 raise ValueError(
                     f"{knob}: {getattr(self, knob)} is not modelled with num_cpu_blocks; say {only}"
                 )
+
+    def _check_transfer(self, rules: VllmRules) -> None:
+        if self.kv_connector is None:
+            return
+        for knob, fits, only in (
+            ("kv_cache_groups", self.kv_cache_groups == (0,), "[0]"),
+            ("num_cpu_blocks", not self.num_cpu_blocks, "0"),
+            ("num_speculative_tokens", not self.num_speculative_tokens, "0"),
+            ("rule", self.rule is None, "nothing"),
+        ):
+            if not fits:
+                raise ValueError(
+                    f"{knob}: {getattr(self, knob)} is not modelled with kv_connector; say {only}"
+                )
+        if self.kv_role != "kv_consumer" and self.depth > 1 and not rules.sees_the_end:
+            raise ValueError(
+                f"async_scheduling: in vLLM {self.variant} a request whose KV is to be sent ends "
+                "twice then, which is not modelled; leave it out"
+            )
+
+    def in_role(self, role: str) -> VllmConfig:
+        """The same for a replica that does half of the work, ``prefill`` or ``decode``."""
+        kv_role = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
+        if self.kv_role not in (None, "kv_both", kv_role):
+            raise ValueError(
+                f"kv_role: {self.kv_role} is not that of a replica with role: {role}; "
+                f"expected {kv_role} or kv_both"
+            )
+        given: dict[str, Any] = {"kv_role": self.kv_role or kv_role}
+        return replace(self, kv_connector="NixlConnector", **given)
 
     @property
     def offloads(self) -> bool:

@@ -7,15 +7,16 @@ oldest.
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from simkv.core.recording import Line, Recording
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler import Batch, DiskMoves, Move, Moves
+from simkv.core.scheduler import Batch, DiskMoves, Move, Moves, blocks_for
 from simkv.schedulers.vllm.config import OF_COSTS, VllmConfig
 
 if TYPE_CHECKING:
     from simkv.schedulers.vllm.scheduler import VllmScheduler
+    from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 
 #: Knobs that came later than most recordings, as those have them.
 LATER = {
@@ -31,6 +32,8 @@ LATER = {
     "speculative_method": "eagle",
     "eviction_policy": "lru",
     "secondary_tiers": [],
+    "kv_connector": None,
+    "kv_role": None,
 }
 
 
@@ -99,6 +102,9 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, Line]:
         line["padding"] = sorted(drafted.padding)
     if scheduler.config.offloads:
         line |= _copies(scheduler.config, batch.moves or Moves([], [], []))
+    if scheduler.config.kv_connector:
+        line["loads"] = [[i, blocks_for(n, scheduler.config.block_size)] for i, n in batch.loads]
+        line["sends"] = cast("VllmTransferScheduler", scheduler).sends
     return batch, line
 
 

@@ -48,7 +48,11 @@ RELEASES: Mapping[int, Release] = {
         knobs={"async_scheduling": False, "policy": "fcfs"},
         patch=2,
     ),
-    11: Release("f71952c1c"),
+    11: Release(
+        "f71952c1c",
+        "KV from another replica (kv_connector)",
+        knobs={"kv_connector": None, "kv_role": None},
+    ),
     12: Release(
         "4fd9d6a85",
         "asynchronous, nothing is computed past the last token; priority: a victim leaves its "
@@ -69,8 +73,13 @@ RELEASES: Mapping[int, Release] = {
     ),
     16: Release(
         "89a77b108",
-        "no drafts for unfinished prompts; draft models asynchronously",
-        {"drafts_for_chunks": False, "async_drafts": ("eagle", "draft_model")},
+        "no drafts for unfinished prompts; draft models asynchronously; blocks of an abandoned "
+        "load are free when it is done",
+        {
+            "drafts_for_chunks": False,
+            "async_drafts": ("eagle", "draft_model"),
+            "keeps_for_loads": True,
+        },
     ),
     17: Release(
         "b31e9326a",
@@ -79,8 +88,9 @@ RELEASES: Mapping[int, Release] = {
     ),
     18: Release(
         "bcf2be961",
-        "LoRA: who is passed over for max_loras waits ahead of the preempted",
-        {"skipped_apart": True},
+        "LoRA: who is passed over for max_loras waits ahead of the preempted; of a prompt that is "
+        "loaded the last block is cached, too",
+        {"skipped_apart": True, "caches_loaded": True},
     ),
     19: Release(
         "2a69949bd",
@@ -102,14 +112,14 @@ RELEASES: Mapping[int, Release] = {
     23: Release(
         "0fc695fc6",
         "lookahead slots for drafts from the first step on; blocks of windows that are not cached "
-        "are taken again first",
-        {"lookahead_at_admission": True, "keyless_windows": True},
+        "are taken again first; loads leave the blocks that prompts in the making need",
+        {"lookahead_at_admission": True, "keyless_windows": True, "reserves_loads": True},
     ),
     24: Release(
         "ee0da84ab",
         "of freed blocks those that are not cached are taken again first; watermark; with states a "
-        "first chunk ends at a junction",
-        {"keyless_first": True, "starts_at_junctions": True},
+        "first chunk ends at a junction; who may load gives blocks back when nothing writes them",
+        {"keyless_first": True, "starts_at_junctions": True, "frees_when_done": True},
         {"watermark": 0.0, "num_cpu_blocks": 0, "eviction_policy": "lru"},
     ),
     25: Release(
@@ -134,8 +144,14 @@ RELEASES: Mapping[int, Release] = {
     27: Release(
         "4bdc8a788",
         "start-up refuses a threshold above max_model_len, but no block larger than a chunk for "
-        "states",
-        {"checks_threshold": True, "wide_states": True, "counts_left": True, "keeps_ended": True},
+        "states; who may send KV throws tokens under way of a victim away",
+        {
+            "checks_threshold": True,
+            "wide_states": True,
+            "counts_left": True,
+            "keeps_ended": True,
+            "drops_under_way": True,
+        },
     ),
     28: Release(
         "2cf0a6915",
@@ -157,7 +173,8 @@ RELEASES: Mapping[int, Release] = {
     30: Release(
         "ced6857af",
         "all states behind are given back; places for drafts also for a hit beside nobody; EAGLE: "
-        "of windows the cache keeps what a hit a block less needs",
+        "of windows the cache keeps what a hit a block less needs; where KV may be loaded nobody "
+        "is preempted whose blocks a step under way writes to",
         {
             "frees_gaps": True,
             "pads_hits": True,
@@ -169,7 +186,7 @@ RELEASES: Mapping[int, Release] = {
     31: Release(
         "db9527a46",
         "the threshold spares a request that is alone; max_num_active_seqs, an adaptive threshold; "
-        "one waiting queue for all",
+        "one waiting queue for all but those who wait with blocks, who come first",
         {
             "threshold_spares_lone": True,
             "skipped_apart": False,
@@ -228,6 +245,10 @@ WHY = {
     "{{version}}; leave it out",
     "prefill_schedule_interval": "one engine goes by it since vLLM {since}; in {{version}} it is "
     "unknown or for data-parallel ranks only; leave it out",
+    **dict.fromkeys(
+        ("kv_connector", "kv_role"),
+        "KV of other replicas is modelled from vLLM {since} on, not for {{version}}; leave it out",
+    ),
     **dict.fromkeys(
         ("num_cpu_blocks", "eviction_policy"),
         "offloading is modelled from vLLM {since} on, not for {{version}}; leave it out",

@@ -91,6 +91,14 @@ class VllmRules:
     there; else that of their being written. ``evicts_either``: under ARC blocks used once make room
     where there are no others.
 
+    With KV of other replicas (transfer.py), for which the first two hold, too: ``reserves_loads``:
+    a load begins only if it leaves the blocks that prompts in the making need. ``caches_loaded``:
+    the block that the last token of a prompt fills is cached with the others. ``keeps_for_loads``:
+    what a load fills whose client has left is free when it is done, else at once.
+    ``frees_when_done``: blocks that a step under way writes to are not free before its end where KV
+    may be loaded into them. ``drops_under_way``: where KV may be sent, tokens under way of a victim
+    are thrown away.
+
     Asynchronous: ``sees_the_end`` of a request whose last token by ``max_tokens`` is under way;
     else it computes one token more, which is thrown away.
     """
@@ -158,6 +166,12 @@ class VllmRules:
     uses_at_end: bool = False
     ranks_requests: bool = False
     evicts_either: bool = False
+    # KV from another replica
+    reserves_loads: bool = False
+    caches_loaded: bool = False
+    keeps_for_loads: bool = False
+    frees_when_done: bool = False
+    drops_under_way: bool = False
     # Asynchronous
     sees_the_end: bool = False
 

@@ -41,6 +41,10 @@ def build(
         from simkv.schedulers.vllm.offload import VllmOffloadScheduler
 
         return VllmOffloadScheduler(config, rules, tables=tables)
+    if config.kv_connector:
+        from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+
+        return VllmTransferScheduler(config, rules, tables=tables)
     if config.rule:
         from simkv.schedulers.vllm.ruled import RuledVllm
 
@@ -99,7 +103,11 @@ VLLM = EngineSpec(
         for variant, rules in RULES.items()
     },
     admission=admission,
-    transfer=Transfer(("0.33.0", "0.19.0", "0.11.0"), _with_transfer),
+    transfer=Transfer(
+        tuple(name for name, rules in RULES.items() if "kv_connector" not in rules.fixed),
+        VllmConfig.in_role,
+        _with_transfer,
+    ),
     naming=Naming(variant_of, like, assumed),
     seams=SEAMS,
 )

@@ -21,6 +21,10 @@ _NOT_WITH = {
     ),
     "eviction_policy": Fixed("lru", "{version} is not modelled with offloading; leave it out"),
     "secondary_tiers": Fixed((), "{version} is not modelled with offloading; leave it out"),
+    **dict.fromkeys(
+        ("kv_connector", "kv_role"),
+        Fixed(None, "{version} is not modelled with KV from another replica; leave it out"),
+    ),
 }
 
 

@@ -19,8 +19,13 @@ from simkv.measure.simulate import run_scenario
 from simkv.scenario.document import Document
 from simkv.scenario.load import resolve
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
+from simkv.why.ledger import WORDS, Kind
 from tests.laws.test_leaping import assert_same
 
+OF_010 = {"variant": "0.10.2"}
+HALVES_OF_010 = [{"role": role, "engine": OF_010} for role in ("prefill", "decode")]
+ASYNC_011 = {"variant": "0.11.0", "async_scheduling": True}
+PRODUCER = {"kv_role": "kv_producer"}
 #: A token's KV takes a tenth of a second.
 SLOW = {"bytes_per_token": 100, "bandwidth": 1000.0}
 
@@ -79,13 +84,13 @@ def check_all_free(result: Result) -> None:
 
 def test_a_request_goes_from_one_to_the_other() -> None:
     result = split(at(0.0))
-    # Prefill 0-1 s, 10 tokens of KV 1-2 s, three decodes 2-5 s.
+    # Prefill 0-1 s, 10 tokens of KV 1-2 s, the last of them again 2-3 s, three decodes 3-6 s.
     life = result.record.lives[0]
-    assert (life.first_token, life.last_token, life.tokens) == (1.0, 5.0, 4)
+    assert (life.first_token, life.last_token, life.tokens) == (3.0, 6.0, 4)
     assert life.request.prompt_tokens == 10
     assert result.summary["total_output_tokens"] == 4
     assert result.request_rows("")[0]["replica"] == "0 1"
-    assert result.summary["itl_ms"]["mean"] == pytest.approx(1000 * 4 / 3)
+    assert result.summary["itl_ms"]["mean"] == pytest.approx(1000)
     figures = result.summary["fleet"]
     assert (figures["transfers"], figures["transferred_bytes"]) == (1, 1000)
     assert figures["mean_transfer_ms"] == 1000.0
@@ -94,7 +99,7 @@ def test_a_request_goes_from_one_to_the_other() -> None:
 
 def test_latency_adds_to_the_time_of_the_bytes() -> None:
     result = split(at(0.0), {**SLOW, "latency": 0.25})
-    assert result.record.lives[0].last_token == 5.25
+    assert result.record.lives[0].last_token == 6.25
 
 
 @pytest.mark.parametrize(("shared", "there"), [(False, [2.0, 2.0]), (True, [2.0, 3.0])])
@@ -115,25 +120,37 @@ def test_a_full_decode_pool_holds_up_the_prefills() -> None:
     requests = at(0.0, 0.0, 0.0, prompt=30, output=10)
     result = split(requests, engine=small)
     handovers = fleet_of(result).handovers
-    # 3 s for the KV, 9 s to decode: then the next one is fetched, and only when that has come is
+    # 3 s for the KV, 10 s to decode: then the next one is fetched, and only when that has come is
     # there room for another prefill.
     assert [(h.ready, h.asked, h.there) for h in handovers.values()] == [
         (1.0, 1.0, 4.0),
-        (5.0, 13.0, 16.0),
-        (17.0, 25.0, 28.0),
+        (5.0, 14.0, 17.0),
+        (18.0, 27.0, 30.0),
     ]
-    assert [life.ended_at for life in result.record.lives.values()] == [13.0, 25.0, 37.0]
+    assert [life.ended_at for life in result.record.lives.values()] == [14.0, 27.0, 40.0]
     assert result.summary["verdict"] == "served"
     check_all_free(result)
     roomy = split(requests, engine=small, decode={"num_gpu_blocks": 100})
     assert [h.ready for h in fleet_of(roomy).handovers.values()] == [1.0, 5.0, 9.0]
 
 
-def test_one_token_needs_no_other_replica() -> None:
+def test_a_single_token_comes_from_the_replica_that_decodes() -> None:
     result = split(at(0.0, output=1))
-    assert fleet_of(result).handovers == {}
-    assert result.record.lives[0].outcome is Outcome.FINISHED
+    life = result.record.lives[0]
+    assert (life.first_token, life.tokens, life.outcome) == (3.0, 1, Outcome.FINISHED)
     check_all_free(result)
+
+
+def test_who_waits_for_what_is_said_of_both_replicas() -> None:
+    result = split(at(0.0), {**SLOW, "latency": 2.0})
+    tiles = result.diagnosis.ledger[0]
+    assert [(tile.kind, tile.start, tile.end) for tile in tiles] == [
+        (Kind.PREFILL, 0.0, 1.0),
+        (Kind.REMOTE, 1.0, 4.0),
+        (Kind.PREFILL, 4.0, 5.0),
+        (Kind.DECODE, 5.0, 8.0),
+    ]
+    assert WORDS[Kind.REMOTE] == "waiting for KV from another replica"
 
 
 @pytest.mark.parametrize("gives_up", [0.5, 1.5, 2.5, 4.5])
@@ -147,7 +164,7 @@ def test_who_gives_up_on_the_way_leaves_nothing_behind(gives_up: float) -> None:
 def test_the_horizon_cuts_a_transfer_off() -> None:
     result = split(at(0.0), horizon=1.5)
     assert result.record.lives[0].outcome is Outcome.CUT_OFF
-    assert result.record.lives[0].tokens == 1
+    assert result.record.lives[0].tokens == 0
 
 
 def test_what_the_other_side_has_cached_is_not_sent() -> None:
@@ -175,12 +192,29 @@ def test_what_the_other_side_has_cached_is_not_sent() -> None:
             },
             "one block_size",
         ),
+        ({"replicas": HALVES_OF_010}, "roles prefill and decode are for engine vllm (0.33.0, "),
+        (
+            {"replicas": [{"role": "prefill", "engine": ASYNC_011}, {"role": "decode"}]},
+            "async_scheduling: in vLLM 0.11.0 a request whose KV is to be sent ends twice",
+        ),
+        (
+            {"replicas": [{"role": "prefill"}, {"role": "decode", "engine": PRODUCER}]},
+            "kv_role: kv_producer is not that of a replica with role: decode; expected kv_consumer",
+        ),
     ],
 )
 def test_what_cannot_be(section: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError) as error:
         split(at(0.0), section=section)
     assert says in str(error.value)
+
+
+def test_a_connector_is_for_a_fleet_with_roles() -> None:
+    for knob, value in (("kv_connector", "NixlConnector"), ("kv_role", "kv_both")):
+        with pytest.raises(InputError, match=f"{knob} is for replicas of roles prefill and decode"):
+            split(at(0.0), engine={knob: value}, section={"replicas": 2, "kv_transfer": None})
+    with pytest.raises(InputError, match="is not known; expected NixlConnector"):
+        split(at(0.0), engine={"kv_connector": "MooncakeConnector"})
 
 
 whole = st.integers
@@ -212,7 +246,9 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
             "max_num_seqs": draw(whole(1, 5)),
             "enable_prefix_caching": draw(st.booleans()),
             "async_scheduling": draw(st.booleans()),
-            "variant": draw(st.sampled_from(["0.33.0", "0.19.0"])),
+            "policy": draw(st.sampled_from(["fcfs", "priority"])),
+            "kv_role": draw(st.sampled_from([None, "kv_both"])),
+            "variant": draw(st.sampled_from(["0.33.0", "0.27.0", "0.24.0", "0.19.0", "0.12.0"])),
         },
         "section": {
             "replicas": [
