@@ -400,7 +400,8 @@ def _made_of(request: Line) -> str:
 
 
 FORM = CaseForm(
-    kept={"name", "variant", "block_size", "num_gpu_blocks", "max_model_len"},
+    kept={"name", "variant", "block_size", "num_gpu_blocks", "max_model_len"}
+    | {"kv_connector", "kv_role"},  # without which requests cannot say where KV goes
     plain={"enable_prefix_caching": False, "async_scheduling": False},
     cut=_cut,
     limit="max_tokens",

@@ -61,8 +61,11 @@ def recorded(build: Build) -> following.Recorded:
 
 
 def drawn(count: int, version: str = "0.33.0") -> dict[str, DrawnCase]:
-    """Random cases but for those with KV in host memory, which a scheduler of its own decides."""
-    names = [name for name in names_of(version, count) if not name.startswith("tier")]
+    """Random cases but for those with KV in host memory or of other replicas, which schedulers of
+    their own decide."""
+    names = [
+        name for name in names_of(version, count) if not name.startswith(("tier", "disk", "pd"))
+    ]
     return {name: case_of(version, name) for name in names}
 
 
