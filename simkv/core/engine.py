@@ -118,7 +118,8 @@ class EngineSpec:
 
     ``lora`` is the knob that lets requests ask for LoRA adapters (None: they cannot).
 
-    ``host(config)`` is whether KV of prompts is copied to host memory (None: it never is).
+    ``host(config)`` is whether KV of prompts is copied to host memory (None: it never is), and
+    ``host_blocks`` the knob that says how many blocks are there.
 
     ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
     by side, as the ``pipeline`` of a scenario has it. ``seams`` are the decisions that its knob
@@ -149,6 +150,7 @@ class EngineSpec:
     admission: Callable[[Any], TurnAway | None] = _nothing
     lora: str | None = None
     host: Callable[[Any], bool] | None = None
+    host_blocks: str | None = None
     transfer: Transfer | None = None
     naming: Naming = Naming()
     has_threads: bool = False

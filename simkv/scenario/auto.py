@@ -1,12 +1,12 @@
-"""``auto`` in an engine's section: the size of the KV cache as it follows from the hardware.
+"""Sizes in an engine's section that follow from the hardware: ``auto``, and GiB of host memory.
 
-engine: {name: vllm, num_gpu_blocks: auto}
+engine: {name: vllm, num_gpu_blocks: auto, kv_offloading_size: 64}
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,13 @@ from simkv.costs.hardware.blocks import KvRoom, checkpoints, kv_groups, kv_room
 from simkv.costs.hardware.setting import setting_of
 from simkv.scenario.engine import AnyEngine
 from simkv.scenario.hardware import HardwareSection, hardware_of
+from simkv.scenario.hostsize import BACKEND, SIZE, host_blocks
 from simkv.scenario.merge import merge
 from simkv.schedulers.registry import ENGINES
 
 AUTO = "auto"
+#: Where a field stands, by its name in the engine's section.
+Place = Callable[[str], tuple[str | int, ...]]
 
 
 class Unknown(InputError):
@@ -35,7 +38,7 @@ class Unknown(InputError):
 
 
 def with_sizes(data: Any, folder: Path) -> Any:
-    """A scenario as plain data, with numbers in place of ``auto``.
+    """A scenario as plain data, with numbers in place of ``auto`` and blocks in place of GiB.
 
     What is wrong with it in other ways is left to the check that follows. Raises Unknown where
     there is no hardware, or where the weights leave no room.
@@ -50,9 +53,22 @@ def with_sizes(data: Any, folder: Path) -> Any:
     engine = data.get("engine")
     spec = _asks(engine)
     if spec and isinstance(engine, dict):
-        sized = _sized(spec, engine, data, folder, ("engine", spec.memory))
-        found["engine"] = {**engine, **sized}
-    return found
+        sized = _sized(spec, engine, data, folder, lambda knob: ("engine", knob))
+        found["engine"] = {**_in_blocks(spec, engine), **sized}
+    return _with_bytes(found, folder)
+
+
+def _with_bytes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """With the bytes that a GPU keeps of a token, where KV is copied to host memory."""
+    engine, offload = data.get("engine"), data.get("offload", {})
+    spec = ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
+    copies = spec and spec.host_blocks and isinstance(engine, dict) and engine.get(spec.host_blocks)
+    if not copies or not isinstance(offload, dict) or "bytes_per_token" in offload:
+        return data
+    room = _room(engine, data, folder) if data.get("hardware") is not None else None
+    if room is None:
+        return data
+    return {**data, "offload": {"bytes_per_token": room.block_bytes / room.block_size, **offload}}
 
 
 def _groups(data: dict[str, Any], groups: list[Any], folder: Path) -> Iterator[Any]:
@@ -67,16 +83,31 @@ def _groups(data: dict[str, Any], groups: list[Any], folder: Path) -> Iterator[A
         if spec is None:
             yield group
             continue
-        asks = isinstance(group.get("engine"), dict) and spec.memory in group["engine"]
-        at = ("fleet", "replicas", index, "engine") if asks else ("engine",)
-        sized = _sized(spec, whole["engine"], whole, folder, (*at, spec.memory))
-        yield {**group, "engine": {**(group.get("engine") or {}), **sized}}
+        told = group["engine"] if isinstance(group.get("engine"), dict) else {}
+        where: Place = partial(_place, told, ("fleet", "replicas", index, "engine"))
+        sized = _sized(
+            spec, whole["engine"], {**whole, "offload": data.get("offload")}, folder, where
+        )
+        yield {**group, "engine": {**_in_blocks(spec, told), **sized}}
+
+
+def _place(told: dict[str, Any], at: tuple[str | int, ...], knob: str) -> tuple[str | int, ...]:
+    """Where a group's knob stands: with the group ``at`` its own section, or with all engines."""
+    return (*(at if knob in told else ("engine",)), knob)
 
 
 def _asks(engine: Any) -> EngineSpec | None:
-    """The engine of a section that asks for its size."""
+    """The engine of a section that asks for a size."""
     spec = ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
-    return spec if spec and engine.get(spec.memory) == AUTO else None
+    if spec and (engine.get(spec.memory) == AUTO or (spec.host_blocks and SIZE in engine)):
+        return spec
+    return None
+
+
+def _in_blocks(spec: EngineSpec, engine: dict[str, Any]) -> dict[str, Any]:
+    """An engine's section without what is told in GiB."""
+    gib = (SIZE, BACKEND) if spec.host_blocks else ()
+    return {knob: value for knob, value in engine.items() if knob not in gib}
 
 
 @lru_cache(maxsize=1)
@@ -85,6 +116,34 @@ def _checked() -> TypeAdapter[EngineConfig]:
 
 
 def _sized(
+    spec: EngineSpec, engine: dict[str, Any], data: dict[str, Any], folder: Path, place: Place
+) -> dict[str, Any]:
+    """The knobs with the sizes that an engine's section asks for."""
+    plain, sized = _in_blocks(spec, engine), {}
+    if plain.get(spec.memory) == AUTO:
+        sized = _auto(spec, plain, data, folder, place(spec.memory))
+    if spec.host_blocks and SIZE in engine:
+        given = data.get("hardware") is not None
+        room = _room({**plain, **sized}, data, folder) if given else None
+        if given and room is None:  # what is wrong with it is told by the check that follows
+            return {**sized, spec.host_blocks: 1}
+        try:
+            sized |= host_blocks(spec, engine, data.get("offload"), room)
+        except InputError as error:
+            raise Unknown(place(SIZE), str(error)) from error
+    return sized
+
+
+def _room(engine: dict[str, Any], data: dict[str, Any], folder: Path) -> KvRoom | None:
+    """The room on a GPU, None if hardware or engine are wrong."""
+    try:
+        section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
+        return kv_room(hardware_of(section), setting_of(_checked().validate_python(engine)))
+    except (ValidationError, InputError):
+        return None
+
+
+def _auto(
     spec: EngineSpec,
     engine: dict[str, Any],
     data: dict[str, Any],
@@ -102,16 +161,13 @@ def _sized(
     if spec.memory_in_tokens:
         page = engine.get(spec.block, 1)
         fits_all *= page if isinstance(page, int) else 1
-    try:
-        section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
-        setting = setting_of(_checked().validate_python({**engine, spec.memory: fits_all}))
-        hardware = hardware_of(section)
-    except (ValidationError, InputError):
+    room = _room({**engine, spec.memory: fits_all}, data, folder)
+    if room is None:
         return {spec.memory: fits_all}
-    room = kv_room(hardware, setting)
     if room.num_gpu_blocks < 2:
         raise Unknown(field, f"auto: {room.refusal}")
     blocks = min(room.num_gpu_blocks, MOST_BLOCKS)
+    setting = setting_of(_checked().validate_python({**engine, spec.memory: fits_all}))
     told = group_knobs(spec, engine.get("variant", spec.config().variant), room, setting)
     if told and spec.groups not in engine:
         given = {knob: engine[knob] for knob in (spec.checkpoints,) if knob in engine}

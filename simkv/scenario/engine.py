@@ -26,6 +26,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError, nearest
+from simkv.scenario.hostsize import BACKEND, SIZE
 from simkv.scenario.own.source import installed
 from simkv.scenario.own.spec import own_spec
 from simkv.schedulers.registry import ENGINES, spec_of
@@ -47,7 +48,17 @@ def _strict_model(spec: EngineSpec) -> type[BaseModel]:
         for field in fields(config)
     }
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    if spec.host_blocks:  # for an editor: the reader of files has put blocks there
+        strict["json_schema_extra"] = _with_host_size
     return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
+
+
+def _with_host_size(schema: dict[str, Any]) -> None:
+    """What ``scenario/hostsize.py`` takes besides."""
+    schema["properties"] |= {
+        SIZE: {"type": "number", "exclusiveMinimum": 0, "title": SIZE},
+        BACKEND: {"const": "native", "title": BACKEND},
+    }
 
 
 @cache  # for an engine stands in several places of a scenario

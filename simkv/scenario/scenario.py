@@ -120,7 +120,7 @@ class OffloadSection(Section):
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
-    """KV of a token, over all layers."""
+    """KV of a token, over all layers, on one GPU; with ``hardware`` that of its model."""
     host_gb_s: Annotated[float, Field(gt=0)] = 20.0
     """Between GPU and host memory (GB/s), each way by itself."""
     latency_us: Annotated[float, Field(ge=0)] = 50.0

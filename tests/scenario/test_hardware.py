@@ -31,6 +31,7 @@ from simkv.search.plan.prepare import prepare
 from simkv.search.plan.request import PlanRequest
 from simkv.search.plan.words import comparison
 
+ROOT = Path(__file__).parents[2]
 TEXT = """name: mine
 workload: {requests: [{arrival: 0, prompt_tokens: 1000, output_tokens: 20}]}
 engine: {name: vllm, num_gpu_blocks: auto}
@@ -354,3 +355,79 @@ def test_a_plan_over_hardware_says_which_is_cheapest(tmp_path: Path) -> None:
     assert len(lines) == 6
     with pytest.raises(InputError, match="does not fit"):
         prepare(file(tmp_path), request.model_copy(update={"each": ("hardware.gpu=L4",)}))
+
+
+def host(folder: Path, *overrides: str) -> tuple[int, float]:
+    """Blocks in host memory, and bytes of a token on one GPU."""
+    found = one(folder, "engine.kv_offloading_size=64", *overrides)
+    assert isinstance(found.engine, VllmConfig)
+    return found.engine.num_cpu_blocks, found.offload.bytes_per_token
+
+
+def test_gib_of_host_memory_are_blocks_of_all_gpus(tmp_path: Path) -> None:
+    token = 131072  # of Llama-3.1-8B
+    assert host(tmp_path) == (64 * 2**30 // (16 * token), token)
+    assert host(tmp_path, "hardware.tp=2") == (64 * 2**30 // (16 * token), token / 2)
+    # Eight heads of 128 numbers in 32 layers, of two bytes each: with 16 GPUs each has a whole one.
+    assert host(tmp_path, "hardware.tp=16", "hardware.gpus_per_node=16")[0] == 64 * 2**30 // (
+        2 * 16 * token
+    )
+    assert host(tmp_path, "offload.bytes_per_token=5")[1] == 5.0
+    assert host(tmp_path, "engine.block_size=32")[0] == 64 * 2**30 // (32 * token)
+    assert one(tmp_path).offload.bytes_per_token == token
+
+
+def test_a_latent_is_kept_once_from_a_release_on(tmp_path: Path) -> None:
+    def deepseek(variant: str) -> int:
+        of = ("hardware.model=DeepSeek-V3", "hardware.gpu=h200", "hardware.tp=8")
+        return host(tmp_path, *of, f"engine.variant={variant}")[0]
+
+    token = 61 * 576 * 2
+    assert deepseek("0.27.0") == 64 * 2**30 // (-(-16 * token // 4096) * 4096)
+    assert deepseek("0.26.0") == 64 * 2**30 // (-(-8 * 16 * token // 4096) * 4096)
+
+
+def test_without_hardware_bytes_are_told(tmp_path: Path) -> None:
+    text = """name: mine
+workload: {requests: [{arrival: 0, prompt_tokens: 100, output_tokens: 20}]}
+engine: {name: vllm, num_gpu_blocks: 1000, kv_offloading_size: 0.5}
+profile: costs.json
+"""
+    (tmp_path / "costs.json").write_text((ROOT / "scenarios" / "assumed-costs.json").read_text())
+    found = one(tmp_path, "offload.bytes_per_token=300", text=text).engine
+    assert isinstance(found, VllmConfig)
+    assert found.num_cpu_blocks == 2**29 // 8192
+    with pytest.raises(InputError, match=r"s\.yaml:3: .*size: bytes of a block follow"):
+        one(tmp_path, text=text)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.kv_offloading_size=-1", "-1 should be GiB of host memory, above 0"),
+        ("engine.kv_offloading_size=lots", "'lots' should be GiB of host memory"),
+        ("engine.kv_offloading_size=0.0001", "less than a block, which takes 2097152 bytes"),
+        ("engine.num_cpu_blocks=5", "num_cpu_blocks says the same in blocks; give one of them"),
+        ("engine.kv_offloading_backend=lmcache", "'lmcache' is not modelled; say native"),
+        ("engine.variant=0.20.0", "num_cpu_blocks: offloading is modelled from"),
+        ("hardware.gpu=foo", "hardware.gpu: GPU 'foo' is not known"),
+    ],
+)
+def test_what_is_wrong_with_gib_is_told(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        one(tmp_path, "engine.kv_offloading_size=64", override)
+
+
+def test_a_group_of_replicas_has_blocks_of_its_own(tmp_path: Path) -> None:
+    groups = "[{count: 1}, {count: 1, engine: {kv_offloading_size: 32}}]"
+    text = TEXT.replace("auto}", "auto, kv_offloading_size: 64}")
+    found = one(tmp_path, text=f"{text}fleet: {{replicas: {groups}}}\n")
+    assert found.fleet
+    assert isinstance(found.fleet.replicas, tuple | list)
+    engines = [group.engine for group in found.fleet.replicas]
+    assert [getattr(engine, "num_cpu_blocks", None) for engine in engines] == [32768, 16384]
+
+
+def test_an_editor_knows_of_gib() -> None:
+    known = json_schema()["$defs"]["VllmConfig"]["properties"]
+    assert {"kv_offloading_size", "kv_offloading_backend", "num_cpu_blocks"} <= known.keys()

@@ -98,6 +98,7 @@ VLLM = EngineSpec(
     longest="max_model_len",
     lora="enable_lora",
     host=lambda config: config.offloads,
+    host_blocks="num_cpu_blocks",
     lacks={
         variant: (*rules.fixed, *(("rule",) if rules.skip_blocked or rules.swaps else ()))
         for variant, rules in RULES.items()
