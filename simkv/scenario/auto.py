@@ -61,14 +61,15 @@ def with_sizes(data: Any, folder: Path) -> Any:
 def _with_bytes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """With the bytes that a GPU keeps of a token, where KV is copied to host memory."""
     engine, offload = data.get("engine"), data.get("offload", {})
-    spec = ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
-    copies = spec and spec.host_blocks and isinstance(engine, dict) and engine.get(spec.host_blocks)
-    if not copies or not isinstance(offload, dict) or "bytes_per_token" in offload:
+    if not isinstance(engine, dict) or not isinstance(offload, dict):
         return data
-    room = _room(engine, data, folder) if data.get("hardware") is not None else None
-    if room is None:
+    spec = ENGINES.get(str(engine.get("name")))
+    copies = spec and spec.host_blocks and engine.get(spec.host_blocks)
+    if not copies or "bytes_per_token" in offload or data.get("hardware") is None:
         return data
-    return {**data, "offload": {"bytes_per_token": room.block_bytes / room.block_size, **offload}}
+    room = _room(engine, data, folder)
+    told = {"bytes_per_token": room.block_bytes / room.block_size} if room else {}
+    return {**data, "offload": {**told, **offload}}
 
 
 def _groups(data: dict[str, Any], groups: list[Any], folder: Path) -> Iterator[Any]:

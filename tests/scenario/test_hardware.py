@@ -419,13 +419,15 @@ def test_what_is_wrong_with_gib_is_told(tmp_path: Path, override: str, message: 
 
 
 def test_a_group_of_replicas_has_blocks_of_its_own(tmp_path: Path) -> None:
-    groups = "[{count: 1}, {count: 1, engine: {kv_offloading_size: 32}}]"
+    groups = (
+        "[{engine: {kv_offloading_size: 32}}, {hardware: {tp: 8, gpus_per_node: 16, gpu: H200}}]"
+    )
     text = TEXT.replace("auto}", "auto, kv_offloading_size: 64}")
     found = one(tmp_path, text=f"{text}fleet: {{replicas: {groups}}}\n")
     assert found.fleet
     assert isinstance(found.fleet.replicas, tuple | list)
-    engines = [group.engine for group in found.fleet.replicas]
-    assert [getattr(engine, "num_cpu_blocks", None) for engine in engines] == [32768, 16384]
+    engines = [found.engine, *(group.engine for group in found.fleet.replicas)]
+    assert [getattr(engine, "num_cpu_blocks", None) for engine in engines] == [32768, 16384, 32768]
 
 
 def test_an_editor_knows_of_gib() -> None:
