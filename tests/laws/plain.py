@@ -15,6 +15,7 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
         "trtllm": {"max_tokens_in_paged_kv_cache": 448, "max_batch_size": 6},
     }
     knobs["trtllm"]["capacity_scheduler_policy"] = "MAX_UTILIZATION"  # the other never preempts
+    knobs["trtllm"]["enable_block_reuse"] = False
     shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}
     shape |= {"output_tokens": {"distribution": "uniform", "low": 5, "high": 40}}
     if variant == "0.33.0-swap":

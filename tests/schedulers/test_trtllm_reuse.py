@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Held
 from simkv.proof.conform.conform import check
@@ -19,6 +20,7 @@ from simkv.schedulers.trtllm.config import TrtllmConfig
 from simkv.schedulers.trtllm.requests import LlmRequest
 from simkv.schedulers.trtllm.reuse import ReusingKvCache
 from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
+from simkv.schedulers.trtllm.spec import TRTLLM
 from tests.conftest import ROOT
 
 TRACES = ROOT / "tests/conformance/traces/trtllm/5f480b7a6"
@@ -197,3 +199,9 @@ def _differs(path: Path) -> bool:
         return check(path).difference is not None
     except Exception:  # it cannot even be replayed
         return True
+
+
+def test_a_device_copies_no_parts_of_blocks() -> None:
+    with pytest.raises(InputError, match="enable_block_reuse: a device here copies no parts"):
+        TRTLLM.with_tables(TrtllmConfig())
+    TRTLLM.with_tables(TrtllmConfig(enable_block_reuse=False))

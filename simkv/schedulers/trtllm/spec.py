@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from simkv.core.blocks import BlockPool
 from simkv.core.engine import EngineSpec, Tabled
+from simkv.core.errors import InputError
 from simkv.core.setting import EngineSetting
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
@@ -25,9 +26,10 @@ def _build(config: TrtllmConfig) -> TrtllmScheduler:
 
 
 def _with_tables(config: TrtllmConfig) -> Tabled:
+    if config.enable_block_reuse:
+        raise InputError("enable_block_reuse: a device here copies no parts of blocks; say false")
     scheduler = _build(config)
-    if not config.enable_block_reuse:
-        scheduler.cache.pool = BlockPool(config.num_blocks)
+    scheduler.cache.pool = BlockPool(config.num_blocks)
     return Tabled(scheduler, scheduler.cache.pool.tables)
 
 
