@@ -53,10 +53,11 @@ def conform(
 def _trace_report(result: TraceResult) -> str:
     """``FILE: ok …``, or the first step that differs, both sides."""
     engine = f"{result.engine} {result.variant}"
+    trust = f"; {result.assumed}" if result.assumed else ""
     found = result.difference
     if found is None:
-        return f"{result.path}: ok ({engine}, {result.steps} steps)"
-    lines = [f"{result.path}: differs at step {found.step} ({engine})"]
+        return f"{result.path}: ok ({engine}, {result.steps} steps){trust}"
+    lines = [f"{result.path}: differs at step {found.step} ({engine}){trust}"]
     for field, recorded in found.recorded.items():
         lines.append(f"  {field}")
         lines.append(f"    recorded:  {json.dumps(recorded)}")

@@ -38,8 +38,10 @@ def record(
     ] = False,
 ) -> None:
     """Record what a release's own scheduler decides; exit 1 if simkv decides otherwise."""
+    from simkv.core.errors import InputError
     from simkv.core.files import make_folder, write_bytes
     from simkv.proof.record.engines import DRIVEN
+    from simkv.proof.record.follow import died
     from simkv.proof.record.keep import choose, packed
     from simkv.proof.record.rules import difference
     from simkv.proof.record.wheel import sources
@@ -53,7 +55,13 @@ def record(
         traces = {}
         with progress("cases", len(names)) as advance:
             for name in names:
-                traces[name] = driven.record(driven.case_of(found, name), found, name)
+                case = driven.case_of(found, name)
+                try:
+                    traces[name] = driven.record(case, found, name)
+                except Exception as error:  # a release may have changed in any way
+                    raise InputError(
+                        f"{engine} {found} cannot be driven: {died(name, error)}"
+                    ) from error
                 advance()
     base = driven.base_of(found)
     rules = driven.rules_of(base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import random
 import sys
@@ -397,8 +398,6 @@ def test_conform_says_ok_for_every_file(simkv: Simkv) -> None:
 
 
 def test_conform_shows_both_sides_of_the_first_step_that_differs(simkv: Simkv) -> None:
-    import gzip
-
     source = next(path for path in TRACES if path.parent.name == "bucketed")
     lines = gzip.decompress(source.read_bytes()).splitlines()
     step = json.loads(lines[3])
@@ -410,6 +409,48 @@ def test_conform_shows_both_sides_of_the_first_step_that_differs(simkv: Simkv) -
     assert "t.jsonl: differs at step 2 (mistralrs bucketed)\n  free_blocks\n" in ran.out
     assert f"    recorded:  -7\n    simulated: {true}\n" in ran.out
     assert ran.out.endswith("1 of 2 traces equal\n")
+
+
+def headed(source: Path, variant: str, config: str | None = None) -> str:
+    """A recording whose head calls its variant so."""
+    head, *lines = gzip.decompress(source.read_bytes()).decode().splitlines()
+    header = json.loads(head)
+    header |= {"variant": variant, "config": header["config"] | {"variant": config or variant}}
+    return "\n".join([json.dumps(header), *lines])
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        ("0.27", ""),
+        ("0.27.1", ""),
+        ("0.27.9", "; vLLM 0.27.9 was not recorded: it goes by the rules of 0.27.0"),
+    ],
+)
+def test_conform_takes_any_name_of_a_release(simkv: Simkv, variant: str, said: str) -> None:
+    source = next(path for path in TRACES if path.parts[-2:] == ("0.27.0", "gone-200.jsonl.gz"))
+    simkv.write(headed(source, variant).encode(), "t.jsonl")
+    ran = simkv("conform", "t.jsonl")
+    assert ran.out == f"t.jsonl: ok (vllm {variant}, 29 steps){said}\n1 of 1 traces equal\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "variant", "config", "complaint"),
+    [
+        ("vllm/0.27.0", "0.34", None, "'0.34' is not known; expected a release of vLLM from 0.9"),
+        ("vllm/0.27.0", "0.28.0", "0.27.0", "'0.28.0', but '0.27.0' in config; expected the same"),
+        ("sglang/0.5.22", "0.5.21", None, "'0.5.21' is not known; expected one of 0.5.23, "),
+        ("mistralrs/seed", "sead", None, "'sead' is not known; expected one of seed, "),
+    ],
+)
+def test_conform_refuses_a_variant_that_there_is_not(
+    simkv: Simkv, engine: str, variant: str, config: str | None, complaint: str
+) -> None:
+    source = next(path for path in TRACES if str(path.parent).endswith(engine))
+    simkv.write(headed(source, variant, config).encode(), "t.jsonl")
+    ran = simkv("conform", "t.jsonl")
+    assert ran.code == 2
+    assert ran.err.startswith(f"simkv: t.jsonl:1: variant: {complaint}")
 
 
 def test_conform_goes_on_after_a_bad_file_and_exits_2(simkv: Simkv) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,11 +18,13 @@ from simkv.proof.conform.conform import check
 from simkv.proof.conform.trace import TraceError, ending, read_trace
 from simkv.proof.record.keep import knobs_shown
 from simkv.proof.record.rules import OF_DRAFTS, OF_HOST, OF_TRANSFERS, can_show, difference
+from simkv.proof.record.sglang_cases import SHOWN_KNOBS
 from simkv.schedulers.mistralrs.queues import Queues
 from simkv.schedulers.mistralrs.scheduler import Bucketed, July
 from simkv.schedulers.mistralrs.seed import Seed
 from simkv.schedulers.mistralrs.versions import RULES, VARIANTS, MistralrsRules
 from simkv.schedulers.sglang import versions as sglang_rules
+from simkv.schedulers.sglang.config import Policy
 from simkv.schedulers.vllm import versions as vllm_rules
 from simkv.schedulers.vllm.releases import PATCHES, RELEASES
 from simkv.schedulers.vllm.rules import VllmRules
@@ -204,21 +206,32 @@ def test_a_changed_rule_of_a_release_of_sglang_is_noticed(version: str, rule: st
     assert shows(rule, folder, lambda path: difference(read_trace(path), changed) is not None)
 
 
-#: What shows in recordings with everything on, in all releases.
-SHOWN = ("scheduler_recv_interval", "max_queued_requests", "enable_prefill_delayer")
-SHOWN += ("prefill_delayer_max_delay_passes", "prefill_delayer_queue_min_ratio")
-SHOWN += ("prefill_delayer_token_usage_low_watermark", "allow_auto_truncate")
-SHOWN += ("schedule_policy: dfs-weight", "schedule_policy: routing-key")
+#: By default, and refused.
+UNSHOWN = ("fcfs", "random")
+#: Knobs of SGLang that recordings show, in all releases but for those in ``UNSEEN``.
+SHOWN = {*SHOWN_KNOBS, "prefill_decode_interval"} - {"schedule_policy", "retraction_policy"}
+SHOWN |= {f"schedule_policy: {policy}" for policy in get_args(Policy) if policy not in UNSHOWN}
+SHOWN |= {"retraction_policy: priority"}
+#: In 0.5.15 prompts are delayed without end while rows are few; what it lacks is refused.
+UNSEEN = {
+    "0.5.15": {
+        "prefill_delayer_max_delay_passes",
+        "prefill_decode_interval",
+        "retraction_policy: priority",
+    }
+}
 
 
 @pytest.mark.parametrize("version", sglang_rules.RELEASES)
 def test_knobs_of_sglang_that_are_left_out_are_noticed(version: str) -> None:
-    rules, missing = sglang_rules.RULES[version], {*SHOWN}
-    if "shortest-prefill-first" in rules.policies:
-        missing.add("schedule_policy: shortest-prefill-first")
-    if not rules.bounds_delays:  # where rows are few they are waited for without end
-        missing -= {"prefill_delayer_max_delay_passes"}
-    for path in (TRACES / "sglang" / version).glob("[wd]*-*"):
+    rules = sglang_rules.RULES[version]
+    policies = {f"schedule_policy: {policy}" for policy in rules.policies}
+    missing = {
+        word
+        for word in SHOWN - UNSEEN.get(version, set())
+        if word in policies or not word.startswith("schedule_policy")
+    }
+    for path in sorted((TRACES / "sglang" / version).iterdir()):
         knobs = {word.partition(":")[0] for word in missing}
         missing -= {*knobs_shown(rules, knobs, {path.name: read_trace(path)})}
     assert not missing

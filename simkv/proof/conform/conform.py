@@ -26,13 +26,17 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Conformance:
-    """Outcome for one trace file: equal if ``difference`` is None. ``steps`` were compared."""
+    """Outcome for one trace file: equal if ``difference`` is None. ``steps`` were compared.
+
+    ``assumed`` says what had to be taken on trust of its variant, if anything.
+    """
 
     path: Path
     engine: str
     variant: str
     steps: int
     difference: Mismatch | None
+    assumed: str | None = None
 
 
 def check(path: Path) -> Conformance:
@@ -47,11 +51,36 @@ def check(path: Path) -> Conformance:
             f"{trace.path}:1: engine: {trace.header['engine']!r} is not known; expected one of "
             f"{', '.join(sorted(ENGINES))}"
         )
+    assumed = _assumed(engine, trace)
     try:
         count, difference = compare(trace, replay(engine, trace.header, len(trace.steps)))
     except Exception as error:  # a header may say anything
         raise TraceError(f"{path}:1: header: cannot be replayed: {error!r}") from error
-    return Conformance(path, engine.name, trace.header["variant"], count, difference)
+    return Conformance(path, engine.name, trace.header["variant"], count, difference, assumed)
+
+
+def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
+    """What is taken on trust of a recording's variant. Raises TraceError if there is none.
+
+    Some are named by how a release was set up (``v1-async``, ``lpm``), which says nothing of it.
+    """
+    header, release = trace.header["variant"], trace.header["config"].get("variant")
+    if release not in (None, header):
+        why = f"variant: {header!r}, but {release!r} in config; expected the same"
+        raise TraceError(f"{trace.path}:1: {why}")
+    name = header.removesuffix("_wtinf")
+    has_releases = any(known[0].isdigit() for known in engine.variants)
+    if release is None and has_releases and not name[:1].isdigit():
+        return None
+    try:
+        engine.variant(name)
+    except KeyError:
+        known = ", ".join(engine.variants)
+        why = f"variant: {name!r} is not known; expected one of {known}"
+        raise TraceError(f"{trace.path}:1: {why}") from None
+    except ValueError as error:
+        raise TraceError(f"{trace.path}:1: variant: {error}") from error
+    return engine.naming.assumed(name)
 
 
 def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from simkv.proof.conform.conform import Mismatch
@@ -64,8 +66,7 @@ def follow(
         try:
             traces[name] = record(case, name)
         except Exception as error:  # a release may have changed in any way
-            why = f"{name}: {type(error).__name__}: {error}"
-            return Followed(len(traces), _steps(traces), broken=why)
+            return Followed(len(traces), _steps(traces), broken=died(name, error))
     done = len(traces), _steps(traces)
     known = releases(engine)
     like, last = _all_through(traces, known)
@@ -95,6 +96,13 @@ def follow(
 
     small = record(shrunk(cases[missed], form, unlike_all), missed)
     return Followed(*done, unlike=_nearest(missed, small, asked))
+
+
+def died(name: str, error: Exception) -> str:
+    """Of what the real scheduler died in a case, and where: some assertions have no words."""
+    at = extract_tb(error.__traceback__)[-1]
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{name}: {said} ({Path(at.filename).name}:{at.lineno})"
 
 
 def _unmade(trace: DecisionTrace, rules: Mapping[str, Any]) -> bool:

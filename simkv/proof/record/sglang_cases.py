@@ -28,6 +28,9 @@ SHOWN_KNOBS = (
     "max_queued_requests",
     "min_free_slots_delay",
     "retraction_policy",
+    "priority_scheduling_preemption_threshold",
+    "disable_priority_preemption",
+    "lora_drain_wait_threshold",
     "enable_prefill_delayer",
     "prefill_delayer_max_delay_passes",
     "prefill_delayer_token_usage_low_watermark",
@@ -39,12 +42,20 @@ SHOWN_KNOBS = (
 #: Orders of the queue in all of these.
 PLAIN = ("fcfs", "lpm", "hrrn")
 
-#: Cases of a release that show rules which few do.
+#: Cases of a release that show rules and knobs which few do.
 RARE = {
-    "0.5.23": ["tight-1294", "tight-598", "tight-1544", "urgent-303"],
-    "0.5.22": ["tight-2498", "tight-1246", "tight-1946", "urgent-358"],
-    "0.5.20": ["tight-1931", "tight-1888", "tight-1555", "urgent-034"],
-    "0.5.15": ["tight-801", "tight-870", "tight-109", "urgent-328"],
+    "0.5.23": ["tight-1294", "tight-598", "tight-1544", "urgent-303", "urgent-022", "delay-300"],
+    "0.5.22": ["tight-2498", "tight-1246", "tight-1946", "urgent-358", "delay-252"],
+    "0.5.20": [
+        "tight-1931",
+        "tight-1888",
+        "tight-1555",
+        "urgent-034",
+        "urgent-010",
+        "urgent-039",
+        "delay-287",
+    ],
+    "0.5.15": ["tight-801", "tight-870", "tight-109", "urgent-328", "lora-012", "whole-271"],
 }
 
 

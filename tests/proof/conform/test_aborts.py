@@ -87,6 +87,7 @@ def test_a_run_that_swaps_is_replayed(tmp_path: Path) -> None:
     assert check(path).difference is None
 
     def recomputes(lines: Lines) -> None:
+        lines[0]["variant"] = "0.33.0"
         lines[0]["config"] |= {"variant": "0.33.0", "num_cpu_blocks": 0}
 
     assert check(changed(tmp_path, path, recomputes)).difference is not None

@@ -5,6 +5,7 @@ Here simkv's own scheduler is what is recorded; ``test_wheels`` does the same wi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import comb
@@ -175,7 +176,9 @@ def test_a_release_that_cannot_be_driven_is_told() -> None:
         raise AttributeError("no such thing")
 
     found = follow("vllm", FORM, drawn(2), broken)
-    assert found == Followed(0, 0, broken="rand-200: AttributeError: no such thing")
+    assert found == Followed(0, 0, broken=found.broken)
+    said = r"rand-200: AttributeError: no such thing \(test_follow\.py:\d+\)"
+    assert re.fullmatch(said, found.broken or "")
     assert headline("vLLM 0.34.0", "0.33.0", found).startswith(
         "vLLM 0.34.0 cannot be driven: rand-200: "
     )
