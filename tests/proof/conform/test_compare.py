@@ -104,7 +104,7 @@ def test_a_line_too_few_or_too_many_differs(source: Path, tmp_path: Path) -> Non
     ("change", "complaint"),
     [
         ({"engine": "vllmm"}, "engine: 'vllmm' is not known; expected one of fastdeploy, mistral"),
-        ({"variant": "nope"}, "header: cannot be replayed"),
+        ({"variant": "nope"}, "variant: 'nope' is not known; expected one of seed, bucketed"),
         ({"config": {}}, "header: cannot be replayed"),
         ({"requests": [5]}, "header: cannot be replayed"),
         ({"requests": [{"id": 0}]}, "header: cannot be replayed"),
