@@ -56,8 +56,13 @@ def _strict_model(spec: EngineSpec) -> type[BaseModel]:
 def _with_host_size(schema: dict[str, Any]) -> None:
     """What ``scenario/hostsize.py`` takes besides."""
     schema["properties"] |= {
-        SIZE: {"type": "number", "exclusiveMinimum": 0, "title": SIZE},
-        BACKEND: {"const": "native", "title": BACKEND},
+        SIZE: {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "description": "Host memory for KV (GiB) of all GPUs, in place of num_cpu_blocks. "
+            "[--kv-offloading-size]",
+        },
+        BACKEND: {"const": "native", "description": "What copies it. [--kv-offloading-backend]"},
     }
 
 

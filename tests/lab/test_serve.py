@@ -130,6 +130,8 @@ def for_a_device(scenario: Scenario) -> Scenario:
     """Without what no device has here, what is not recorded, and what looks at the clock."""
     plain = {"rule": None, "kv_cache_groups": (0,), "lora_drain_wait_threshold": 0.0}
     plain |= {"num_speculative_tokens": 0, "enable_block_reuse": False}
+    if scenario.engine.variant != "0.33.0-swap":
+        plain |= {"num_cpu_blocks": 0, "secondary_tiers": ()}
     known = {knob: value for knob, value in plain.items() if hasattr(scenario.engine, knob)}
     return scenario.model_copy(update={"engine": replace(scenario.engine, **known)})
 
