@@ -76,6 +76,14 @@ def test_a_knob_is_refused_before_the_release_that_brought_it(
         )
 
 
+def test_what_a_refusal_says_names_the_release_that_brought_the_knob() -> None:
+    for minor, release in RELEASES.items():
+        for knob in release.knobs:
+            for older in range(min(RELEASES), minor):
+                why = RULES[f"0.{older}.{RELEASES[older].patch}"].fixed[knob].why
+                assert re.search(rf"\b0\.{minor}\b", why), (knob, why)
+
+
 def test_a_release_goes_by_several_names() -> None:
     for name in ("0.27", "0.27.0", "0.27.1"):
         assert variant_of(name) == "0.27.0"

@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from simkv.core.rule import parse_rule
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, blocks_for
 from simkv.schedulers.vllm.groups import CHUNKED, STATES, LayerKind, kind_of
+from simkv.schedulers.vllm.releases import RELEASES
 from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.seams import SEAMS
 from simkv.schedulers.vllm.versions import ReleaseNames, rules_of
@@ -220,8 +221,12 @@ class VllmConfig:
     def _check_drafts(self, rules: VllmRules) -> None:
         method, drafts = self.speculative_method, self.num_speculative_tokens
         if method not in rules.draft_methods:
+            since = min(
+                n for n, r in RELEASES.items() if method in r.rules.get("draft_methods", ())
+            )
             raise ValueError(
-                f"speculative_method: {method} came later than vLLM {self.variant}; expected "
+                f"speculative_method: {method} came with vLLM 0.{since}, {self.variant} does not "
+                f"have it; expected "
                 f"{' or '.join(rules.draft_methods)}"
             )
         if self.async_scheduling and method not in rules.async_drafts:

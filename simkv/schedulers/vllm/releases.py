@@ -232,11 +232,12 @@ PATCHES = ("0.27.1",)
 #: Why a knob cannot be set before the release that brought it.
 CAME = "came with vLLM {since}, {{version}} does not have it; leave it out"
 WHY = {
-    "enable_chunked_prefill": "vLLM {{version}} always chunks prefills on a GPU; leave it out",
-    "async_scheduling": "vLLM {{version}} schedules a step when the one before it is done; leave "
-    "it out",
+    "enable_chunked_prefill": "vLLM {{version}} always chunks prefills on a GPU, it can be off "
+    "from {since} on; leave it out",
+    "async_scheduling": "vLLM {{version}} schedules a step when the one before it is done; it "
+    "is modelled from {since} on; leave it out",
     "policy": "under priority vLLM {{version}} dies of an assertion when it preempts a request "
-    "that it has scheduled in the same step, which is not modelled; only fcfs",
+    "that it has scheduled in the same step; priority is modelled from {since} on; say fcfs",
     "kv_cache_groups": "groups of layers are modelled from vLLM {since} on, not for {{version}}; "
     "leave it out",
     "mamba_cache_mode": "groups of layers are modelled from vLLM {since} on, not for {{version}}; "
