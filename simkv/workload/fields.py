@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+)
 
 #: More than this is refused before anything is built: a typo, or a run for another tool.
 MOST_REQUESTS = 10_000_000
@@ -27,7 +35,11 @@ def _never_rise(rates: list[float]) -> list[float]:
 
 Share = Annotated[float, Field(ge=0, le=1)]
 #: The chance of each draft if those before it are accepted, or shares accepted by position.
-Rates = Share | Annotated[list[Share], Field(min_length=1), AfterValidator(_never_rise)]
+Rates = Annotated[
+    Annotated[Share, Tag("one")]
+    | Annotated[list[Share], Field(min_length=1), AfterValidator(_never_rise), Tag("by position")],
+    Discriminator(lambda rates: "by position" if isinstance(rates, list) else "one"),
+]
 
 
 def stream(seed: int, *purpose: int) -> np.random.Generator:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from simkv.core.acceptance import Acceptance
 from simkv.core.scheduler import Batch, Drafted
@@ -119,14 +120,20 @@ def test_a_trace_and_listed_requests_say_their_own(tmp_path: Path) -> None:
         read_trace(bad)
 
 
-def test_rates_that_rise_are_refused() -> None:
-    with pytest.raises(ValueError, match="must not rise"):
-        Workload.model_validate(
-            {
-                "burst": {"num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1},
-                "acceptance": [0.5, 0.6],
-            }
-        )
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ([0.5, 0.6], "must not rise"),
+        ([0.5, "x"], "valid number"),
+        ([], "at least 1 item"),
+        (1.5, "less than or equal to 1"),
+    ],
+)
+def test_what_is_wrong_with_rates_is_told_once(rates: Any, words: str) -> None:
+    burst = {"num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1}
+    with pytest.raises(ValidationError, match=words) as raised:
+        Workload.model_validate({"burst": burst, "acceptance": rates})
+    assert raised.value.error_count() == 1
 
 
 def test_what_came_is_drawn_again_as_it_was() -> None:
