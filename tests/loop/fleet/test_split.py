@@ -20,6 +20,7 @@ from simkv.scenario.document import Document
 from simkv.scenario.load import resolve
 from simkv.schedulers.vllm.transfer import VllmTransferScheduler
 from simkv.why.ledger import WORDS, Kind
+from tests.laws.sums import assert_sums
 from tests.laws.test_leaping import assert_same
 
 OF_010 = {"variant": "0.10.2"}
@@ -285,4 +286,7 @@ def test_laws(case: dict[str, Any]) -> None:
     assert math.isclose(fleet_of(result).in_system_s, spent, rel_tol=1e-9, abs_tol=1e-9)
     if result.summary["verdict"] in ("served", "starved") and case["horizon"] is None:
         check_all_free(result)
-    assert result.diagnosis.ledger.keys() == lives.keys()
+    tiles = result.diagnosis.ledger
+    assert tiles.keys() == lives.keys()
+    for i, life in lives.items():
+        assert_sums(life, tiles[i])
