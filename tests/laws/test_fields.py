@@ -226,16 +226,16 @@ def at(tree: Any, path: tuple[Any, ...]) -> Any:
 def other(name: str, path: tuple[Any, ...]) -> Scenario | None:
     """The scenario with another value of one field, the first that it accepts."""
     elsewhere = [found for tree in WHOLE.values() if (found := at(tree, path)) is not None]
+    tree: Any = base(name).model_dump(exclude_unset=True)
+    node = tree
+    for key in path[:-1]:
+        if isinstance(node, dict):
+            node.setdefault(key, {})
+        node = node[key]
     for value in (*elsewhere, *OTHERS):
-        tree: Any = base(name).model_dump(exclude_unset=True)
-        node = tree
-        for key in path[:-1]:
-            if isinstance(node, dict):
-                node.setdefault(key, {})
-            node = node[key]
-        node[path[-1]] = deepcopy(value)
+        node[path[-1]] = value
         try:
-            changed = scenario_of(tree)
+            changed = Scenario.model_validate(tree)  # nothing of the tree is changed by it
             digest(changed)  # which opens the files that it names
         except (ValidationError, InputError):
             continue
