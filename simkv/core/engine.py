@@ -116,7 +116,8 @@ class EngineSpec:
     ``admission(config)`` is what its server turns away before the scheduler hears of it, None if
     nothing; what the scheduler itself turns away is in ``Batch.refused``.
 
-    ``lora`` is the knob that lets requests ask for LoRA adapters (None: they cannot).
+    ``lora`` is the knob that lets requests ask for LoRA adapters (None: they cannot), ``drafts``
+    the one that says how many tokens are drafted.
 
     ``host(config)`` is whether KV of prompts is copied to host memory (None: it never is), and
     ``host_blocks`` the knob that says how many blocks are there.
@@ -149,6 +150,7 @@ class EngineSpec:
     ranks: str | None = None
     admission: Callable[[Any], TurnAway | None] = _nothing
     lora: str | None = None
+    drafts: str | None = None
     host: Callable[[Any], bool] | None = None
     host_blocks: str | None = None
     transfer: Transfer | None = None

@@ -97,6 +97,7 @@ VLLM = EngineSpec(
     checkpoints="mamba_prefill_checkpoints",
     longest="max_model_len",
     lora="enable_lora",
+    drafts="num_speculative_tokens",
     host=lambda config: config.offloads,
     host_blocks="num_cpu_blocks",
     lacks={

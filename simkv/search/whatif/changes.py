@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -57,7 +57,7 @@ def changes(
     for change, rules in _rules(scenario.engine):
         if wanted(change):
             yield change, trial(scenario, folder, rules)
-    for change in filter(wanted, _knob_changes(scenario.engine)):
+    for change in filter(wanted, _knob_changes(scenario)):
         try:
             yield change, trial(changed(scenario, folder, change), folder)
         except InputError as error:
@@ -71,13 +71,15 @@ def changed(scenario: Scenario, folder: Path, change: Change) -> Scenario:
     return with_knobs(scenario, folder, **values)
 
 
-def _knob_changes(engine: EngineConfig) -> Iterator[Change]:
+def _knob_changes(scenario: Scenario) -> Iterator[Change]:
     """Other variants, then other knobs."""
+    engine = scenario.engine
     spec = spec_of(engine)
     for name in spec.different:
         if name != spec.naming.like(engine.variant):
             yield Change("variant", "variant", engine.variant, name)
-    for knob, values in _knobs(engine):
+    kept = {"name", "variant", *_given(scenario)}
+    for knob, values in _knobs(engine, kept):
         for value in values:
             kind: Kind = "memory" if knob == spec.memory else "knob"
             yield Change(kind, knob, getattr(engine, knob), value)
@@ -98,14 +100,26 @@ def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
                 yield Change("rule", name, before, after), replace(rules, **{name: after})
 
 
-def _knobs(engine: EngineConfig) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The knobs of an engine, each with sensible other values than the present one.
+def _given(scenario: Scenario) -> Iterator[str | None]:
+    """Knobs that the workload has decided.
 
-    Whether it takes adapters stays: requests that ask for one cannot go without.
+    Requests that ask for adapters cannot go without, and drafts are not begun where it does not say
+    that any would be accepted.
     """
+    spec, workload = spec_of(scenario.engine), scenario.workload
+    yield spec.lora
+    told = [workload.acceptance, *(row.acceptance for row in workload.requests or ())]
+    if spec.drafts and not getattr(scenario.engine, spec.drafts) and not any(told):
+        yield spec.drafts
+
+
+def _knobs(
+    engine: EngineConfig, kept: Collection[str | None]
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The knobs of an engine but the ``kept``, each with sensible other values than it has."""
     hints = get_type_hints(type(engine))
     for knob in fields(engine):
-        if knob.name not in ("name", "variant", spec_of(engine).lora):
+        if knob.name not in kept:
             value = getattr(engine, knob.name)
             yield knob.name, tuple(v for v in _others(hints[knob.name], value) if v != value)
 

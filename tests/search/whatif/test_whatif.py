@@ -225,6 +225,19 @@ def test_every_knob_and_variant_is_tried() -> None:
     assert Change("knob", "x", True, None).__str__() == "x: yes -> none"
 
 
+@pytest.mark.parametrize(
+    ("drafts", "accepted", "tried"), [(0, None, False), (0, 0.5, True), (2, None, True)]
+)
+def test_drafts_are_begun_only_where_some_are_accepted(
+    drafts: int, accepted: float | None, tried: bool
+) -> None:
+    workload = {"burst": {"num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1}}
+    engine = {"name": "vllm", "num_speculative_tokens": drafts, "speculative_method": "ngram"}
+    said = {"name": "t", "workload": {**workload, "acceptance": accepted}, "engine": engine}
+    found = changes(Scenario.model_validate({**said, "profile": "unit-step"}), HERE)
+    assert any(change.field == "num_speculative_tokens" for change, _ in found) is tried
+
+
 def test_rules_that_a_variant_does_not_go_by_are_not_tried() -> None:
     tried = {
         change.field for change, _ in changes(six("pr2034july"), HERE) if change.kind == "rule"
