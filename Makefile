@@ -44,17 +44,17 @@ bench: $(VENV)/.installed
 # lies among them. Needs a C compiler; `pip install .` needs none and stays pure.
 wheel: $(TESTED)
 	rm -rf dist
-	$(BIN)/python -m hatchling build -t sdist
-	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
+	$(BIN)/python -I -m hatchling build -t sdist
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -I -m pip wheel --quiet --disable-pip-version-check \
 		--no-deps --no-build-isolation --wheel-dir dist dist/simkv-*.tar.gz
 
 # That wheel is to keep what the sources keep: recorded decisions, laws, leaps. All but simkv is $(VENV)'s.
 compiled: $(TESTED)
 	rm -rf $(COMPILED)
-	$(BIN)/python -m venv --without-pip $(COMPILED)
+	$(BIN)/python -I -m venv --without-pip $(COMPILED)
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $(COMPILED)/venv.pth
 	mv $(COMPILED)/venv.pth $$($(COMPILED)/bin/python -c 'import site; print(site.getsitepackages()[0])')
-	$(BIN)/python -m pip --python $(COMPILED)/bin/python install --quiet --disable-pip-version-check --no-deps \
+	$(BIN)/python -I -m pip --python $(COMPILED)/bin/python install --quiet --disable-pip-version-check --no-deps \
 		dist/simkv-*.whl
 	SIMKV_TESTED=compiled $(COMPILED)/bin/python -P -m pytest --import-mode=append -p no:cacheprovider \
 		-n auto --dist loadfile $(OF_COMPILED)
@@ -105,11 +105,11 @@ format: $(TESTED)
 	$(BIN)/ruff format .
 
 # Modules are compiled to bytecode as they are imported: most of what is installed never is.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+INSTALL := $(BIN)/python -I -m pip install --quiet --disable-pip-version-check --no-compile
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simkv needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -I -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt

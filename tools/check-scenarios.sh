@@ -9,6 +9,10 @@ trust=()
 if [ "${1-}" = --trust ]; then
     trust=(--trust)
     shift
+else
+    # Python must import nothing from the current folder, which may be the checkout of a pull request.
+    export PYTHONSAFEPATH=1
+    unset PYTHONPATH
 fi
 if [ $# -lt 2 ]; then
     echo "usage: check-scenarios.sh [--trust] OUT SCENARIO..." >&2
@@ -16,14 +20,17 @@ if [ $# -lt 2 ]; then
 fi
 out=$1 worst=0 checked=0
 shift
+case $out in -*) out=./$out ;; esac
 mkdir -p "$out" || exit 2
 for file in "$@"; do
-    if [ -f "$file" ] && ! grep -q '^expect:' "$file"; then
+    case $file in -*) file=./$file ;; esac # a file name, not an option
+    if [ -f "$file" ] && ! grep -q -- '^expect:' "$file"; then
         echo "$file: expects nothing, passed over"
         continue
     fi
     checked=$((checked + 1))
     name=${file#./} name=${name%.*} name=${name//\//-}
+    case $name in '' | . | ..) name=scenario$name ;; esac # "...yaml" must not name the folder above
     simkv run "$file" --out "$out/$name" --junit "$out/$name.xml" --no-plots "${trust[@]}"
     code=$?
     if [ "$code" -lt 2 ]; then

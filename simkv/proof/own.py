@@ -111,11 +111,12 @@ def _hash_otherwise(file: Path, found: Checked, trees: list[dict[str, Any]]) -> 
     told = json.dumps(crowded)
     command = [
         sys.executable,
+        "-P",  # no modules from the current folder; -I would also ignore PYTHONHASHSEED
         "-c",
         "import sys; from simkv.proof.own import fates; "
         "told = fates(sys.stdin.read()); print(); print(told)",
     ]
-    paths = os.pathsep.join(filter(None, sys.path))
+    paths = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parents[2])])
     running = [
         subprocess.Popen(
             command,

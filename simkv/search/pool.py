@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from simkv.core.errors import InputError
+from simkv.core.processes import safe_module_path
 from simkv.search.jobs import RunsFailed
 
 Item = TypeVar("Item")
@@ -112,11 +113,13 @@ class Pool:
             _check_script()
             self._others = set(active_children())
             spawn = get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                self._jobs, mp_context=spawn, initializer=_end_with_parent
-            )
+            with safe_module_path():
+                self._pool = ProcessPoolExecutor(
+                    self._jobs, mp_context=spawn, initializer=_end_with_parent
+                )
         try:
-            futures = {self._pool.submit(function, item): number for number, item in items.items()}
+            with safe_module_path():  # submit() starts the processes
+                futures = {self._pool.submit(function, item): n for n, item in items.items()}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:

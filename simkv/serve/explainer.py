@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from simkv.core.outcome import Outcome
+from simkv.core.processes import safe_module_path
 from simkv.core.request import Request
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
@@ -203,10 +204,12 @@ class Explainer:
             self._told += len(news)
 
     async def _do(self, what: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin, self._made_of)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, what, *given)
+            with safe_module_path():  # the first call starts the process
+                if self._pool is None:
+                    self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin, self._made_of)
+                answer = asyncio.get_running_loop().run_in_executor(self._pool, what, *given)
+            return await answer
         except BrokenProcessPool:
             self._pool, self._told = None, 0
             raise Refused(503, "the process that explains was killed; ask again") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,10 +70,24 @@ def trusted() -> bool:
 
 @lru_cache(maxsize=1)
 def _points() -> tuple[EntryPoint, ...]:
-    """The schedulers of installed packages: every package's files are read, so once."""
+    """Entry points of installed packages; read once, because every package's files are opened."""
     from importlib.metadata import entry_points
 
-    return tuple(entry_points(group=GROUP))
+    return tuple(point for point in entry_points(group=GROUP) if not _in_current_folder(point))
+
+
+def _in_current_folder(point: EntryPoint) -> bool:
+    """Whether the package lies in the current folder or in a relative folder of the module path.
+
+    Nobody installed such a package: it may have been downloaded together with a scenario.
+    """
+    if point.dist is None:
+        return False
+    folder = Path(str(point.dist.locate_file("")))
+    # Python makes the relative entries of PYTHONPATH absolute before this code runs.
+    entries = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    relative = {entry.resolve() for entry in entries if not entry.is_absolute()}
+    return not folder.is_absolute() or folder.resolve() in {Path.cwd(), *relative}
 
 
 def installed() -> list[str]:
@@ -103,6 +118,9 @@ def from_file(path: Path, name: str) -> tuple[Any, OwnCode]:
     with disk_errors(path, "read"):
         code = path.read_bytes()
     source = OwnCode(str(path.resolve()), code)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # the file may import modules beside it; they shadow no others
     return run(source, name), source
 
 

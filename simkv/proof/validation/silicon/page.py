@@ -24,7 +24,7 @@ from simkv.proof.validation.silicon.show import (
     noise_lines,
     score_rows,
 )
-from simkv.report.style import BLUE, GREY, RED, SLATE, WIDTH, YELLOW, house_style, save
+from simkv.report.style import BLUE, GREY, RED, SLATE, WIDTH, YELLOW, house_style, logarithmic, save
 
 TEMPLATE = Path(__file__).parent / "page.md.j2"
 COLOURS = (BLUE, YELLOW, RED, GREY)
@@ -102,4 +102,6 @@ def _panel(
         axes.plot(xs, ys, "o", ms=2.5, mew=0, alpha=0.6, color=colour, label=name)
         ends = [min(ends[0], *xs, *ys), max(ends[1], *xs, *ys)]
     axes.plot(ends, ends, color=SLATE, lw=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="measured", ylabel="predicted")
+    axes.set(xlabel="measured", ylabel="predicted")
+    for which in ("x", "y"):
+        logarithmic(axes, which)

@@ -1,0 +1,27 @@
+"""Python processes that import no modules from the current folder.
+
+A child process of ``multiprocessing`` starts as ``python -c``, which puts the current folder first
+on its module path: a file ``pickle.py`` in a downloaded folder would run in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_VARIABLE = "PYTHONSAFEPATH"
+
+
+@contextmanager
+def safe_module_path() -> Iterator[None]:
+    """Keep the current folder off the module path of the Python processes started meanwhile."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
