@@ -234,6 +234,11 @@ def test_who_is_preempted_loses_its_drafts() -> None:
             | {"max_num_batched_tokens": 4},
             "leaves nothing beside the 4 slots",
         ),
+        (
+            {"variant": "0.27.0", "speculative_method": "draft_model"}
+            | {"max_num_batched_tokens": 9, "max_num_scheduled_tokens": 6},
+            r"max_num_scheduled_tokens: 6 must be at most 5 .*9 less 4 slots",
+        ),
     ],
 )
 def test_what_cannot_be_set_is_refused_by_name(knobs: dict[str, Any], said: str) -> None:

@@ -18,6 +18,9 @@ from simkv.schedulers.vllm.versions import MINORS, rules_of, variant_of
 #: The number of the first random case.
 FIRST = 200
 
+#: Share of random cases whose steps have about as many tokens as a block.
+SMALL = 0.25
+
 
 def _random(version: str, seed: int) -> DrawnCase:
     """A random small case: a tight pool, short requests, some of them with common beginnings."""
@@ -264,6 +267,24 @@ def _drafts(case: DrawnCase, draw: random.Random) -> DrawnCase:
     return case._replace(config=replace(config, **knobs), requests=requests)
 
 
+def _small_budget(case: DrawnCase, draw: random.Random) -> DrawnCase:
+    """With steps of about a block: at least the tokens that start-up asks for."""
+    config, rules = case.config, rules_of(case.config.variant)
+    if not config.enable_chunked_prefill:
+        return case
+    slots = config.draft_slots * (config.max_num_seqs if rules.slots_of_budget else 1)
+    keeps_states = config.has_states and config.states(rules) == "align"
+    whole = config.block_size if keeps_states and not rules.wide_states else 1
+    least = max(config.max_num_seqs, slots + 1, whole)
+    budget = draw.randint(least, least + 2 * config.block_size)
+    knobs: dict[str, Any] = {"max_num_batched_tokens": budget}
+    if "max_num_scheduled_tokens" not in rules.fixed:
+        drafts = config.num_speculative_tokens and rules.slots_of_budget
+        most = budget - slots if drafts else budget + config.block_size
+        knobs["max_num_scheduled_tokens"] = draw.choice([None, None, draw.randint(1, most)])
+    return case._replace(config=replace(config, **knobs))
+
+
 def _tiers(case: DrawnCase, draw: random.Random) -> DrawnCase:
     """With host memory, and clients who come back with what they had said before."""
     knobs: dict[str, Any] = {
@@ -382,6 +403,9 @@ def case_of(version: str, name: str) -> DrawnCase:
     for elsewhere, change in ELSEWHERE.items():
         if kind.startswith(elsewhere):
             case = change(case, draw)
+    small = random.Random(f"{version} {name} budget")
+    if small.random() < SMALL:
+        case = _small_budget(case, small)
     return _aborts(case, draw) if kind.endswith("gone") else case
 
 

@@ -114,6 +114,33 @@ def _shorter_hit(version: str) -> DrawnCase:
     return case._replace(config=replace(case.config, speculative_method="eagle", **groups))
 
 
+def _slots_of_a_chunk(version: str) -> DrawnCase:
+    """A block of states is as large as a step, but not without the slots of the draft model."""
+    config = VllmConfig(
+        variant=version,
+        block_size=8,
+        num_gpu_blocks=41,
+        max_num_seqs=3,
+        max_num_batched_tokens=9,
+        max_model_len=32,
+        num_speculative_tokens=1,
+        speculative_method="draft_model",
+        async_scheduling=False,
+        enable_prefix_caching=True,
+        kv_cache_groups=(0, "mamba", "mamba", 7, 7),
+    )
+    requests = [{**r, "accepts": [1, 0]} for r in _asks((0, 17, 4, 0))]
+    return DrawnCase(config, requests)
+
+
+def _padding_is_cut(version: str) -> DrawnCase:
+    """The end of a block of states cuts the places for drafts of a request that is admitted."""
+    case = _drafting(version, 1, (0, 1, 6), (2, 1, 3))
+    config = replace(case.config, kv_cache_groups=(0, "mamba"))
+    requests = [{**r, "prompt_segments": [[f"u{r['id']}", 0, 1]]} for r in case.requests]
+    return DrawnCase(config, requests)
+
+
 def _has_priority(rules: VllmRules) -> bool:
     return "policy" not in rules.fixed
 
@@ -126,6 +153,10 @@ def _has_groups(rules: VllmRules) -> bool:
     return "kv_cache_groups" not in rules.fixed
 
 
+def _fills_wide_states(rules: VllmRules) -> bool:
+    return rules.wide_states and rules.drafts_in_states
+
+
 HAND_MADE = {
     "victim-sat-out": HandMade(_victim_sat_out, _has_priority),
     "victim-was-scheduled": HandMade(_victim_was_scheduled, _has_priority),
@@ -134,4 +165,6 @@ HAND_MADE = {
     "drafts-hit-alone": HandMade(_hit_alone, _has_drafts),
     "drafts-hit-at-the-end": HandMade(_hit_at_the_end, _has_drafts),
     "drafts-shorter-hit": HandMade(_shorter_hit, _has_groups),
+    "drafts-slots-of-a-chunk": HandMade(_slots_of_a_chunk, _fills_wide_states),
+    "drafts-padding-cut": HandMade(_padding_is_cut, lambda rules: rules.drafts_in_states),
 }

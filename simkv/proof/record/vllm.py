@@ -310,8 +310,9 @@ class Driver:
         }
         # Whatever is not a knob of simkv is off.
         off = dict.fromkeys(("max_num_encoder_input_tokens", "encoder_cache_size"), 0)
-        if rules_of(config.variant).slots_of_budget and config.num_speculative_tokens:
-            off["max_num_scheduled_tokens"] = config.scheduled_with_slots
+        rules = rules_of(config.variant)
+        if rules.slots_of_budget and config.num_speculative_tokens:
+            off["max_num_scheduled_tokens"] = config.most_scheduled(rules)
         scheduler_config = Off(
             knobs | off | {"chunked_prefill_enabled": config.enable_chunked_prefill}
         )

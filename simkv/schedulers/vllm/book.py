@@ -56,12 +56,10 @@ class VllmBook:
         self.running: dict[int, RequestState] = {}
         self.catching_up: dict[int, RequestState] = {}
         self._max_running = config.max_num_active_seqs or config.max_num_seqs
-        self._max_tokens = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        self._max_tokens = config.most_scheduled(rules)
         if rules.two_budgets:
             self._max_tokens = min(self._max_tokens, config.max_num_batched_tokens)
         self.drafts = Drafts(config, rules) if config.num_speculative_tokens else None
-        if self.drafts and rules.slots_of_budget:
-            self._max_tokens = config.scheduled_with_slots
         self.loras = Loras(config.max_loras, config.max_cpu_loras or config.max_loras)
         self._live: dict[int, RequestState] = {}
         self._admissions = 0

@@ -242,15 +242,18 @@ class VllmConfig:
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} must be 0 or "
                 f"above num_speculative_tokens {drafts}: vLLM {self.variant} pads to one more"
             )
-        slots = self.draft_slots
-        left = self.max_num_batched_tokens
-        if rules.slots_of_budget:
-            slots *= self.max_num_seqs
-            left -= (self.max_num_scheduled_tokens or 1) - 1
-        if left <= slots and (rules.slots_of_budget or rules.slots_by_request):
+        slots = self.draft_slots * (self.max_num_seqs if rules.slots_of_budget else 1)
+        left = self.max_num_batched_tokens - slots
+        if left <= 0 and (rules.slots_of_budget or rules.slots_by_request):
             raise ValueError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves nothing beside the "
                 f"{slots} slots of the draft model"
+            )
+        if rules.slots_of_budget and (self.max_num_scheduled_tokens or 0) > left:
+            raise ValueError(
+                f"max_num_scheduled_tokens: {self.max_num_scheduled_tokens} must be at most {left} "
+                f"(max_num_batched_tokens {self.max_num_batched_tokens} less {slots} slots of the "
+                f"draft model) with num_speculative_tokens in vLLM {self.variant}"
             )
 
     def _check_drafts_in_groups(self, rules: VllmRules) -> None:
@@ -331,11 +334,15 @@ class VllmConfig:
         """Tokens of a step that the drafter takes for each request."""
         return int(self.num_speculative_tokens > 0 and self.speculative_method == "draft_model")
 
-    @property
-    def scheduled_with_slots(self) -> int:
-        """Most tokens of a step where slots for ``max_num_seqs`` requests are taken off before."""
-        left = self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
-        return left if self.max_num_scheduled_tokens is None else self.max_num_scheduled_tokens
+    def most_scheduled(self, rules: VllmRules) -> int:
+        """Return ``max_num_scheduled_tokens`` as start-up resolves it.
+
+        By default it is ``max_num_batched_tokens``, less the slots that a draft model may take
+        where releases with these rules take them off beforehand
+        (``VllmConfig._set_max_num_scheduled_tokens`` of vLLM).
+        """
+        slots = self.draft_slots * self.max_num_seqs if rules.slots_of_budget else 0
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens - slots
 
     @property
     def depth(self) -> int:

@@ -68,7 +68,9 @@ class Drafts:
 
     def verified(self, r: RequestState, n: int, batch: Batch) -> int:
         """Of the ``n`` tokens that ``r`` gets, those that are drafts; notes them in the batch."""
-        drafted = n + r.computed - r.length - r.placeholders
+        # vLLM counts all of them, also where the end of a block cuts the step short.
+        drafted = self.most if r.padded else n + r.computed - r.length - r.placeholders
+        r.padded = False
         if drafted <= 0:
             return 0
         assert batch.drafted is not None

@@ -35,7 +35,8 @@ class RequestState(Decoding):
     the ``junction`` (tokens) the longest hit of a single group ended.
 
     With drafts (drafts.py): so many ``drafts`` are proposed for its next step, which are ``junk``
-    if the model cannot accept any. ``fresh``: it is taken in by the step that is being decided.
+    if the model cannot accept any. ``fresh``: it is admitted by the step that is being decided,
+    ``padded`` with places for drafts.
 
     ``order`` is its place in ``running``; ``joined`` belongs to the decode group. ``deferred``: it
     was passed over for what only others' steps can change, and has not run since.
@@ -52,7 +53,7 @@ class RequestState(Decoding):
         self.gone: list[int] = []
         self.junction = 0
         self.drafts = 0
-        self.junk = self.fresh = False
+        self.junk = self.fresh = self.padded = False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

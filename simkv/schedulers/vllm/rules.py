@@ -68,7 +68,9 @@ class VllmRules:
     for ``max_num_seqs`` once (``slots_of_budget``), or for each request in a step
     (``slots_by_request``). A request with one token to compute is let in with as many places as the
     others have (``pads_drafts``), if it is a hit also beside nobody (``pads_hits``); where these
-    reach past ``max_model_len`` it goes without them (``pads_with_room``), else it waits. It gets
+    reach past ``max_model_len`` or the end of a block cuts them, it is admitted without them
+    (``pads_with_room``); else it waits for the former, and the latter count though they are not
+    computed. It gets
     lookahead slots at once (``lookahead_at_admission``), or from its second step on.
     ``drafts_for_chunks``: drafts follow on an unfinished prompt, too, and are thrown away.
     ``keeps_drafts`` of the preempted. ``caches_accepted`` tokens at once, also when synchronous.

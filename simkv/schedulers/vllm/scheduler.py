@@ -296,9 +296,12 @@ class VllmScheduler(VllmBook):
                 step.pass_over("budget")
                 return "stops"
             n = step.budget
+        wanted, r.padded = n, n > r.length - start
         if self.split and not (n := self.split.clip(r, start, n, waits=True)):
             step.pass_over("budget")
             return "stops"
+        if r.padded and n < wanted and self.rules.pads_with_room:
+            n, r.padded = 1, False
         if not self._fits(r, hits, start + n):
             step.pass_over("rule" if self.memory.unready(r, hits) else "blocks")
             return "steps aside" if self.rules.skip_blocked else "stops"

@@ -31,7 +31,7 @@ class StateSplit:
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         self.size = config.block_size
-        largest = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        largest = config.most_scheduled(rules)
         self._largest = min(largest, config.long_prefill_token_threshold or largest)
         self._wide, self._at_any = rules.wide_states, rules.keeps_junctions
         self._at_first = rules.starts_at_junctions or self._at_any
