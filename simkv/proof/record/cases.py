@@ -268,9 +268,9 @@ def _drafts(case: DrawnCase, draw: random.Random) -> DrawnCase:
 
 
 def _small_budget(case: DrawnCase, draw: random.Random) -> DrawnCase:
-    """With steps of about a block: at least the tokens that start-up asks for."""
+    """In a ``SMALL`` share of cases, with steps of about a block, or what start-up asks for."""
     config, rules = case.config, rules_of(case.config.variant)
-    if not config.enable_chunked_prefill:
+    if draw.random() >= SMALL or not config.enable_chunked_prefill:
         return case
     slots = config.draft_slots * (config.max_num_seqs if rules.slots_of_budget else 1)
     keeps_states = config.has_states and config.states(rules) == "align"
@@ -403,9 +403,7 @@ def case_of(version: str, name: str) -> DrawnCase:
     for elsewhere, change in ELSEWHERE.items():
         if kind.startswith(elsewhere):
             case = change(case, draw)
-    small = random.Random(f"{version} {name} budget")
-    if small.random() < SMALL:
-        case = _small_budget(case, small)
+    case = _small_budget(case, random.Random(f"{version} {name} budget"))
     return _aborts(case, draw) if kind.endswith("gone") else case
 
 
