@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from simkv.scenario.scenario import Scenario
 
 #: What the server is made of, and the extra does not come without.
-NEEDS = ("fastapi", "uvicorn", "httptools", "prometheus_client")
+NEEDS = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
 
 
 def serve(
@@ -87,15 +88,15 @@ def serve(
             f"simkv serve: {', '.join(lacking)} cannot be found; install what it needs with: "
             "pip install 'simkv[serve]'"
         )
-    if not 0 < speed <= 1e6:
-        raise InputError(f"--speed {speed:g}: expected a number above 0")
+    if os.environ.get("SIMKV_API_KEY") == "":  # which click takes for a variable that is not set
+        raise InputError("SIMKV_API_KEY: is empty; expected a key, or no such variable")
     if record:
         check_file("--record", record)
     from simkv.serve.house import Options, Street
 
-    chosen, folder = _chosen(scenario, engine, (model, gpu), variant, set_ or [])
     options = Options(host, port, speed, api_key, model_name, tokenizer, grace, seed)
     options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
+    chosen, folder = _chosen(scenario, engine, (model, gpu), variant, set_ or [])
     street = Street(chosen, folder, options, complain, apart=ports)
 
     def ready() -> None:

@@ -11,15 +11,16 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from simkv.core.version import __version__
 from simkv.serve.bodies import (
-    ChatBody,
+    CHAT_BODY,
+    COMPLETION_BODY,
+    DETOKENIZE_BODY,
+    TOKENIZE_BODY,
     ChatMessage,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
+    read_body,
 )
-from simkv.serve.document import ANYWHERE, GENERATION, content, errors, tell_the_truth
+from simkv.serve.document import ANYWHERE, GENERATION, body_of, content, errors, tell_the_truth
 from simkv.serve.explainer import Explained, Explainer, nothing_came
-from simkv.serve.generation import Desk
+from simkv.serve.generation import Desk, id_of
 from simkv.serve.refusals import Refused, say_refusals
 from simkv.serve.sse import CHAT, COMPLETION, Answering, Writer
 
@@ -47,26 +48,33 @@ def application(
 def _add_generation(app: FastAPI, desk: Desk) -> None:
     texts = desk.front.texts
 
-    @app.post("/v1/completions", responses=GENERATION)
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    @app.post("/v1/completions", responses=GENERATION, openapi_extra=body_of("CompletionBody"))
+    async def completions(request: Request) -> Response:
         """Go on with a prompt."""
+        body = await read_body(request, COMPLETION_BODY)
+        body.check_stop()
         prompts = [
             texts.encode(prompt) if isinstance(prompt, str) else array("q", prompt)
-            for prompt in body.prompts
+            for prompt in body.prompts()
         ]
-        call = desk.begin(COMPLETION.prefix, request.headers.get("x-request-id"), body, prompts)
+        name = id_of(request.headers.get("x-request-id"))
+        call = desk.begin(COMPLETION.prefix, name, body, prompts)
         return Answering(Writer(desk, call, body, COMPLETION))
 
-    @app.post("/v1/chat/completions", responses=GENERATION)
-    async def chat(body: ChatBody, request: Request) -> Response:
+    @app.post("/v1/chat/completions", responses=GENERATION, openapi_extra=body_of("ChatBody"))
+    async def chat(request: Request) -> Response:
         """Reply a conversation."""
+        body = await read_body(request, CHAT_BODY)
+        body.check_stop()
         prompt = texts.chat(_turns(body.messages))
-        call = desk.begin(CHAT.prefix, request.headers.get("x-request-id"), body, [prompt])
+        name = id_of(request.headers.get("x-request-id"))
+        call = desk.begin(CHAT.prefix, name, body, [prompt])
         return Answering(Writer(desk, call, body, CHAT))
 
-    @app.post("/tokenize", responses=errors(400, 503))
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    @app.post("/tokenize", responses=errors(400, 503), openapi_extra=body_of("TokenizeBody"))
+    async def tokenize(request: Request) -> dict[str, Any]:
         """The tokens of a text."""
+        body = await read_body(request, TOKENIZE_BODY)
         if (body.prompt is None) == (body.messages is None):
             raise Refused(400, "one of prompt and messages is needed", "prompt")
         tokens = texts.chat(_turns(body.messages or [])) if body.messages else None
@@ -74,9 +82,10 @@ def _add_generation(app: FastAPI, desk: Desk) -> None:
         longest = desk.front.longest
         return {"count": len(tokens), "max_model_len": longest, "tokens": tokens.tolist()}
 
-    @app.post("/detokenize", responses=errors(400, 503))
-    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+    @app.post("/detokenize", responses=errors(400, 503), openapi_extra=body_of("DetokenizeBody"))
+    async def detokenize(request: Request) -> dict[str, str]:
         """The text of some tokens."""
+        body = await read_body(request, DETOKENIZE_BODY)
         return {"prompt": texts.decode(body.tokens)}
 
 
@@ -137,9 +146,11 @@ def _add_explanations(app: FastAPI, desk: Desk, explainer: Explainer, describe: 
             return _said(nothing_came(live.now, live.dead), format)
         return _said(await explainer.explain([]), format)
 
-    @app.get("/explain/{name}", responses=said | errors(404), response_class=Response)
+    @app.get("/explain/{name:path}", responses=said | errors(404), response_class=Response)
     async def explain_one(name: str, format: str = "text") -> Response:
         """What a call waited for, by the id of its answer or its number."""
+        if not name:
+            return await explain(format)
         found = desk.find(name)
         if not found:
             raise Refused(404, f"there is no request {name!r}")

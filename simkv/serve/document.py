@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from msgspec.json import schema_components
 from pydantic import BaseModel, Field
+
+from simkv.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 
 class ErrorDetail(BaseModel):
@@ -36,6 +39,18 @@ def content(*kinds: str) -> Responses:
     return {200: {"description": "as asked for", "content": {kind: {} for kind in kinds}}}
 
 
+_REFERENCE = "#/components/schemas/{name}"
+_, BODIES = schema_components(
+    [CompletionBody, ChatBody, TokenizeBody, DetokenizeBody], ref_template=_REFERENCE
+)
+
+
+def body_of(name: str) -> dict[str, Any]:
+    """Request body of an operation, by the name of its schema."""
+    schema = {"schema": {"$ref": _REFERENCE.format(name=name)}}
+    return {"requestBody": {"required": True, "content": {"application/json": schema}}}
+
+
 #: What any path may answer: without the key, with a body that does not come or is too large.
 ANYWHERE = errors(401, 408, 413)
 GENERATION = content("application/json", "text/event-stream") | errors(400, 404, 503)
@@ -53,8 +68,10 @@ def tell_the_truth(app: FastAPI) -> None:
             for path in schema["paths"].values():
                 for operation in path.values():
                     operation["responses"].pop("422", None)
+            schemas = schema["components"]["schemas"]
+            schemas.update(BODIES)
             for name in UNUSED:
-                schema["components"]["schemas"].pop(name, None)
+                schemas.pop(name, None)
         return usual()
 
     app.openapi = openapi

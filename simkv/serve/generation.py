@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from urllib.parse import quote
 
 import numpy as np
 
@@ -31,8 +31,14 @@ ENDS = {
     Outcome.LOST: (503, "the replica that had the request is gone"),
     Outcome.CUT_OFF: (503, "the server was stopped before the answer was complete"),
 }
-#: What no header may have.
-_UNFIT = re.compile(r"[^!-~]")
+#: Most characters of an unknown model's name that its refusal repeats.
+LONGEST_NAME = 256
+#: Most characters of a request id: each chunk of a stream repeats it.
+LONGEST_ID = 16_384
+#: Most bytes of the response header with the id; clients refuse long headers (aiohttp: 8,190).
+LONGEST_HEADER = 4096
+#: Characters that a header has unchanged; others are percent-encoded.
+_PRINTABLE = bytes(range(ord("!"), ord("~") + 1)).decode()
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,8 @@ class Front:
             return None
         name = model.removeprefix(f"{self.model}:") if self.engine == "sglang" else model
         if name not in self.loras:
-            raise Refused(404, f"The model `{model}` does not exist.", "model")
+            shown = model if len(model) <= LONGEST_NAME else f"{model[:LONGEST_NAME]}…"
+            raise Refused(404, f"The model `{shown}` does not exist.", "model")
         return name
 
 
@@ -85,6 +92,12 @@ class Generation:
         self.called, self.name, self.model = called, prefix + called, model
         self.prompts = prompts
         self.answers = answers
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header ``x-request-id``; empty if the id is too long for a header."""
+        header = quote(self.called, safe=_PRINTABLE)
+        return {"x-request-id": header} if len(header) <= LONGEST_HEADER else {}
 
     @property
     def prompt_tokens(self) -> int:
@@ -137,7 +150,10 @@ class Desk:
         lora = self.front.adapter(body.model)
         if self.live.dead:
             raise Refused(503, f"the engine is dead: {self.live.dead}")
-        called = _UNFIT.sub("", name or body.request_id or "")[:128] or uuid.uuid4().hex
+        called = name or body.request_id or uuid.uuid4().hex
+        if len(called) > LONGEST_ID:
+            said = f"request_id: expected at most {LONGEST_ID} characters, got {len(called)}"
+            raise Refused(400, said, "request_id")
         self._preflight(called, body, prompts[0], lora)
         if body.n is not None and body.n > 1:
             raise Refused(400, "n: simkv does not model parallel sampling; expected 1", "n")
@@ -268,6 +284,16 @@ def room(longest: int, prompt: int, wanted: int | None, param: str) -> int:
         )
         raise Refused(400, said, "input_tokens")
     return longest - prompt if wanted is None else min(wanted, longest - prompt)
+
+
+def id_of(header: str | None) -> str | None:
+    """Request id in the header ``x-request-id``, which is UTF-8 where it can be."""
+    if header is None:
+        return None
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return header
 
 
 def finish_reason(request: Request, tokens: int, longest: int | None) -> str:

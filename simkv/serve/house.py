@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simkv.core.errors import InputError
 from simkv.loop.world import ReplicaSpec, check_lora, specs
 from simkv.scenario.saving import to_yaml
 from simkv.scenario.scenario import Scenario
@@ -28,9 +30,15 @@ if TYPE_CHECKING:
     from simkv.serve.kvevents import CacheTeller
 
 
+#: Bounds of ``--speed``; timers and clocks have finite values between them.
+SLOWEST, FASTEST = 1e-6, 1e6
+#: Most seconds of ``--grace``.
+LONGEST_GRACE = 1e6
+
+
 @dataclass(frozen=True)
 class Options:
-    """How a scenario is served; see ``simkv serve --help``."""
+    """How a scenario is served; see ``simkv serve --help``. Raises InputError for bad values."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -43,6 +51,27 @@ class Options:
     kv_events: str | None = None
     kv_replay: str | None = None
     rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not SLOWEST <= self.speed <= FASTEST:
+            raise InputError(
+                f"--speed {self.speed:g}: expected a number from {SLOWEST:g} to {FASTEST:g}"
+            )
+        if not 0 <= self.grace <= LONGEST_GRACE:
+            raise InputError(
+                f"--grace {self.grace:g}: expected seconds from 0 to {LONGEST_GRACE:g}"
+            )
+        if self.kv_replay is not None and self.kv_events is None:
+            raise InputError("--kv-replay: has no effect without --kv-events; expected both")
+        for name, value in (("host", self.host), ("model-name", self.model)):
+            if value is not None and not (value.strip() and value.isprintable()):
+                raise InputError(f"--{name} {value!r}: expected a name of printable characters")
+        # A header cannot carry other keys: no client could send them.
+        if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
+            raise InputError(
+                "--api-key: is empty or has other characters than printable ASCII without spaces; "
+                "leave it out to serve without a key"
+            )
 
 
 class House:

@@ -29,6 +29,7 @@ from simkv.serve.live import Live
 
 #: Batches that are kept for those who missed them.
 KEPT = 10_000
+LARGEST_PORT = 65535
 #: In place of a sequence number: there are no more.
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -132,14 +133,9 @@ class Publisher:
         context = Context.instance()
         self._out = zmq.Context.instance().socket(zmq.PUB)
         self._again = context.socket(zmq.ROUTER) if replay else None
-        try:
-            self._out.bind(_of_rank(endpoint, rank))
-            if self._again is not None and replay:
-                self._again.bind(_of_rank(replay, rank))
-        except (zmq.ZMQError, ValueError) as error:
-            raise InputError(
-                f"--kv-events {endpoint}: {error}; expected an address such as tcp://*:5557"
-            ) from error
+        _bind(self._out, "--kv-events", _of_rank(endpoint, rank))
+        if self._again is not None and replay:
+            _bind(self._again, "--kv-replay", _of_rank(replay, rank))
 
     def publish(self, events: list[KvEvent], now: float) -> None:
         """Send what happened ``now``, if anything did."""
@@ -226,6 +222,18 @@ class CacheTeller:
         """Nobody is told any more."""
         for _, publisher in self._of.values():
             publisher.close()
+
+
+def _bind(socket: zmq.Socket[Any], option: str, address: str) -> None:
+    """Bind to the address of an option. Raises InputError if that is not possible."""
+    port = address.rpartition(":")[2]
+    expected = "expected an address such as tcp://*:5557"
+    if port.isdecimal() and int(port[:9]) > LARGEST_PORT:  # ZMQ takes it modulo 65536
+        raise InputError(f"{option} {address}: port above {LARGEST_PORT}; {expected}")
+    try:
+        socket.bind(address)
+    except (zmq.ZMQError, ValueError) as error:
+        raise InputError(f"{option} {address}: {error}; {expected}") from error
 
 
 def _of_rank(endpoint: str, rank: int) -> str:

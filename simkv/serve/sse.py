@@ -88,7 +88,8 @@ class Writer:
         answer, word = self.call.answers[index], self.desk.front.texts.word
         number, sent = answer.request.id, 0
         form = self._event([self._choice(index, self.dialect.chunk(HERE), None)])
-        before, after = form.split(json.dumps(HERE)[1:-1].encode())
+        # The text is the last string of a chunk; the id and the model before it may contain HERE.
+        before, _, after = form.rpartition(json.dumps(HERE)[1:-1].encode())
         while True:
             due = await answer.news(sent)
             parts = []
@@ -171,8 +172,9 @@ class Answering(Response):
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            (b"x-request-id", self.writer.call.called.encode()),
         ]
+        for name, value in self.writer.call.headers.items():
+            headers.append((name.encode(), value.encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async for events in self._events():
             await send({"type": "http.response.body", "body": events, "more_body": True})
@@ -209,7 +211,7 @@ class Answering(Response):
             while not answer.ended:
                 await answer.news(answer.tokens)
         response = self.writer.whole()
-        response.headers["x-request-id"] = self.writer.call.called
+        response.headers.update(self.writer.call.headers)
         await response(scope, receive, send)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from urllib.parse import quote, unquote
 
+import httpx
 import openai
 import pytest
 
@@ -165,14 +167,20 @@ def test_a_client_that_is_gone_leaves_the_engine(served: Served) -> None:
     assert "with" in served.get("/explain").text
 
 
+def prefill_seconds(served: Served, name: str) -> float:
+    """Duration of a request's prefill, which may begin after a step of an earlier request."""
+    (found,) = served.get(f"/explain/{name}?format=json").json()["requests"]
+    prefills = (each for each in found["intervals"] if each["what"] == "prefill")
+    return float(next(prefills)["seconds"])
+
+
 def test_common_prefixes_are_faster_the_second_time(served: Served) -> None:
     prompt = list(range(2000))
 
     def first_token(tail: int) -> float:
         body = {"prompt": [*prompt, tail], "max_tokens": 2, "stream": True}
         name = served.post("/v1/completions", {**body, "stream": False}).json()["id"]
-        (found,) = served.get(f"/explain/{name}?format=json").json()["requests"]
-        return float(found["intervals"][0]["seconds"])
+        return prefill_seconds(served, name)
 
     cold, warm = first_token(7777), first_token(8888)
     assert cold == pytest.approx(0.01 + 2001e-4)
@@ -185,8 +193,7 @@ def test_what_was_said_is_known_in_the_next_turn(served: Served) -> None:
     messages.append(first["choices"][0]["message"])
     messages.append({"role": "user", "content": "go on"})
     second = served.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()
-    (found,) = served.get(f"/explain/{second['id']}?format=json").json()["requests"]
-    computed = round((found["intervals"][0]["seconds"] - 0.01) / 1e-4)
+    computed = round((prefill_seconds(served, second["id"]) - 0.01) / 1e-4)
     assert second["usage"]["prompt_tokens"] > 450
     assert computed < 40  # a last block of the first turn, and the words that are new
 
@@ -197,3 +204,47 @@ def test_the_scenario_and_the_document(served: Served) -> None:
     assert "every four bytes" in text
     paths = json.loads(served.get("/openapi.json").text)["paths"]
     assert "/v1/chat/completions" in paths
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        r"\u0000",
+        r"a\u0000b\u0000",
+        "\0",
+        'quotes " and \\ backslashes \\\\"',
+        "line\r\nx-other: 1",
+        "é💩",
+        "a/b",
+        "data: [DONE]",
+        "x" * 16_384,
+    ],
+)
+def test_any_request_id_is_repeated_as_it_is(served: Served, name: str) -> None:
+    body = {"prompt": "x", "max_tokens": 5, "stream": True, "request_id": name}
+    response = served.post("/v1/completions", body)
+    assert response.status_code == 200
+    *events, last, _ = response.text.split("\n\n")
+    assert last == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert [chunk["id"] for chunk in chunks] == [f"cmpl-{name}"] * 5
+    assert all(chunk["choices"][0]["text"] for chunk in chunks)
+    assert "x-other" not in response.headers
+    if len(name) < 1000:
+        assert unquote(response.headers["x-request-id"]) == name
+    if len(name) < 1000 and name.isprintable():
+        assert served.get(f"/explain/{quote(name, safe='')}").status_code == 200
+    whole = served.post("/v1/completions", {**body, "stream": False}).json()
+    assert whole["id"] == f"cmpl-{name}"
+
+
+def test_request_ids_in_headers(served: Served) -> None:
+    body = {"prompt": "x", "max_tokens": 3, "stream": True}
+    for name in (r"\u0000", 'a"b\\', "é", "x" * 10_000):
+        headers = {"x-request-id": name.encode()}
+        response = httpx.post(f"{served.url}/v1/completions", json=body, headers=headers)
+        assert response.text.endswith("data: [DONE]\n\n")
+        assert json.loads(response.text.split("\n\n")[0][6:])["id"] == f"cmpl-{name}"
+    too_long = served.post("/v1/completions", {**body, "request_id": "x" * 16_385})
+    assert too_long.status_code == 400
+    assert too_long.json()["error"]["param"] == "request_id"

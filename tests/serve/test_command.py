@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from simkv.cli import main
+from simkv.serve.house import Options, Street
 from simkv.serve.scenario import made_up
 from tests.serve.house import COSTS, scenario, serving
 
@@ -37,6 +38,78 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     assert refused.returncode == 2
     assert "pip install 'simkv[serve]'" in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+EXTREMES = ("nan", "inf", "-inf", "-1", "1e300", "")
+UNUSABLE = {
+    "--speed": (*EXTREMES, "0", "-0.0", "1e-300", "1e-7", "2e6"),
+    "--grace": (*EXTREMES, "2e6"),
+    "--seed": (*EXTREMES, "1e-300"),
+    "--port": (*EXTREMES, "1e-300", "65536"),
+    "--api-key": ("", " ", "a b", "é", "\udcff"),
+    "--host": ("", " ", "no such host", "\udcff"),
+    "--model-name": ("", " ", "a\nb", "\udcff"),
+    "--variant": ("",),
+    "--set": ("",),
+    "--tokenizer": ("",),
+    "--record": ("",),
+    "--kv-events": ("", "x", "tcp://*:65536"),
+    "--kv-replay": ("", "tcp://*:5558"),
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [(option, value) for option in UNUSABLE for value in UNUSABLE[option]]
+)
+def test_an_option_that_cannot_be_used_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    option: str,
+    value: str,
+) -> None:
+    path = tmp_path / "served.yaml"
+    path.write_text(scenario().replace(COSTS.name, str(COSTS)))
+    monkeypatch.setattr(sys, "argv", ["simkv", "serve", str(path), f"{option}={value}"])
+    monkeypatch.setattr(Street, "serve", lambda *_: pytest.fail("it serves"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    refused = capsys.readouterr().err
+    assert refused.startswith("simkv: ")
+    assert option in refused
+    assert refused.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--engine", "--model", "--gpu"])
+def test_an_empty_name_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    words = [] if option == "--engine" else ["--engine", "vllm"]
+    monkeypatch.setattr(sys, "argv", ["simkv", "serve", *words, f"{option}="])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_empty_key_in_the_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SIMKV_API_KEY", "")
+    monkeypatch.setattr(sys, "argv", ["simkv", "serve", "mistralrs-six"])
+    monkeypatch.setattr(Street, "serve", lambda *_: pytest.fail("it serves"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "SIMKV_API_KEY" in capsys.readouterr().err
+
+
+def test_options_at_their_bounds_are_taken() -> None:
+    for speed in (1e-6, 1e6):
+        assert Options(speed=speed).speed == speed
+    for grace in (0.0, 1e-300, 1e6):
+        assert Options(grace=grace).grace == grace
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from array import array
 from pathlib import Path
 
 import pytest
 
 from simkv.loop.world import specs
-from simkv.serve.bodies import CompletionBody
+from simkv.serve.bodies import COMPLETION_BODY, decode
 from simkv.serve.generation import Desk, Front
 from simkv.serve.live import Live
 from simkv.serve.scenario import answers, to_serve
@@ -32,7 +33,7 @@ def drawn(folder: Path, text: str, **asked: object) -> set[int | None]:
     served = to_serve(path, [])[1]["run"]
     front = Front("vllm", "0.33.0", "m", texts(None), 4096, answers(served))
     desk = Desk(Live(served, specs(served, folder)), front)
-    body = CompletionBody.model_validate({"prompt": "x", "max_tokens": 99, **asked})
+    body = decode(COMPLETION_BODY, json.dumps({"prompt": "x", "max_tokens": 99, **asked}).encode())
     return {desk._ask(body, array("q", [1]), 99, None).output_tokens for _ in range(100)}
 
 
