@@ -9,10 +9,9 @@ of invalid elements therefore costs little more than its own bytes. A string wit
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, MsgspecError, Raw, Struct, ValidationError
-from msgspec import field as default
 from msgspec.json import Decoder
 from starlette.requests import ClientDisconnect, Request
 
@@ -77,7 +76,8 @@ class Body(Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     seed: Whole | None = None
-    stop: Annotated[Raw, Meta(extra_json_schema=_STOP_SCHEMA)] = default(default=None)
+    # msgspec has no optional Raw.
+    stop: Annotated[Raw, Meta(extra_json_schema=_STOP_SCHEMA)] = None  # type: ignore[assignment]
     request_id: str | None = None
     simkv: Extra = Extra()
 
@@ -110,7 +110,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Decode the prompts. Raises Refused if there are too many or one is invalid."""
-        lists = {'"': _STRINGS, "[": _TOKEN_LISTS}
+        lists: dict[str, Decoder[Any]] = {'"': _STRINGS, "[": _TOKEN_LISTS}
         found = _decode_list(self.prompt, "prompt", MOST_PROMPTS, lists, _TEXT_OR_TOKENS)
         several = isinstance(found, list) and not isinstance(found[0], int)
         return found if several else [found]
@@ -222,8 +222,8 @@ def _invalid(message: str, name: str) -> Refused:
 
 
 def _decode_list(
-    raw: Raw, name: str, most: int, lists: dict[str, Decoder[T]], other: Decoder[T]
-) -> T:
+    raw: Raw, name: str, most: int, lists: dict[str, Decoder[Any]], other: Decoder[Any]
+) -> Any:
     """Decode a list of at most ``most`` elements with the decoder for its first element.
 
     Values that begin otherwise have the decoder ``other``. The number of elements is known before
