@@ -19,6 +19,7 @@ import typer
 import simkv
 from simkv.cli import app, plan
 from simkv.core.figures import OF_FLEETS, REGISTRY
+from simkv.core.flags import sources
 from simkv.core.told import told
 from simkv.scenario.schema import json_schema
 from simkv.schedulers.registry import ENGINES
@@ -161,17 +162,17 @@ def knobs() -> str:
     schema = json_schema()["$defs"]
     for engine, spec in ENGINES.items():
         section = schema[spec.config.__name__]
-        texts = told(spec.config)
+        texts, origins = told(spec.config), sources(spec.config)
         rows = [
             (
                 f"`{field.name}`",
-                texts[field.name].text,
+                texts[field.name],
                 _or([f"`{name}`" for name in spec.variants])
                 if field.name == "variant"
                 else _type(section["properties"][field.name], schema),
                 _default(field.name, section["properties"][field.name], section),
                 _having(engine, field.name),
-                texts[field.name].source,
+                str(origins[field.name]),
             )
             for field in fields(spec.config)
             if field.name != "name"

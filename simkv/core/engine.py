@@ -157,6 +157,10 @@ class EngineSpec:
     naming: Naming = Naming()
     has_threads: bool = False
     seams: tuple[Seam, ...] = ()
+    has_no_flags: bool = False
+    """Whether its server turns a switch off with ``--no-SWITCH``."""
+    logs_all_options: bool = False
+    """Whether its log begins with the value of every option."""
 
     def variant(self, name: str) -> Variant:
         """The variant that a config calls by this name."""

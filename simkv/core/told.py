@@ -2,38 +2,26 @@
 
 class VllmConfig:
     block_size: int = 16
-    '''Tokens in a block of KV. [--block-size]'''
+    '''Tokens in a block of KV.'''
 
-told(VllmConfig)["block_size"]  # Told("Tokens in a block of KV.", "--block-size")
+told(VllmConfig)["block_size"]  # "Tokens in a block of KV."
 
-Editors show such texts, ``simkv schema`` and the reference pages are made of them.
+Editors show such texts, ``simkv schema`` and the reference pages are made of them. They are
+documentation only: nothing may depend on their words. What a program needs to know of a field is
+declared in its annotation (flags.py).
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import re
 import sys
 from functools import cache
-from typing import NamedTuple
-
-_SOURCE = re.compile(r"\s*\[([^\[\]]+)\]$")
 
 
-class Told(NamedTuple):
-    """What a field is for, in a line, and where that is from: a flag, a file or a pull request."""
-
-    text: str
-    source: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.text} [{self.source}]" if self.source else self.text
-
-
-def told(one: type[object]) -> dict[str, Told]:
+def told(one: type[object]) -> dict[str, str]:
     """The text under each field of a class, those of its bases before its own; by field."""
-    found: dict[str, Told] = {}
+    found: dict[str, str] = {}
     for base in reversed(one.__mro__):
         if base.__module__.startswith("simkv."):
             found |= _classes(base.__module__).get(base.__qualname__, {})
@@ -41,7 +29,7 @@ def told(one: type[object]) -> dict[str, Told]:
 
 
 @cache
-def _classes(module: str) -> dict[str, dict[str, Told]]:
+def _classes(module: str) -> dict[str, dict[str, str]]:
     """The texts under the fields of all classes of a module; none if its source is not there."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
@@ -50,7 +38,7 @@ def _classes(module: str) -> dict[str, dict[str, Told]]:
     return {node.name: _fields(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-def _fields(node: ast.ClassDef) -> dict[str, Told]:
+def _fields(node: ast.ClassDef) -> dict[str, str]:
     found = {}
     for field, under in zip(node.body, node.body[1:], strict=False):
         if (
@@ -60,11 +48,5 @@ def _fields(node: ast.ClassDef) -> dict[str, Told]:
             and isinstance(under.value, ast.Constant)
             and isinstance(under.value.value, str)
         ):
-            found[field.target.id] = _told(under.value.value)
+            found[field.target.id] = " ".join(under.value.value.split())
     return found
-
-
-def _told(text: str) -> Told:
-    line = " ".join(text.split())
-    source = _SOURCE.search(line)
-    return Told(line[: source.start()], source[1]) if source else Told(line)

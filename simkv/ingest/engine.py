@@ -1,7 +1,7 @@
 """The engine's section of the scenario: what the sources tell, what the user says, what is assumed.
 
-A setting has the engine's own name, or that of its flag; ``told`` under each field of the engine's
-config says which flag that is.
+A setting has the engine's own name, or that of its flag, which each field of the engine's config
+declares.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 
 from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
-from simkv.core.told import told
+from simkv.core.flags import flags
 from simkv.costs.hardware.blocks import kv_room
 from simkv.costs.hardware.catalog import find_architecture, find_gpu, known_gpu, known_model
 from simkv.costs.hardware.hardware import make_hardware
@@ -179,8 +179,8 @@ class _Maker:
         return nearest_one
 
     def _likely(self, releases: Sequence[str]) -> str:
-        """The newest release that has the knobs that are told; SGLang tells all that it has, so
-        that those which it does not tell speak for a release without them.
+        """The newest release that has the logged knobs. Where an engine logs all of its options, a
+        missing one speaks for a release without it.
 
         Of an engine without releases the default variant.
         """
@@ -188,9 +188,9 @@ class _Maker:
             return str(self.spec.config().variant)
         known = set(self.evidence.settings)
         lacks = {name: set(self.spec.lacks.get(name, ())) for name in releases}
-        flags = {n for n, about in told(self.spec.config).items() if about.source.startswith("--")}
-        whole = bool(known) and self.spec.name == "sglang"
-        doubtful = flags.intersection(chain(*lacks.values())) if whole else set()
+        doubtful: set[str] = set()
+        if known and self.spec.logs_all_options:
+            doubtful = set(flags(self.spec.config)).intersection(chain(*lacks.values()))
 
         def against(name: str) -> int:
             return len(lacks[name] & known) + len(doubtful - lacks[name] - known)
@@ -309,9 +309,8 @@ class _Maker:
 
 def _flags(spec: EngineSpec) -> Iterator[tuple[str, str]]:
     """What a flag is called in a log of arguments, and its field."""
-    for name, about in told(spec.config).items():
-        if about.source.startswith("--"):
-            yield about.source.split(",")[0].strip("- ").replace("-", "_"), name
+    for name, flag in flags(spec.config).items():
+        yield flag.strip("-").replace("-", "_"), name
 
 
 def _told_of(series: pd.DataFrame | None) -> int:

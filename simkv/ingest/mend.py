@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from simkv.core.engine import EngineSpec
 from simkv.core.errors import InputError
-from simkv.core.told import told
+from simkv.core.flags import Env, Flag, sources
 from simkv.costs.erring import Side, StepKind
 from simkv.costs.profile import Profile
 from simkv.costs.widening import scales_of
@@ -227,19 +228,17 @@ def _as_typed(scenario: Scenario, change: Change) -> str | None:
         return None
     if change.kind == "variant":
         return f"{spec.name} {change.after}"
-    flag = told(spec.config)[change.field].source.split(",")[0].strip()
-    if not (flag.startswith("--") or flag.isupper()):
-        return None
-    return _typed(flag, change.after, spec.name)
+    source = sources(spec.config).get(change.field)
+    if isinstance(source, Env):
+        return f"{source.name}={change.after}"
+    return _typed(source.name, change.after, spec) if isinstance(source, Flag) else None
 
 
-def _typed(flag: str, value: Any, engine: str) -> str:
-    if flag.isupper():
-        return f"{flag}={value}"
+def _typed(flag: str, value: Any, spec: EngineSpec) -> str:
     if value is True:
         return flag
     if value is False:
-        return f"--no-{flag.removeprefix('--')}" if engine == "vllm" else f"without {flag}"
+        return f"--no-{flag.removeprefix('--')}" if spec.has_no_flags else f"without {flag}"
     return f"{flag} {'(left out)' if value is None else value}"
 
 

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from simkv.core.flags import sources
 from simkv.core.told import told
 from simkv.scenario.document import find_key
 from simkv.scenario.engine import OF_OWN
@@ -30,14 +31,16 @@ def json_schema() -> dict[str, Any]:
 
 
 class _Telling(GenerateJsonSchema):
-    """Describes fields by the texts under them (see told.py)."""
+    """Describes fields by the texts under them, and knobs also by their flags."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         described = super().model_schema(schema)
-        texts = told(_CONFIGS.get(schema["cls"].__name__, schema["cls"]))
+        config = _CONFIGS.get(schema["cls"].__name__)
+        texts, flags = told(config or schema["cls"]), sources(config) if config else {}
         for name, field in described.get("properties", {}).items():
             if name in texts:
-                field["description"] = str(texts[name])
+                flag = f" [{flags[name]}]" if name in flags else ""
+                field["description"] = texts[name] + flag
         return described
 
 

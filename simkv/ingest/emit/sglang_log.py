@@ -11,8 +11,8 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
+from simkv.core.flags import flags
 from simkv.core.outcome import Outcome
-from simkv.core.told import told
 from simkv.ingest.emit.clock import BEGIN, stamp
 from simkv.loop.record import Life, Record
 from simkv.schedulers.sglang.config import SglangConfig
@@ -32,16 +32,15 @@ def sglang_log(record: Record, config: SglangConfig) -> Iterator[str]:
 
 
 def _start(config: SglangConfig) -> Iterator[tuple[float, str]]:
-    about = told(SglangConfig)
+    typed = flags(SglangConfig)
     args: dict[str, Any] = {"model_path": "simulated"}
     lacking = RULES[config.variant].lacks
     for one in fields(config):
         if one.name in lacking:
             continue
-        source = about[one.name].source.split(",")[0] if one.name in about else ""
         value = getattr(config, one.name)
-        if source.startswith("--") and value is not None:
-            args[source.removeprefix("--").replace("-", "_")] = value
+        if one.name in typed and value is not None:
+            args[typed[one.name].removeprefix("--").replace("-", "_")] = value
     said = ", ".join(f"{name}={value!r}" for name, value in args.items())
     yield -START, f"server_args=ServerArgs({said})"
     yield (

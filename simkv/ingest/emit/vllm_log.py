@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from simkv.core.flags import flags
 from simkv.core.outcome import Outcome
-from simkv.core.told import told
 from simkv.ingest.emit.clock import stamp
 from simkv.ingest.emit.otel import request_name
 from simkv.ingest.vllm_log import computed_only
@@ -96,13 +96,12 @@ def _args(config: VllmConfig, wanted: Wanted, ranks: int) -> dict[str, Any]:
     found: dict[str, Any] = {"model": "simulated"}
     if ranks > 1:
         found["data_parallel_size"] = ranks
-    about = told(VllmConfig)
+    typed = flags(VllmConfig)
     for one in fields(config):
-        source = about[one.name].source.split(",")[0] if one.name in about else ""
         value = getattr(config, one.name)
         always = one.name in ("max_num_seqs", "max_model_len", "num_gpu_blocks")
-        if source.startswith("--") and (always or value != one.default):
-            found[source.removeprefix("--").replace("-", "_")] = value
+        if one.name in typed and (always or value != one.default):
+            found[typed[one.name].removeprefix("--").replace("-", "_")] = value
     if wanted.requests:
         found["enable_log_requests"] = True
     if wanted.iterations:

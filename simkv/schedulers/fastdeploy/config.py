@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from simkv.core.flags import Env, Source
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, Variant
 
 VariantName = Literal[
@@ -60,57 +61,55 @@ class FastDeployConfig:
     """
 
     name: Literal["fastdeploy"] = "fastdeploy"
-    variant: VariantName = "fixed-reserve"
-    """Whose rules decide: a commit or pull request of FastDeploy. [`simkv policies` says where
-    each is from]"""
-    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 64
-    """Tokens in a block of KV. [cache config, 64]"""
-    num_blocks: Annotated[int, Gt(0), Le(MOST_BLOCKS)] = 1024
-    """Blocks of KV; FastDeploy finds them by profiling, the default is ours. [logged as
-    total_block_num]"""
-    max_num_seqs: Annotated[int, Gt(0), Le(MOST_BLOCKS)] = 8
-    """Slots, each held by a request from its admission to its end. [scheduler config, 8]"""
-    max_num_batched_tokens: Annotated[int, Gt(0)] = 8192
-    """Most tokens that one scheduling call hands out. [scheduler config, 8192]"""
-    enc_dec_block_num: Annotated[int, Gt(0)] = 2
-    """Blocks that a decode is given at once when its table runs out. [cache config, 2]"""
-    prealloc_dec_block_slot_num_threshold: Annotated[int, Ge(0)] = 12
-    """A decode's table counts as run out with at most so many free tokens in it. [cache config,
-    12]"""
-    reserve_init: Annotated[int, Ge(0)] = 16
-    """Blocks per running request that an admission must leave free, after a preemption.
-    [resource_manager_v1.py]"""
-    reserve_decay: Annotated[float, Ge(0)] = 0.025
-    """How much of that is let go with each call that hands out work. [resource_manager_v1.py]"""
-    reserve_min: Annotated[int, Ge(0)] = 0
-    """The reserve sinks no lower than so many blocks per running request.
-    [resource_manager_v1.py]"""
-    use_new_token_ratio_reserve: Literal[0, 1] = 1
-    """1 keeps a share of max_tokens free per running request, 0 brings the fixed reserve back.
-    [FD_USE_NEW_TOKEN_RATIO_RESERVE, #7444]"""
-    init_new_token_ratio: Annotated[float, Ge(0), Le(1)] = 0.7
-    """That share at the start. [#7038, #7444]"""
-    min_new_token_ratio: Annotated[float, Ge(0), Le(1)] = 0.1
-    """The share sinks no lower than this. [#7444]"""
-    new_token_ratio_decay: Annotated[float, Ge(0)] = 0.001
-    """How much the share sinks with each call that hands out work. [#7444]"""
-    clip_max_new_tokens: Annotated[int, Gt(0)] = 4096
-    """Of what a request may still emit no more than so many tokens are counted. [#7444]"""
-    min_new_token_ratio_factor: Annotated[float, Ge(0), Le(1)] = 0.3
-    """The share sinks no lower than so much of where it began. [#7038, its text]"""
-    new_token_ratio_decay_steps: Annotated[int, Gt(0)] = 600
-    """Decode calls in which it sinks that far. [#7038]"""
-    clip_max_new_tokens_estimation: Annotated[int, Gt(0)] = 4096
-    """Of a request's max_tokens no more than so many are reserved. [#7038]"""
-    chunked_prefill_size: Annotated[int, Gt(0)] = 8192
-    """Most tokens of one prompt in a call. [#7038]"""
-    rem_input_tokens: Annotated[int, Gt(0)] = 16384
-    """Most prompt tokens in a call. [#7038]"""
-    retract_decode_steps: Annotated[int, Ge(0)] = 20
-    """After a preemption the others are given room for about so many tokens each. [#7038]"""
-    idle_worker_sends_ack: bool = True
+    variant: Annotated[VariantName, Source("`simkv policies` says where each is from")] = (
+        "fixed-reserve"
+    )
+    """Whose rules decide: a commit or pull request of FastDeploy."""
+    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), Source("cache config, 64")] = 64
+    """Tokens in a block of KV."""
+    num_blocks: Annotated[int, Gt(0), Le(MOST_BLOCKS), Source("logged as total_block_num")] = 1024
+    """Blocks of KV; FastDeploy finds them by profiling, the default is ours."""
+    max_num_seqs: Annotated[int, Gt(0), Le(MOST_BLOCKS), Source("scheduler config, 8")] = 8
+    """Slots, each held by a request from its admission to its end."""
+    max_num_batched_tokens: Annotated[int, Gt(0), Source("scheduler config, 8192")] = 8192
+    """Most tokens that one scheduling call hands out."""
+    enc_dec_block_num: Annotated[int, Gt(0), Source("cache config, 2")] = 2
+    """Blocks that a decode is given at once when its table runs out."""
+    prealloc_dec_block_slot_num_threshold: Annotated[int, Ge(0), Source("cache config, 12")] = 12
+    """A decode's table counts as run out with at most so many free tokens in it."""
+    reserve_init: Annotated[int, Ge(0), Source("resource_manager_v1.py")] = 16
+    """Blocks per running request that an admission must leave free, after a preemption."""
+    reserve_decay: Annotated[float, Ge(0), Source("resource_manager_v1.py")] = 0.025
+    """How much of that is let go with each call that hands out work."""
+    reserve_min: Annotated[int, Ge(0), Source("resource_manager_v1.py")] = 0
+    """The reserve sinks no lower than so many blocks per running request."""
+    use_new_token_ratio_reserve: Annotated[
+        Literal[0, 1], Env("FD_USE_NEW_TOKEN_RATIO_RESERVE", "#7444")
+    ] = 1
+    """1 keeps a share of max_tokens free per running request, 0 brings the fixed reserve back."""
+    init_new_token_ratio: Annotated[float, Ge(0), Le(1), Source("#7038, #7444")] = 0.7
+    """That share at the start."""
+    min_new_token_ratio: Annotated[float, Ge(0), Le(1), Source("#7444")] = 0.1
+    """The share sinks no lower than this."""
+    new_token_ratio_decay: Annotated[float, Ge(0), Source("#7444")] = 0.001
+    """How much the share sinks with each call that hands out work."""
+    clip_max_new_tokens: Annotated[int, Gt(0), Source("#7444")] = 4096
+    """Of what a request may still emit no more than so many tokens are counted."""
+    min_new_token_ratio_factor: Annotated[float, Ge(0), Le(1), Source("#7038, its text")] = 0.3
+    """The share sinks no lower than so much of where it began."""
+    new_token_ratio_decay_steps: Annotated[int, Gt(0), Source("#7038")] = 600
+    """Decode calls in which it sinks that far."""
+    clip_max_new_tokens_estimation: Annotated[int, Gt(0), Source("#7038")] = 4096
+    """Of a request's max_tokens no more than so many are reserved."""
+    chunked_prefill_size: Annotated[int, Gt(0), Source("#7038")] = 8192
+    """Most tokens of one prompt in a call."""
+    rem_input_tokens: Annotated[int, Gt(0), Source("#7038")] = 16384
+    """Most prompt tokens in a call."""
+    retract_decode_steps: Annotated[int, Ge(0), Source("#7038")] = 20
+    """After a preemption the others are given room for about so many tokens each."""
+    idle_worker_sends_ack: Annotated[bool, Source("#7633 (2026-04-30)")] = True
     """Whether a preemption that leaves the worker nothing to run is acknowledged; before, it
-    waited for somebody else's step. [#7633 (2026-04-30)]"""
+    waited for somebody else's step."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

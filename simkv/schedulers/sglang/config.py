@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from simkv.core.flags import Env, Flag, Source
 from simkv.core.scheduler import MOST_PASSES
 from simkv.schedulers.sglang.versions import RULES
 
@@ -27,129 +28,144 @@ class SglangConfig:
     """
 
     name: Literal["sglang"] = "sglang"
-    variant: Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20", "0.5.15"] = "0.5.23"
-    """Whose rules decide: a release of SGLang, or one with a named change. [`simkv policies`
-    says where each is from]"""
-    max_total_num_tokens: Annotated[int, Gt(0)] = 16384
-    """Tokens of KV in the pool; SGLang takes what memory holds, the default is ours.
-    [--max-total-tokens]"""
-    page_size: Annotated[int, Gt(0)] = 1
-    """Tokens in a page, the unit in which KV is handed out. [--page-size]"""
-    max_running_requests: Annotated[int, Gt(0)] = 2048
-    """Most requests that hold a row at a time; SGLang derives 2048 to 4096.
-    [--max-running-requests]"""
-    max_queued_requests: Annotated[int, Ge(0)] | None = None
+    variant: Annotated[
+        Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20", "0.5.15"],
+        Source("`simkv policies` says where each is from"),
+    ] = "0.5.23"
+    """Whose rules decide: a release of SGLang, or one with a named change."""
+    max_total_num_tokens: Annotated[int, Gt(0), Flag("--max-total-tokens")] = 16384
+    """Tokens of KV in the pool; SGLang takes what memory holds, the default is ours."""
+    page_size: Annotated[int, Gt(0), Flag("--page-size")] = 1
+    """Tokens in a page, the unit in which KV is handed out."""
+    max_running_requests: Annotated[int, Gt(0), Flag("--max-running-requests")] = 2048
+    """Most requests that hold a row at a time; SGLang derives 2048 to 4096."""
+    max_queued_requests: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-queued-requests")] = (
+        None
+    )
     """If set, a request that comes, or comes back retracted, while so many wait is answered with
-    503. [--max-queued-requests]"""
-    chunked_prefill_size: Annotated[int, Ge(-1)] = 8192
+    503."""
+    chunked_prefill_size: Annotated[int, Ge(-1), Flag("--chunked-prefill-size")] = 8192
     """Most prompt tokens in one prefill pass, after which a prompt is cut; -1 is no limit
-    (SGLang takes 2048 to 16384 by GPU). [--chunked-prefill-size]"""
-    max_prefill_tokens: Annotated[int, Gt(0)] = 16384
-    """No further request joins a prefill pass that has reached so many tokens.
-    [--max-prefill-tokens]"""
-    prefill_max_requests: Annotated[int, Gt(0)] | None = None
-    """Most requests in one prefill pass; left out, any number. [--prefill-max-requests]"""
-    schedule_policy: Policy = "fcfs"
+    (SGLang takes 2048 to 16384 by GPU)."""
+    max_prefill_tokens: Annotated[int, Gt(0), Flag("--max-prefill-tokens")] = 16384
+    """No further request joins a prefill pass that has reached so many tokens."""
+    prefill_max_requests: Annotated[
+        Annotated[int, Gt(0)] | None, Flag("--prefill-max-requests")
+    ] = None
+    """Most requests in one prefill pass; left out, any number."""
+    schedule_policy: Annotated[Policy, Flag("--schedule-policy")] = "fcfs"
     """Order of the waiting queue: by arrival, longest cached prefix first, by response ratio, by
     weight of the cached tree's branches, fewest uncached tokens first (these four need the radix
     cache), longest possible output first, or by the keys of those who run. random is refused: its
-    numbers are the process's own. [--schedule-policy]"""
-    enable_priority_scheduling: bool = False
+    numbers are the process's own."""
+    enable_priority_scheduling: Annotated[bool, Flag("--enable-priority-scheduling")] = False
     """Whether `priority` goes before the order of arrival; a larger one is more urgent. Needs fcfs
-    or lof. [--enable-priority-scheduling]"""
-    schedule_low_priority_values_first: bool = False
-    """Whether a smaller `priority` is the more urgent one.
-    [--schedule-low-priority-values-first]"""
-    disable_priority_preemption: bool = False
-    """Whether a more urgent request never takes a running one's place.
-    [--disable-priority-preemption]"""
-    priority_scheduling_preemption_threshold: int = 10
-    """By how much more urgent it must be for that. [--priority-scheduling-preemption-threshold]"""
-    retraction_policy: Literal["length", "priority"] = "length"
-    """Whom a retraction takes first: the least output, or the least urgent.
-    [--retraction-policy]"""
-    min_free_slots_delay: Annotated[int, Gt(0)] | None = None
-    """While requests run, nobody new is taken before so many rows are free.
-    [--min-free-slots-delay]"""
-    enable_prefill_delayer: bool = False
-    """Whether prompts wait until more of them can be computed together.
-    [--enable-prefill-delayer]"""
-    prefill_delayer_max_delay_passes: Annotated[int, Gt(0)] = 30
-    """For so many passes at most (before 0.5.20: without end).
-    [--prefill-delayer-max-delay-passes]"""
-    prefill_delayer_token_usage_low_watermark: Annotated[float, Ge(0)] | None = None
-    """Not while a smaller share of the pool is used.
-    [--prefill-delayer-token-usage-low-watermark]"""
-    prefill_delayer_queue_min_ratio: Annotated[float, Ge(0)] | None = None
-    """If set, also while fewer wait than this share of those that run.
-    [--prefill-delayer-queue-min-ratio]"""
-    prefill_delayer_max_delay_ms: Annotated[float, Ge(0)] | None = None
-    """For that so many milliseconds at most; left out, 5000. [--prefill-delayer-max-delay-ms]"""
-    allow_auto_truncate: bool = False
-    """Whether a prompt that is longer than the pool can hold is cut; else it is refused.
-    [--allow-auto-truncate]"""
-    disable_radix_cache: bool = False
-    """Whether nothing is shared between prompts that begin alike. [--disable-radix-cache]"""
-    disable_overlap_schedule: bool = False
-    """Whether a step is scheduled only when the tokens of the one before it are known.
-    [--disable-overlap-schedule]"""
-    enable_mixed_chunk: bool = False
-    """Whether running requests decode in the step of a prefill, too; else they wait for it.
-    [--enable-mixed-chunk]"""
-    prefill_decode_interval: Annotated[int, Ge(0), Le(MOST_PASSES)] = 0
-    """After a prefill so many steps take none. [--prefill-decode-interval]"""
-    prefill_decode_interval_min_bs: Annotated[int, Ge(0)] = 0
-    """That pause holds only while at least so many requests run.
-    [--prefill-decode-interval-min-bs]"""
-    scheduler_recv_interval: Annotated[int, Gt(0)] = 1
+    or lof."""
+    schedule_low_priority_values_first: Annotated[
+        bool, Flag("--schedule-low-priority-values-first")
+    ] = False
+    """Whether a smaller `priority` is the more urgent one."""
+    disable_priority_preemption: Annotated[bool, Flag("--disable-priority-preemption")] = False
+    """Whether a more urgent request never takes a running one's place."""
+    priority_scheduling_preemption_threshold: Annotated[
+        int, Flag("--priority-scheduling-preemption-threshold")
+    ] = 10
+    """By how much more urgent it must be for that."""
+    retraction_policy: Annotated[Literal["length", "priority"], Flag("--retraction-policy")] = (
+        "length"
+    )
+    """Whom a retraction takes first: the least output, or the least urgent."""
+    min_free_slots_delay: Annotated[
+        Annotated[int, Gt(0)] | None, Flag("--min-free-slots-delay")
+    ] = None
+    """While requests run, nobody new is taken before so many rows are free."""
+    enable_prefill_delayer: Annotated[bool, Flag("--enable-prefill-delayer")] = False
+    """Whether prompts wait until more of them can be computed together."""
+    prefill_delayer_max_delay_passes: Annotated[
+        int, Gt(0), Flag("--prefill-delayer-max-delay-passes")
+    ] = 30
+    """For so many passes at most (before 0.5.20: without end)."""
+    prefill_delayer_token_usage_low_watermark: Annotated[
+        Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-token-usage-low-watermark")
+    ] = None
+    """Not while a smaller share of the pool is used."""
+    prefill_delayer_queue_min_ratio: Annotated[
+        Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-queue-min-ratio")
+    ] = None
+    """If set, also while fewer wait than this share of those that run."""
+    prefill_delayer_max_delay_ms: Annotated[
+        Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-max-delay-ms")
+    ] = None
+    """For that so many milliseconds at most; left out, 5000."""
+    allow_auto_truncate: Annotated[bool, Flag("--allow-auto-truncate")] = False
+    """Whether a prompt that is longer than the pool can hold is cut; else it is refused."""
+    disable_radix_cache: Annotated[bool, Flag("--disable-radix-cache")] = False
+    """Whether nothing is shared between prompts that begin alike."""
+    disable_overlap_schedule: Annotated[bool, Flag("--disable-overlap-schedule")] = False
+    """Whether a step is scheduled only when the tokens of the one before it are known."""
+    enable_mixed_chunk: Annotated[bool, Flag("--enable-mixed-chunk")] = False
+    """Whether running requests decode in the step of a prefill, too; else they wait for it."""
+    prefill_decode_interval: Annotated[
+        int, Ge(0), Le(MOST_PASSES), Flag("--prefill-decode-interval")
+    ] = 0
+    """After a prefill so many steps take none."""
+    prefill_decode_interval_min_bs: Annotated[
+        int, Ge(0), Flag("--prefill-decode-interval-min-bs")
+    ] = 0
+    """That pause holds only while at least so many requests run."""
+    scheduler_recv_interval: Annotated[int, Gt(0), Flag("--scheduler-recv-interval")] = 1
     """While others decode, new requests are received every so many steps only, and after a
-    prefill. [--scheduler-recv-interval]"""
-    enable_lora: bool = False
-    """Whether requests may ask for LoRA adapters. [--enable-lora]"""
-    max_loras_per_batch: Annotated[int, Gt(0)] = 8
-    """Most adapters that run beside each other, the model without one among them.
-    [--max-loras-per-batch]"""
-    lora_drain_wait_threshold: Annotated[float, Ge(0)] = 0.0
+    prefill."""
+    enable_lora: Annotated[bool, Flag("--enable-lora")] = False
+    """Whether requests may ask for LoRA adapters."""
+    max_loras_per_batch: Annotated[int, Gt(0), Flag("--max-loras-per-batch")] = 8
+    """Most adapters that run beside each other, the model without one among them."""
+    lora_drain_wait_threshold: Annotated[float, Ge(0), Flag("--lora-drain-wait-threshold")] = 0.0
     """Once a request has waited so many seconds for its adapter, one that runs takes in nobody new
-    until it is done; 0 is never. [--lora-drain-wait-threshold]"""
-    stream_interval: Annotated[int, Gt(0)] = 1
-    """Tokens go to a client by so many, the first and the last at once; no decision depends on it.
-    [--stream-interval]"""
-    enable_dp_attention: bool = False
-    """Whether `dp_size` ranks attend to requests of their own and share the rest of the model.
-    [--enable-dp-attention]"""
-    dp_size: Annotated[int, Gt(0)] = 1
+    until it is done; 0 is never."""
+    stream_interval: Annotated[int, Gt(0), Flag("--stream-interval")] = 1
+    """Tokens go to a client by so many, the first and the last at once; no decision depends on
+    it."""
+    enable_dp_attention: Annotated[bool, Flag("--enable-dp-attention")] = False
+    """Whether `dp_size` ranks attend to requests of their own and share the rest of the model."""
+    dp_size: Annotated[int, Gt(0), Flag("--dp-size")] = 1
     """How many: with `fleet` as many replicas in lock-step, each with its share of
-    `max_running_requests` and `chunked_prefill_size`. [--dp-size]"""
-    schedule_conservativeness: Annotated[float, Ge(0)] = 1.0
+    `max_running_requests` and `chunked_prefill_size`."""
+    schedule_conservativeness: Annotated[float, Ge(0), Flag("--schedule-conservativeness")] = 1.0
     """Factor on the share of its remaining tokens that a running request is promised; more
-    means fewer retractions. [--schedule-conservativeness]"""
-    init_new_token_ratio: Annotated[float, Ge(0)] = 0.7
-    """That share at the start, before the factor; at most 1 after it.
-    [SGLANG_INIT_NEW_TOKEN_RATIO]"""
-    min_new_token_ratio_factor: Annotated[float, Ge(0)] = 0.14
-    """The share sinks no lower than so much of where it began.
-    [SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR]"""
-    new_token_ratio_decay_steps: Annotated[int, Gt(0)] = 600
-    """Decode steps in which it sinks that far. [SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS]"""
-    retract_decode_steps: Annotated[int, Ge(0)] = 20
-    """After a retraction the others are given room for about so many steps.
-    [SGLANG_RETRACT_DECODE_STEPS]"""
-    clip_max_new_tokens_estimation: Annotated[int, Ge(0)] = 4096
-    """Of what a request may still emit no more than so many tokens are counted.
-    [SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION]"""
-    in_batch_prefix_caching_check_threshold: Annotated[int, Ge(-1)] = 32
+    means fewer retractions."""
+    init_new_token_ratio: Annotated[float, Ge(0), Env("SGLANG_INIT_NEW_TOKEN_RATIO")] = 0.7
+    """That share at the start, before the factor; at most 1 after it."""
+    min_new_token_ratio_factor: Annotated[
+        float, Ge(0), Env("SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR")
+    ] = 0.14
+    """The share sinks no lower than so much of where it began."""
+    new_token_ratio_decay_steps: Annotated[
+        int, Gt(0), Env("SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS")
+    ] = 600
+    """Decode steps in which it sinks that far."""
+    retract_decode_steps: Annotated[int, Ge(0), Env("SGLANG_RETRACT_DECODE_STEPS")] = 20
+    """After a retraction the others are given room for about so many steps."""
+    clip_max_new_tokens_estimation: Annotated[
+        int, Ge(0), Env("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION")
+    ] = 4096
+    """Of what a request may still emit no more than so many tokens are counted."""
+    in_batch_prefix_caching_check_threshold: Annotated[
+        int, Ge(-1), Source("managers/schedule_policy.py")
+    ] = 32
     """lpm and hrrn hold back a request with at most so many tokens in the cache, if another in
-    the queue begins alike. [managers/schedule_policy.py]"""
-    in_batch_prefix_caching_deprioritize_threshold: Annotated[int, Gt(0)] = 32
-    """Two requests begin alike in that sense if they share so many tokens.
-    [managers/schedule_policy.py]"""
-    lpm_aging_tokens_per_pass: Annotated[int, Ge(0)] = 0
-    """Under lpm each pass that a request has waited counts as so many cached tokens.
-    [sgl-project/sglang#31723]"""
-    mem_fraction_static: Annotated[float, Gt(0), Lt(1)] | None = None
+    the queue begins alike."""
+    in_batch_prefix_caching_deprioritize_threshold: Annotated[
+        int, Gt(0), Source("managers/schedule_policy.py")
+    ] = 32
+    """Two requests begin alike in that sense if they share so many tokens."""
+    lpm_aging_tokens_per_pass: Annotated[int, Ge(0), Source("sgl-project/sglang#31723")] = 0
+    """Under lpm each pass that a request has waited counts as so many cached tokens."""
+    mem_fraction_static: Annotated[
+        Annotated[float, Gt(0), Lt(1)] | None, Flag("--mem-fraction-static")
+    ] = None
     """Share of the GPU's memory for weights and KV, of which with `hardware` the pool follows; left
-    out it is derived as SGLang does. No decision depends on it. [--mem-fraction-static]"""
+    out it is derived as SGLang does. No decision depends on it."""
 
     def __post_init__(self) -> None:
         if self.enable_dp_attention != (self.dp_size > 1):

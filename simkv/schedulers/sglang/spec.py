@@ -51,4 +51,5 @@ SGLANG = EngineSpec(
     stream="stream_interval",
     ranks="dp_size",
     lora="enable_lora",
+    logs_all_options=True,
 )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from simkv.core.flags import Flag, Source
 from simkv.core.rule import parse_rule
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, blocks_for
 from simkv.schedulers.vllm.groups import CHUNKED, STATES, LayerKind, kind_of
@@ -49,119 +50,142 @@ class VllmConfig:
     """
 
     name: Literal["vllm"] = "vllm"
-    variant: Annotated[str, ReleaseNames()] = "0.33.0"
+    variant: Annotated[str, ReleaseNames(), Source("`simkv policies` says where each is from")] = (
+        "0.33.0"
+    )
     """Whose rules decide: a release of vLLM (0.27, 0.27.0 and 0.27.1 go by the same), or one with a
-    named change. [`simkv policies` says where each is from]"""
-    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE)] = 16
-    """Tokens in a block of KV. [--block-size]"""
-    num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS)] = 1024
+    named change."""
+    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), Flag("--block-size")] = 16
+    """Tokens in a block of KV."""
+    num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS), Flag("--num-gpu-blocks-override")] = 1024
     """Blocks of KV, the null block among them; vLLM finds them by measuring memory, the default
-    is ours. [--num-gpu-blocks-override]"""
-    max_num_seqs: Annotated[int, Gt(0)] = 256
+    is ours."""
+    max_num_seqs: Annotated[int, Gt(0), Flag("--max-num-seqs")] = 256
     """Most requests that run at a time; vllm serve takes 1024 on a GPU with 70 GiB or more that
-    is no A100. [--max-num-seqs]"""
-    max_num_batched_tokens: Annotated[int, Gt(0)] = 2048
+    is no A100."""
+    max_num_batched_tokens: Annotated[int, Gt(0), Flag("--max-num-batched-tokens")] = 2048
     """Most tokens computed in a step; vllm serve takes 8192 on a GPU with 70 GiB or more that
-    is no A100, 16384 from 160 GiB on. [--max-num-batched-tokens]"""
-    max_num_scheduled_tokens: Annotated[int, Gt(0)] | None = None
+    is no A100, 16384 from 160 GiB on."""
+    max_num_scheduled_tokens: Annotated[
+        Annotated[int, Gt(0)] | None, Flag("--max-num-scheduled-tokens")
+    ] = None
     """If set, a step is filled with at most so many tokens; since 0.28 max_num_batched_tokens
-    limits it too, before it does not. [--max-num-scheduled-tokens]"""
-    max_num_active_seqs: Annotated[int, Gt(0)] | None = None
-    """If set, no request is admitted while so many run, in place of max_num_seqs.
-    [--max-num-active-seqs]"""
-    max_num_queued_reqs: Annotated[int, Ge(0)] | None = None
+    limits it too, before it does not."""
+    max_num_active_seqs: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-num-active-seqs")] = (
+        None
+    )
+    """If set, no request is admitted while so many run, in place of max_num_seqs."""
+    max_num_queued_reqs: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-num-queued-reqs")] = (
+        None
+    )
     """If set, a request that comes while so many wait or run is answered with 503; each replica of
-    a `fleet` counts its own, ranks in lock-step all together. [--max-num-queued-reqs]"""
-    max_num_queued_tokens: Annotated[int, Ge(0)] | None = None
+    a `fleet` counts its own, ranks in lock-step all together."""
+    max_num_queued_tokens: Annotated[
+        Annotated[int, Ge(0)] | None, Flag("--max-num-queued-tokens")
+    ] = None
     """If set, a request that comes while the prompts of those without a first token have so many
-    tokens or more is answered with 503. [--max-num-queued-tokens]"""
-    max_model_len: Annotated[int, Gt(1)] = 8192
+    tokens or more is answered with 503."""
+    max_model_len: Annotated[int, Gt(1), Flag("--max-model-len")] = 8192
     """Longest sequence, prompt and output together, in tokens; vLLM takes it from the model,
-    the default is ours. [--max-model-len]"""
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    the default is ours."""
+    policy: Annotated[Literal["fcfs", "priority"], Flag("--scheduling-policy")] = "fcfs"
     """Order of the waiting queue: by arrival, or by the priority that requests bring (smaller
-    goes first). [--scheduling-policy]"""
-    enable_chunked_prefill: bool = True
-    """Whether a prompt may be computed in pieces; else it waits until it fits into one step.
-    [--enable-chunked-prefill]"""
-    enable_prefix_caching: bool | None = None
+    goes first)."""
+    enable_chunked_prefill: Annotated[bool, Flag("--enable-chunked-prefill")] = True
+    """Whether a prompt may be computed in pieces; else it waits until it fits into one step."""
+    enable_prefix_caching: Annotated[bool | None, Flag("--enable-prefix-caching")] = None
     """Whether blocks of equal prompts are shared; left out, as the variant has it (on, but in
-    the one that swaps). [--enable-prefix-caching]"""
-    long_prefill_token_threshold: Annotated[int, Ge(0)] = 0
-    """Most prompt tokens that one request gets in a step; 0 is no limit.
-    [--long-prefill-token-threshold]"""
-    long_prefill_token_threshold_adaptive: bool = False
-    """Whether that limit is raised to an equal share of the batch.
-    [--long-prefill-token-threshold-adaptive]"""
-    scheduler_reserve_full_isl: bool | None = None
+    the one that swaps)."""
+    long_prefill_token_threshold: Annotated[int, Ge(0), Flag("--long-prefill-token-threshold")] = 0
+    """Most prompt tokens that one request gets in a step; 0 is no limit."""
+    long_prefill_token_threshold_adaptive: Annotated[
+        bool, Flag("--long-prefill-token-threshold-adaptive")
+    ] = False
+    """Whether that limit is raised to an equal share of the batch."""
+    scheduler_reserve_full_isl: Annotated[
+        bool | None, Flag("--scheduler-reserve-full-isl", "#37307")
+    ] = None
     """Whether a request is admitted only if its whole sequence fits, not just its first chunk;
-    left out, as the variant has it (on since 0.19). [--scheduler-reserve-full-isl, #37307]"""
-    watermark: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of all blocks that an admission must leave free, unless nothing runs.
-    [--watermark]"""
-    prefill_schedule_interval: Annotated[int, Gt(0)] = 1
-    """While others decode, prompts are computed in every n-th step only.
-    [--prefill-schedule-interval]"""
-    async_scheduling: bool | None = None
+    left out, as the variant has it (on since 0.19)."""
+    watermark: Annotated[float, Ge(0), Lt(1), Flag("--watermark")] = 0.0
+    """Share of all blocks that an admission must leave free, unless nothing runs."""
+    prefill_schedule_interval: Annotated[int, Gt(0), Flag("--prefill-schedule-interval")] = 1
+    """While others decode, prompts are computed in every n-th step only."""
+    async_scheduling: Annotated[bool | None, Flag("--async-scheduling")] = None
     """Whether a step is scheduled before the tokens of the one before it are known; left out,
-    as the variant has it (off before 0.14). [--async-scheduling]"""
-    enable_lora: bool = False
-    """Whether requests may ask for LoRA adapters. [--enable-lora]"""
-    max_loras: Annotated[int, Gt(0)] = 1
-    """Most adapters that run beside each other, the model without one not counted.
-    [--max-loras]"""
-    max_cpu_loras: Annotated[int, Gt(0)] | None = None
-    """Adapters that have room in host memory; left out, max_loras. [--max-cpu-loras]"""
-    num_speculative_tokens: Annotated[int, Ge(0), Le(MOST_DRAFTS)] = 0
+    as the variant has it (off before 0.14)."""
+    enable_lora: Annotated[bool, Flag("--enable-lora")] = False
+    """Whether requests may ask for LoRA adapters."""
+    max_loras: Annotated[int, Gt(0), Flag("--max-loras")] = 1
+    """Most adapters that run beside each other, the model without one not counted."""
+    max_cpu_loras: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-cpu-loras")] = None
+    """Adapters that have room in host memory; left out, max_loras."""
+    num_speculative_tokens: Annotated[int, Ge(0), Le(MOST_DRAFTS), Flag("--speculative-config")] = 0
     """Tokens that are drafted for a request and verified in its next step; 0 is no speculative
-    decoding. The workload says how many are accepted. [--speculative-config]"""
-    speculative_method: Literal["eagle", "ngram", "draft_model"] = "eagle"
+    decoding. The workload says how many are accepted."""
+    speculative_method: Annotated[
+        Literal["eagle", "ngram", "draft_model"], Flag("--speculative-config", '"method"')
+    ] = "eagle"
     """Who drafts: heads on the model (eagle3 and mtp of one module go by the same), the prompt, or
-    a model of its own. [--speculative-config, "method"]"""
-    num_cpu_blocks: Annotated[int, Ge(0), Le(MOST_BLOCKS)] = 0
+    a model of its own."""
+    num_cpu_blocks: Annotated[
+        int, Ge(0), Le(MOST_BLOCKS), Flag("--kv-offloading-size", "in GiB")
+    ] = 0
     """Blocks in host memory: prompts' KV is copied there and loaded again instead of computed; in
-    the variant that swaps they take the KV of the preempted. [--kv-offloading-size, in GiB]"""
-    eviction_policy: Literal["lru", "arc"] = "lru"
+    the variant that swaps they take the KV of the preempted."""
+    eviction_policy: Annotated[
+        Literal["lru", "arc"], Flag("--kv-transfer-config", "kv_connector_extra_config")
+    ] = "lru"
     """Which of these make room for others: those used longest ago, or by ARC, which tells those
-    used more than once apart. [--kv-transfer-config, kv_connector_extra_config]"""
-    secondary_tiers: Annotated[tuple[Literal["fs"], ...], AsTuple()] = ()
-    """Where KV goes on to from host memory, and comes back to it from: `fs`, files on a disk.
-    [--kv-transfer-config, kv_connector_extra_config, spec_name TieringOffloadingSpec]"""
-    kv_connector: Literal["NixlConnector"] | None = None
+    used more than once apart."""
+    secondary_tiers: Annotated[
+        tuple[Literal["fs"], ...],
+        AsTuple(),
+        Flag("--kv-transfer-config", "kv_connector_extra_config, spec_name TieringOffloadingSpec"),
+    ] = ()
+    """Where KV goes on to from host memory, and comes back to it from: `fs`, files on a disk."""
+    kv_connector: Annotated[Literal["NixlConnector"] | None, Flag("--kv-transfer-config")] = None
     """How KV goes from a replica that prefills to one that decodes; left out NixlConnector where
-    the fleet has such. [--kv-transfer-config]"""
-    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    the fleet has such."""
+    kv_role: Annotated[
+        Literal["kv_producer", "kv_consumer", "kv_both"] | None, Flag("--kv-transfer-config")
+    ] = None
     """What a replica is to the connector: who may load KV gives blocks back later; left out as its
-    role in the fleet says. [--kv-transfer-config]"""
-    kv_cache_groups: Annotated[tuple[LayerGroup, ...], AsTuple()] = (0,)
+    role in the fleet says."""
+    kv_cache_groups: Annotated[
+        tuple[LayerGroup, ...], AsTuple(), Source("vLLM groups layers by the model's config.json")
+    ] = (0,)
     """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
     layers that attend to everything, `chunked-8192` for those that attend to what follows the last
     multiple of 8192 (Llama 4), `mamba` for those with a state (Mamba, linear attention). `0/32` has
     blocks of 32 tokens where block_size is 16, as where layers have other bytes a token (Gemma 4);
-    `simkv blocks` says those of a model. [vLLM groups layers by the model's config.json]"""
-    mamba_cache_mode: Literal["align", "all"] | None = None
+    `simkv blocks` says those of a model."""
+    mamba_cache_mode: Annotated[Literal["align", "all"] | None, Flag("--mamba-cache-mode")] = None
     """Of which states the prefix cache can start: those at the ends of chunks, which then end where
     blocks do (align, as is if left out), or of every block (all, in 0.21 to 0.31, which take it by
-    themselves up to 0.28 for models that can). [--mamba-cache-mode]"""
-    mamba_prefill_checkpoints: bool = False
+    themselves up to 0.28 for models that can)."""
+    mamba_prefill_checkpoints: Annotated[bool, Source("vLLM asks the model's layers")] = False
     """Whether kernels write the state at the end of a block from within a chunk, too, so that the
     last chunk of a prompt goes past it: Mamba2's since 0.32, gated delta nets' of FlashInfer since
-    0.33. [vLLM asks the model's layers]"""
-    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] | None = None
+    0.33."""
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Gt(0), Le(1)] | None, Flag("--gpu-memory-utilization")
+    ] = None
     """Share of the GPU's memory that vLLM takes, from which with `hardware` the blocks follow; left
-    out 0.92, up to 0.19 0.9. No decision depends on it. [--gpu-memory-utilization]"""
-    cudagraph_mode: CudagraphMode | None = None
+    out 0.92, up to 0.19 0.9. No decision depends on it."""
+    cudagraph_mode: Annotated[CudagraphMode | None, Flag("--compilation-config")] = None
     """Which steps are replayed from CUDA graphs, as far as costs ask; left out as the version has
-    it. No decision depends on it. [--compilation-config]"""
-    max_cudagraph_capture_size: Annotated[int, Gt(0)] | None = None
+    it. No decision depends on it."""
+    max_cudagraph_capture_size: Annotated[
+        Annotated[int, Gt(0)] | None, Flag("--max-cudagraph-capture-size")
+    ] = None
     """Most tokens of a step that is a CUDA graph; left out twice the sequences, at most 512. No
-    decision depends on it. [--max-cudagraph-capture-size]"""
-    rule: str | None = None
-    """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line.
-    [ours; docs/how-to/evolve.md]"""
-    startup_check: bool = True
+    decision depends on it."""
+    rule: Annotated[str | None, Source("ours; docs/how-to/evolve.md")] = None
+    """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line."""
+    startup_check: Annotated[bool, Source("vllm-project/vllm#39734")] = True
     """Whether a max_model_len that the cache cannot hold is refused; vLLM let it pass with
-    num_gpu_blocks_override until #41069 and #47272. [vllm-project/vllm#39734]"""
+    num_gpu_blocks_override until #41069 and #47272."""
 
     def __post_init__(self) -> None:
         rules = rules_of(self.variant)

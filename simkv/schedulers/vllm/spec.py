@@ -112,4 +112,5 @@ VLLM = EngineSpec(
     ),
     naming=Naming(variant_of, like, assumed),
     seams=SEAMS,
+    has_no_flags=True,
 )

@@ -1,0 +1,56 @@
+"""How an operator sets a knob of an engine, declared in the annotation of its field.
+
+class VllmConfig:
+    block_size: Annotated[int, Gt(0), Flag("--block-size")] = 16
+
+flags(VllmConfig)["block_size"]  # "--block-size"
+
+Fixes, versions and logs depend on these; the text under a field is documentation only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import get_type_hints
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a knob comes from that no option sets: a constant, a file or a pull request.
+
+    ``note`` is for the reader, such as the option's unit or its default.
+    """
+
+    name: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.note}" if self.note else self.name
+
+
+@dataclass(frozen=True)
+class Flag(Source):
+    """The command-line option of the engine's server that sets a knob, with its dashes."""
+
+
+@dataclass(frozen=True)
+class Env(Source):
+    """The environment variable of the engine's server that sets a knob."""
+
+
+@cache
+def sources(config: type[object]) -> dict[str, Source]:
+    """Return the declared source of each knob of a config class, by field, in their order."""
+    hints = get_type_hints(config, include_extras=True)
+    return {
+        name: mark
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Source)
+    }
+
+
+def flags(config: type[object]) -> dict[str, str]:
+    """Return the command-line option of each knob that has one, by field."""
+    return {name: one.name for name, one in sources(config).items() if isinstance(one, Flag)}
