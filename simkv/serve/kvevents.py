@@ -132,9 +132,9 @@ class Publisher:
         self._number = 0
         context = Context.instance()
         self._out = zmq.Context.instance().socket(zmq.PUB)
-        self._again = context.socket(zmq.ROUTER) if replay else None
+        self._again = context.socket(zmq.ROUTER) if replay is not None else None
         _bind(self._out, "--kv-events", _of_rank(endpoint, rank))
-        if self._again is not None and replay:
+        if self._again is not None and replay is not None:
             _bind(self._again, "--kv-replay", _of_rank(replay, rank))
 
     def publish(self, events: list[KvEvent], now: float) -> None:

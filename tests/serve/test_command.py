@@ -55,6 +55,7 @@ UNUSABLE = {
     "--record": ("",),
     "--kv-events": ("", "x", "tcp://*:65536"),
     "--kv-replay": ("", "tcp://*:5558"),
+    "--kv-events=tcp://127.0.0.1:* --kv-replay": ("", "x", "tcp://*:65536"),
 }
 
 
@@ -70,7 +71,9 @@ def test_an_option_that_cannot_be_used_is_one_line(
 ) -> None:
     path = tmp_path / "served.yaml"
     path.write_text(scenario().replace(COSTS.name, str(COSTS)))
-    monkeypatch.setattr(sys, "argv", ["simkv", "serve", str(path), f"{option}={value}"])
+    *before, option = option.split()
+    words = [*before, f"{option}={value}"]
+    monkeypatch.setattr(sys, "argv", ["simkv", "serve", str(path), *words])
     monkeypatch.setattr(Street, "serve", lambda *_: pytest.fail("it serves"))
     with pytest.raises(SystemExit) as ended:
         main()
