@@ -1,13 +1,16 @@
 """simkv: a flight simulator for LLM-serving schedulers."""
 
-import os
 import sys
 
 # ``python -m`` puts the current folder first on the module path, so a downloaded folder with a file
 # ``yaml.py`` would run it. ``__future__`` is a module, too: it must not be imported before this.
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-    if not __file__.startswith(os.path.join(sys.path[0], "simkv", "")):
-        del sys.path[0]
+# The folder stays if this package lies in it.
+if (
+    sys.argv[:1] == ["-m"]
+    and not sys.flags.safe_path
+    and not __file__.startswith(f"{sys.path[0]}/simkv/")
+):
+    del sys.path[0]
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this
 if TYPE_CHECKING:

@@ -31,9 +31,10 @@ expect: {run: {finished: 3}}
 """
 #: Modules that Python, pip, simkv or its dependencies import by these names.
 SHADOWS = (
-    "__future__ pip yaml ruamel rich pandas numpy typer click pydantic simpy scipy matplotlib jinja2 pickle "
-    "multiprocessing struct selectors signal json evil mine sitecustomize usercustomize"
-).split()
+    *("__future__", "json", "multiprocessing", "pickle", "selectors", "signal", "struct"),
+    *("sitecustomize", "usercustomize", "pip", "evil", "mine", "click", "jinja2", "matplotlib"),
+    *("numpy", "pandas", "pydantic", "rich", "ruamel", "scipy", "simpy", "typer", "yaml"),
+)
 #: What ``python -m`` itself imports before any module of simkv: only -I or -P protects these.
 BEFORE = ("simkv",)
 PLANTED = "import os; open(os.path.join({folder!r}, 'executed'), 'a').write(__name__ + '\\n')\n"

@@ -69,15 +69,8 @@ def _installed(package: str, version: str) -> Path | None:
 def _downloaded(package: str, version: str, room: Path) -> Path:
     """The wheel, by way of pip."""
     wanted = package if version == NEWEST else f"{package}=={version}"
-    pip = [sys.executable, "-I", "-m", "pip", "download", "--quiet"]
-    only = [
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--dest",
-        str(room),
-    ]
+    pip = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "download"]
+    only = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(room)]
     got = subprocess.run([*pip, *only, wanted], capture_output=True, text=True, check=False)
     wheels = list(room.glob("*.whl"))
     if got.returncode or not wheels:
