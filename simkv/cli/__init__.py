@@ -95,6 +95,9 @@ def main() -> None:
     except Interrupted as end:
         complain(f"interrupted; {end.kept}")
         raise
+    except MemoryError:
+        complain("out of memory; use a smaller input or workload")
+        sys.exit(2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # by which click's errors are known
             raise

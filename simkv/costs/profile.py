@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf, sqrt
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from simkv.core.errors import InputError, nearest
+from simkv.core.inputs import read_text
 from simkv.costs.attention import AttentionCost, AttentionTable
-from simkv.costs.data import Data
+from simkv.costs.data import Data, check_numbers
 from simkv.costs.grid import AttentionGrid, GridCost
 from simkv.costs.load import Load
 from simkv.costs.pricing import Form, Summand, by_pieces, by_table, kept, straight, total
@@ -154,6 +155,12 @@ class Profile(Data):
     range: dict[Feature, tuple[float, float]]
     fit: Fit
     source: list[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _within_reason(cls, data: Any) -> Any:
+        check_numbers(data)
+        return data
 
     @model_validator(mode="after")
     def _costs_time(self) -> Profile:
@@ -313,7 +320,7 @@ def profile_path(name: str, beside: Path | None = None) -> Path:
     """
     if name.endswith(".json"):
         path = (beside or Path()) / name
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             raise InputError(f"profile: there is no file {path}")
         return path
     known = packaged_profiles()
@@ -329,10 +336,8 @@ def load_profile(name: str, beside: Path | None = None) -> Profile:
     """The profile at ``profile_path``. Raises InputError if there is none or it is not valid."""
     path = profile_path(name, beside)
     try:
-        return Profile.model_validate_json(path.read_text())
+        return Profile.model_validate_json(read_text(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         raise InputError(f"{path}: {where}: {first['msg']}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text") from error

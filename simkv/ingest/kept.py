@@ -11,6 +11,14 @@ import pandas as pd
 #: Rows of lines on the server, on steps and on requests that are kept. Lines that come every ten
 #: seconds are eleven days then; a simulation of more requests is nothing that one waits for.
 LINES, STEPS_KEPT, REQUESTS = 100_000, 200_000, 100_000
+#: Largest number that is believed.
+LARGEST = 1e15
+
+
+def check_size(name: str, value: object) -> None:
+    """Raise ValueError for a number that no server writes, such as 10**20 running requests."""
+    if isinstance(value, int | float) and abs(value) > LARGEST:
+        raise ValueError(f"{name} is larger than {LARGEST:g}")
 
 
 class Kept:
@@ -35,7 +43,8 @@ class Kept:
             return
         if not self._columns:
             self._columns = {name: _column(value) for name, value in row.items()}
-        for column, value in zip(self._columns.values(), row.values(), strict=True):
+        for (name, column), value in zip(self._columns.items(), row.values(), strict=True):
+            check_size(name, value)
             column.append(value)
         if len(self) >= 2 * self.most:
             for column in self._columns.values():
@@ -80,6 +89,7 @@ class SeenArrivals:
     def came(self, request: str, t_s: float, max_tokens: int, prompt_tokens: int) -> None:
         """A request came; lengths are 0 where they are not told."""
         self.seen += 1
+        check_size("max_tokens", max_tokens)
         self._rows[request] = [t_s, max_tokens, prompt_tokens, float("nan")]
         if len(self._rows) >= 2 * self.most:
             self._rows = dict(list(self._rows.items())[self.most :])

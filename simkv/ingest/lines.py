@@ -14,20 +14,23 @@ from __future__ import annotations
 import json
 import re
 from calendar import timegm
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from simkv.core.errors import InputError
+from simkv.ingest.evidence import Stated
+from simkv.ingest.kept import check_size
 from simkv.workload.source import Source
 
 #: Where no line tells the year; a leap year, so that every day of the calendar is in it.
 YEAR = 2024
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TIME = re.compile(
-    r"(?<!\d)(?:(?P<year>20\d\d)[-/])?(?P<month>[01]\d)[-/](?P<day>[0-3]\d)[ T]"
+    r"(?<!\d)(?:(?P<year>20\d\d)[-/])?(?P<month>0[1-9]|1[0-2])[-/](?P<day>0[1-9]|[12]\d|3[01])[ T]"
     r"(?P<clock>[0-2]\d:[0-5]\d:[0-6]\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
 #: A container's name as compose writes it, and the server's process.
@@ -81,6 +84,30 @@ def lines_of(source: Source, words: re.Pattern[str]) -> Iterator[LogLine]:
                 yield LogLine(number, text, at)
 
 
+def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line: LogLine) -> None:
+    """Give a line to the first reader that knows it.
+
+    Raises InputError, by file and line, for values that no server writes.
+    """
+    try:
+        any(reader(log, line) for reader in readers)
+    except (ValueError, ArithmeticError, SyntaxError, TypeError, AttributeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:80]
+        where = f"{log.path}:{line.number}"
+        raise InputError(f"{where}: has a value that no server writes: {reason}") from error
+
+
+def check_settings(settings: Mapping[str, Stated]) -> None:
+    """Raise InputError for a number that no server writes among its settings."""
+    for name, stated in settings.items():
+        try:
+            check_size(name, stated.value)
+        except ValueError as error:
+            raise InputError(
+                f"{stated.where}: has a value that no server writes: {error}"
+            ) from None
+
+
 def _message(raw: str) -> str | None:
     """Time and message of a line that is a JSON object with them; None for any other."""
     if raw[:1] != "{":
@@ -95,7 +122,10 @@ def _message(raw: str) -> str | None:
     when = next((told[key] for key in _WHEN if told.get(key) is not None), "")
     if isinstance(when, int | float):
         seconds = when / 1e3 if when > _MILLISECONDS else when
-        when = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat(" ")
+        try:
+            when = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat(" ")
+        except (ValueError, OverflowError, OSError):
+            when = ""
     return f"{when} {message}"
 
 

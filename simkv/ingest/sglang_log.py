@@ -21,7 +21,7 @@ import pandas as pd
 
 from simkv.ingest.evidence import Evidence, Stated, where
 from simkv.ingest.kept import LINES, REQUESTS, STEPS_KEPT, Kept, SeenArrivals
-from simkv.ingest.lines import LogLine, Writers, lines_of
+from simkv.ingest.lines import LogLine, Writers, check_settings, lines_of, read_line
 from simkv.workload.source import Source
 
 WORDS = re.compile(
@@ -74,9 +74,8 @@ def read(source: Source) -> Evidence:
     for line in lines_of(source, WORDS):
         if "server_args=" in line.text and (log.series or log.finished):
             starts, log = starts + 1, _Log(source.path)
-        for reader in _READERS:
-            if reader(log, line):
-                break
+        read_line(_READERS, log, line)
+    check_settings(log.settings)
     notes = [
         *log.series.note("lines on the server"),
         *log.arrivals.note(),

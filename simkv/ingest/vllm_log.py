@@ -19,7 +19,7 @@ import pandas as pd
 
 from simkv.ingest.evidence import STEPS, Evidence, Stated, where
 from simkv.ingest.kept import LINES, REQUESTS, STEPS_KEPT, Kept, SeenArrivals
-from simkv.ingest.lines import LogLine, Writers, lines_of
+from simkv.ingest.lines import LogLine, Writers, check_settings, lines_of, read_line
 from simkv.schedulers.registry import ENGINES
 from simkv.workload.source import Source
 
@@ -98,9 +98,8 @@ def read(source: Source) -> Evidence:
     for line in lines_of(source, WORDS):
         if _BEGINS.search(line.text) and (log.series or log.arrivals or log.died):
             starts, log = starts + 1, _Log(source.path)
-        for reader in _READERS:
-            if reader(log, line):
-                break
+        read_line(_READERS, log, line)
+    check_settings(log.settings)
     if starts:
         notes.append(
             f"{source.path.name}: the server was started {starts + 1} times; only what follows its "

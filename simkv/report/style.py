@@ -68,13 +68,13 @@ def house_style() -> Iterator[None]:
         yield
 
 
-def logarithmic(axes: Axes, which: str) -> None:
-    """Make the ``x`` or ``y`` axis logarithmic, with plain numbers beside it."""
+def logarithmic(axes: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """Make the ``x`` or ``y`` axis logarithmic, with plain numbers at ``subs`` of each decade."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import copy
+from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,19 @@ from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scanner import RoundTripScanner, Scanner
 
 from simkv.core.errors import InputError
-from simkv.core.files import disk_errors
+from simkv.core.inputs import read_bytes
 
 #: A file may not be larger, nor unfold its aliases to more values, nor be nested deeper, than this.
 #: A megabyte of short values takes the reader seven seconds.
 MOST_BYTES = 1 << 20
 MOST_VALUES = 2_000_000
 DEEPEST = 100
+#: Largest whole number: larger ones have no place in the arrays of a simulation.
+LARGEST = 10**18
+#: Length at which an assignment is cut in messages.
+SHOWN = 200
+#: A number that Python refuses to read.
+_TOO_LONG = re.compile(r"\d[\d_]{4000}")
 
 
 class _Shallow(Scanner):
@@ -62,7 +70,7 @@ class Document:
 
         ``option`` is by which it was given.
         """
-        given = f"{option} {assignment}"
+        given = f"{option} {assignment[:SHOWN]}{'…' if len(assignment) > SHOWN else ''}"
         target, equals, text = assignment.partition("=")
         keys = target.strip().split(".")
         if not equals or not all(keys):
@@ -123,10 +131,7 @@ def find_key(node: Any, part: str | int) -> Any:
 
 def read_document(path: Path) -> Document:
     """Read a YAML file. Raises InputError with the line of what cannot be read."""
-    with disk_errors(path, "read"):
-        raw = path.read_bytes()
-    if len(raw) > MOST_BYTES:
-        raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; give a trace file instead")
+    raw = read_bytes(path, MOST_BYTES)
     try:
         data = _reader(lines=True).load(raw.decode())
     except UnicodeDecodeError as error:
@@ -142,6 +147,12 @@ def read_document(path: Path) -> Document:
     except ReaderError as error:
         line = raw.decode().count("\n", 0, error.position) + 1
         raise InputError(f"{path}:{line}: not valid YAML: {error.reason}") from error
+    except ValueError as error:
+        text = raw.decode()
+        found = _TOO_LONG.search(text)
+        line = text.count("\n", 0, found.start()) + 1 if found else 1
+        reason = "a number has too many digits" if found else str(error).partition("\n")[0]
+        raise InputError(f"{path}:{line}: not valid YAML: {reason}") from error
     except Exception as error:  # the reader trips over odd input in many ways
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{path}:1: not valid YAML: {reason}") from error
@@ -168,6 +179,7 @@ def _count_values(source: str, data: Any) -> None:
             raise InputError(f"{place(node)}: an alias contains itself")
         if id(node) not in sizes:
             open_nodes.add(id(node))
+            _check_numbers(source, node)
             values = node.values() if isinstance(node, dict) else node
             sizes[id(node)] = 1 + sum(size(value) for value in values)
             open_nodes.discard(id(node))
@@ -178,6 +190,22 @@ def _count_values(source: str, data: Any) -> None:
         return sizes[id(node)]
 
     try:
+        _check_numbers(source, [data])
         size(data)
     except RecursionError as error:
         raise InputError(f"{source}: nested too deeply") from error
+
+
+def _check_numbers(source: str, node: dict[Any, Any] | list[Any]) -> None:
+    """Refuse whole numbers beyond ``LARGEST`` among the keys and values of a node."""
+    position = getattr(node, "lc", None)
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        for number in (key, value):
+            if isinstance(number, int) and abs(number) > LARGEST:
+                lines = getattr(position, "data", None) or {}
+                line = f":{lines[key][0] + 1}" if key in lines else ""
+                field = f"{key}: " if isinstance(key, str) else ""
+                raise InputError(
+                    f"{source}{line}: {field}should be a whole number of at most 18 digits; found "
+                    f"one of about {int(number.bit_length() * log10(2)) + 1:,} digits"
+                )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.core.errors import InputError
-from simkv.core.files import disk_errors
+from simkv.core.inputs import BoundedLines, open_bytes
 from simkv.workload.rows import Flags, Names, Rows
 from simkv.workload.selection import Selection
 
@@ -118,7 +118,7 @@ class Source:
         self.line = 0
         try:
             with open_binary(path) as raw:
-                stream = unpacked(raw)
+                stream = BoundedLines(unpacked(raw), path)
                 with io.TextIOWrapper(
                     stream, encoding="utf-8-sig", errors="surrogateescape", newline=""
                 ) as lines:
@@ -158,8 +158,7 @@ class Source:
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    with disk_errors(path, "read"):
-        return path.open("rb")
+    return open_bytes(path)
 
 
 def unpacked(raw: IO[bytes]) -> IO[bytes]:

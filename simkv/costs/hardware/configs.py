@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError, nearest
-from simkv.core.files import disk_errors
+from simkv.core.inputs import read_bytes
 from simkv.costs.hardware.architecture import (
     Architecture,
     Attention,
@@ -80,11 +80,9 @@ def architecture_of(config: Mapping[str, Any] | Path, name: str | None = None) -
     Raises InputError, by file and field, for one that cannot be read or is not understood.
     """
     if isinstance(config, Path):
-        with disk_errors(config, "read"):
-            text = config.read_text(encoding="utf-8", errors="replace")
         try:
-            data = json.loads(text)
-        except ValueError as error:
+            data = json.loads(read_bytes(config).decode("utf-8", errors="replace"))
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{config}: not JSON: {error}") from error
         if not isinstance(data, dict):
             raise InputError(f"{config}: expected the object of a Hugging Face config.json")

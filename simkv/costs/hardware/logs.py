@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 from simkv.core.errors import InputError
-from simkv.core.files import disk_errors
+from simkv.core.inputs import BoundedLines, open_bytes
 from simkv.schedulers.registry import ENGINES
 
 
@@ -37,16 +38,16 @@ def cache_size(log: Path, block_size: int | None = None) -> Cache:
     With ``block_size``, or the log's own, the count that is not told is worked out. Raises
     InputError if the file cannot be read or no known engine tells its cache in it.
     """
-    with disk_errors(log, "read"):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     found: Cache | None = None
-    for number, line in enumerate(lines, start=1):
-        for engine, pattern in _LINES:
-            if match := pattern.search(line):
-                told = {k: int(v.replace(",", "")) for k, v in match.groupdict().items()}
-                counts = told.get("blocks"), told.get("tokens")
-                found = Cache(engine, *counts, number, told.get("size"))
-                break
+    with open_bytes(log, pipes=True) as raw:
+        lines = TextIOWrapper(BoundedLines(raw, log), encoding="utf-8", errors="replace")
+        for number, line in enumerate(lines, start=1):
+            for engine, pattern in _LINES:
+                if match := pattern.search(line):
+                    told = {k: int(v.replace(",", "")) for k, v in match.groupdict().items()}
+                    counts = told.get("blocks"), told.get("tokens")
+                    found = Cache(engine, *counts, number, told.get("size"))
+                    break
     if found is None:
         examples = ", ".join(engine.cache_example for engine in ENGINES.values())
         raise InputError(f"{log}: no line tells the size of the KV cache, such as {examples}")

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from simkv.core.errors import InputError, nearest
-from simkv.core.files import disk_errors
+from simkv.core.inputs import MOST_OF_A_TABLE, check_input, read_text
 
 Kind = Literal["number", "whole", "text"]
 Rows = Callable[[pd.DataFrame], "pd.Series[bool]"]
@@ -33,6 +33,7 @@ def read_table(path: Path, columns: Mapping[str, Kind], rows: Rows | None = None
     Only ``rows`` of the file, if given; they keep their numbers. Numbers are finite and not
     negative. Raises InputError with file, line and column otherwise.
     """
+    check_input(path, most=MOST_OF_A_TABLE)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except (OSError, ValueError, EOFError) as error:
@@ -83,8 +84,7 @@ def check_kinds(path: Path, prefills: object, decodes: object) -> None:
 def read_settings(path: Path) -> dict[str, Any]:
     """A YAML file of settings. Raises InputError if it is none."""
     try:
-        with disk_errors(path, "read"):
-            found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        found = YAML(typ="safe", pure=True).load(read_text(path))
     except (YAMLError, ValueError) as error:
         raise InputError(f"{path}: not valid YAML: {_first_line(error)}") from error
     if not isinstance(found, dict):

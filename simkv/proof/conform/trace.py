@@ -6,9 +6,12 @@ import gzip
 import json
 import zlib
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from simkv.core.errors import InputError
+from simkv.core.inputs import MOST_BYTES, read_bytes
 from simkv.core.recording import Line
 
 FORMAT = 1
@@ -95,8 +98,15 @@ def read_trace(path: Path) -> DecisionTrace:
 def _text(path: Path) -> str:
     """What a file says, plain or gzip'd."""
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
+        raw = read_bytes(path)
+        if raw[:2] == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=BytesIO(raw)) as packed:
+                raw = packed.read(MOST_BYTES + 1)
+            if len(raw) > MOST_BYTES:
+                raise TraceError(f"{path}: unpacks to more than {MOST_BYTES >> 20} MiB")
+        return raw.decode()
+    except InputError as error:
+        raise TraceError(str(error)) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: damaged gzip data: {error}") from error
     except OSError as error:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from simkv.core.errors import InputError, nearest
-from simkv.core.files import disk_errors
+from simkv.core.inputs import read_bytes
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -115,8 +115,7 @@ def from_file(path: Path, name: str) -> tuple[Any, OwnCode]:
             f"{path} is code that the scenario would run; read it, then say --trust (in Python "
             "trust=True)"
         )
-    with disk_errors(path, "read"):
-        code = path.read_bytes()
+    code = read_bytes(path)
     source = OwnCode(str(path.resolve()), code)
     folder = str(path.resolve().parent)
     if folder not in sys.path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError, nearest
-from simkv.core.files import disk_errors
+from simkv.core.inputs import read_text
 from simkv.costs.hardware.catalog import known_gpu
 from simkv.scenario.document import Document, read_document
 
@@ -55,11 +55,7 @@ def _price(document: Document, name: Any) -> float:
 
 def _from_csv(path: Path) -> dict[str, float]:
     """Two columns, ``gpu`` and ``price_per_hour``, in any order and among others."""
-    try:
-        with disk_errors(path, "read"):
-            text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text") from error
+    text = read_text(path, "utf-8-sig")
     rows = csv.DictReader(StringIO(text))
     missing = {"gpu", "price_per_hour"} - set(rows.fieldnames or ())
     if missing:

@@ -55,8 +55,11 @@ def table(source: Source) -> pd.DataFrame:
     if any(not isinstance(some, list) or len(some) <= max(good, default=-1) for some in times):
         raise source.error("needs the lists ttfts, itls; they are kept with --save-detailed only")
     ttfts, itls = times
-    first = np.array([float(ttfts[index] or 0) for index in good])
-    later = np.array([float(sum(itls[index] or ())) for index in good])
+    try:
+        first = np.array([float(ttfts[index] or 0) for index in good])
+        later = np.array([float(sum(itls[index] or ())) for index in good])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise source.error("ttfts, itls: should be numbers and lists of numbers") from error
     answered = (rows.output_tokens > 0) & ~_with_error(result, good)
     steps = np.where(rows.output_tokens > 1, rows.output_tokens - 1, np.nan)
     read = pd.DataFrame(

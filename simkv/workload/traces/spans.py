@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simkv.workload.cells import SHOWN, found
+from simkv.workload.fields import MOST_TOKENS
 from simkv.workload.rows import Rows
 from simkv.workload.source import Source, served
 from simkv.workload.traces.base import Format, Head
@@ -81,12 +82,20 @@ def _spans(document: Any) -> Iterator[tuple[float, dict[str, Any]]]:
         for scopes in ("scopeSpans", "instrumentationLibrarySpans"):
             for span in _items(part, "resourceSpans", scopes, "spans"):
                 if span.get("name") == NAME:
-                    start = float(span.get("startTimeUnixNano") or np.nan) / 1e9
-                    yield start, {a.get("key", ""): _value(a) for a in _items(span, "attributes")}
+                    start = _float(span.get("startTimeUnixNano")) / 1e9
+                    yield start, {str(a.get("key")): _value(a) for a in _items(span, "attributes")}
         for span in _items(part, "data", "spans"):
             if span.get("operationName") == NAME:
-                start = float(span.get("startTime") or np.nan) / 1e6
-                yield start, {tag.get("key", ""): tag.get("value") for tag in _items(span, "tags")}
+                start = _float(span.get("startTime")) / 1e6
+                yield start, {str(tag.get("key")): tag.get("value") for tag in _items(span, "tags")}
+
+
+def _float(value: Any) -> float:
+    """A number, or NaN for anything else."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
 
 
 def _value(attribute: dict[str, Any]) -> Any:
@@ -99,13 +108,10 @@ def _value(attribute: dict[str, Any]) -> Any:
 def _number(attributes: dict[str, Any], *names: str) -> float:
     """The first of some attributes that is there. Raises ValueError if it is no number from 0."""
     value = next((attributes[name] for name in names if name in attributes), None)
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = np.nan
-    if not 0 <= number < np.inf:
+    number = _float(value)
+    if not 0 <= number <= MOST_TOKENS:
         what = "is missing" if value is None else found(value)
-        raise ValueError(f"{names[0]}: should be a number from 0; {what}")
+        raise ValueError(f"{names[0]}: should be a number from 0 to {MOST_TOKENS:,}; {what}")
     return number
 
 
@@ -120,8 +126,8 @@ def _record(start: float, attributes: dict[str, Any]) -> dict[str, Any]:
         optional = name in ("prefill", "decode")
         there = _LATENCY + key in attributes
         row[name] = _number(attributes, _LATENCY + key) if there or not optional else np.nan
-    asked = attributes.get("gen_ai.request.max_tokens")
-    row["max_tokens"] = int(float(asked)) if asked else 0
+    asked = "gen_ai.request.max_tokens"
+    row["max_tokens"] = int(_number(attributes, asked)) if attributes.get(asked) else 0
     return row
 
 

@@ -103,5 +103,6 @@ def _panel(
         ends = [min(ends[0], *xs, *ys), max(ends[1], *xs, *ys)]
     axes.plot(ends, ends, color=SLATE, lw=0.8)
     axes.set(xlabel="measured", ylabel="predicted")
+    subs = (1.0,) if ends[1] > 1e3 * ends[0] else (1.0, 2.0, 5.0)  # labels would overlap
     for which in ("x", "y"):
-        logarithmic(axes, which)
+        logarithmic(axes, which, subs)

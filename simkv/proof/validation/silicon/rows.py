@@ -14,11 +14,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
 from simkv.core.errors import InputError, nearest
-from simkv.core.files import disk_errors
+from simkv.core.inputs import read_text
 
 NEEDED = (
     *("id", "backend", "backend_version", "model", "system", "precision"),
@@ -87,16 +88,12 @@ class MeasuredRow:
 
 def read_rows(path: Path) -> list[MeasuredRow]:
     """The points of a CSV file. Raises InputError, by line and field, if it cannot be used."""
-    with disk_errors(path, "read"):
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file, strict=True)
-                _check_columns(path, list(reader.fieldnames or []))
-                rows = [_Fields(path, reader.line_num, record).row() for record in reader]
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not UTF-8 text") from error
-        except csv.Error as error:
-            raise InputError(f"{path}: not a CSV file: {error}") from error
+    reader = csv.DictReader(StringIO(read_text(path, "utf-8-sig"), newline=""), strict=True)
+    try:
+        _check_columns(path, list(reader.fieldnames or []))
+        rows = [_Fields(path, reader.line_num, record).row() for record in reader]
+    except csv.Error as error:
+        raise InputError(f"{path}: not a CSV file: {error}") from error
     if not rows:
         raise InputError(f"{path}: has no rows; expected a point in each line after the first")
     lines: dict[str, int] = {}
