@@ -210,13 +210,19 @@ def _number(release: str) -> tuple[int, ...]:
 def figures() -> str:
     """Every figure of summary.json."""
     rows = [
-        (f"`{one.key}`", one.label, one.unit or "number", "more" if one.more_is_better else "less")
+        (
+            f"`{one.key}`",
+            one.label,
+            one.unit or "number",
+            "more" if one.more_is_better else "less",
+            one.description,
+        )
         for one in [*REGISTRY.values(), *OF_FLEETS.values()]
     ]
     return (
         f"{NOTE}# Figures\n\nWhat `summary.json` says of a variant; `expect`, `--slo`, `--plot` "
         "and `--pareto` go by these names. Those of `fleet` are there with a fleet only.\n\n"
-        + table(("figure", "is the", "unit", "better is"), rows)
+        + table(("figure", "is the", "unit", "better is", "note"), rows)
     )
 
 

@@ -2,7 +2,9 @@
 
 REGISTRY["ttft_ms.p99"].heading      # 'P99 TTFT (ms)'
 REGISTRY["ttft_ms.p99"].said(420.0)  # '0.42 s'
-figure(summary, "ttft_ms.p99")
+figure(summary, "ttft_ms.p99")       # None if no request finished
+
+A name means the same figure wherever it is shown or compared.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ LATENCIES = {
     "itl_ms": ("ITL", "Inter-token Latency"),
     "e2e_ms": ("E2E", "End-to-end Latency"),
 }
+#: The same latencies over all requests, by the group of the latency over finished ones.
+OVER_ALL = {"ttft_ms": "ttft_all_ms", "e2e_ms": "e2e_all_ms"}
+#: Their title in a report.
+OVER_ALL_TITLE = "Latency of All Requests"
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,14 @@ class Metric:
     """A figure: its name in ``summary.json``, how it is called in a sentence, and its unit there.
 
     The unit of a count is "". Of those that are neither good nor bad less is better, too.
+    ``description`` says what the label leaves open.
     """
 
     key: str
     label: str
     unit: str = ""
     more_is_better: bool = False
+    description: str = ""
 
     @property
     def heading(self) -> str:
@@ -65,6 +73,31 @@ def _heading(label: str, unit: str) -> str:
     return f"{label[0].upper()}{label[1:]}" + (f" ({unit})" if unit else "")
 
 
+def _over_all(group: str, event: str) -> tuple[Metric, ...]:
+    """Figures of a latency over all requests; a request without the ``event`` is censored."""
+    short, key = LATENCIES[group][0], OVER_ALL[group]
+    population = (
+        f"over all requests that were sent and not rejected; one without {event} counts as long "
+        "as it waited"
+    )
+    return (
+        *(
+            Metric(
+                f"{key}.{name}",
+                f"{name.replace('p', 'P')} {short} of all requests",
+                "ms",
+                description=population,
+            )
+            for name in STATISTICS
+        ),
+        Metric(
+            f"{key}.censored",
+            f"requests without {event}",
+            description=f"number of requests in {key} that count as long as they waited",
+        ),
+    )
+
+
 #: All numbers of a variant, by name; a scenario may refer to them.
 REGISTRY: Mapping[str, Metric] = {
     metric.key: metric
@@ -85,10 +118,17 @@ REGISTRY: Mapping[str, Metric] = {
         Metric("fastest_e2e_s", "fastest E2E", "s"),
         Metric("slowest_e2e_s", "slowest E2E", "s"),
         *(
-            Metric(f"{key}.{name}", f"{name.replace('p', 'P')} {short}", "ms")
+            Metric(
+                f"{key}.{name}",
+                f"{name.replace('p', 'P')} {short}",
+                "ms",
+                description="over the requests that finished",
+            )
             for key, (short, _) in LATENCIES.items()
             for name in STATISTICS
         ),
+        *_over_all("ttft_ms", "a first token"),
+        *_over_all("e2e_ms", "a complete answer"),
         Metric("steps", "steps"),
         Metric("idle_passes", "idle passes"),
     )
@@ -133,12 +173,31 @@ OF_SOME = (
 )
 
 
+#: Figures of finished requests that are no latency group.
+_OF_FINISHED = ("fastest_e2e_s", "slowest_e2e_s")
+
+
 def figure(figures: Mapping[str, Any], name: str) -> Any:
-    """The figure of a summary by a name with dots, as in ``e2e_ms.mean``."""
+    """The figure of a summary by a name with dots, as in ``e2e_ms.mean``.
+
+    None for a latency without a sample, which ``summary.json`` gives as 0, as ``vllm bench serve``
+    does: 0 would be the best of all.
+    """
+    group, _, statistic = name.partition(".")
+    if group.endswith("_ms") and statistic in STATISTICS and not figures[group]["mean"]:
+        return None
+    if name in _OF_FINISHED and not figures["finished"]:
+        return None
     value: Any = figures
     for key in name.split("."):
         value = value[key]
     return value
+
+
+def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
+    """Whether the figure is at least its value, as some requests were not waited for to the end."""
+    group, _, statistic = name.partition(".")
+    return group in OVER_ALL.values() and statistic in figures[group]["at_least"]
 
 
 def heading(name: str) -> str:

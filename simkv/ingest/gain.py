@@ -11,7 +11,7 @@ the lowest 5th percentile of any world to its highest 95th.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,32 +32,50 @@ _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
 class Gain:
     """The effect on ``figure``: ``before`` and ``after`` in the incident as it was simulated, and
     where their ratio lies (their difference, for requests ``answered``), ``low`` to ``high``, in
-    ``worlds`` worlds."""
+    ``worlds`` worlds.
+
+    Both are None where one of the worlds has no such ratio. ``of`` is the least and the greatest
+    number of ``requests`` that a mean is over in a world: those answered with and without the
+    change.
+    """
 
     figure: str
     before: float
     after: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     worlds: int
+    of: tuple[int, int] = (0, 0)
+    requests: int = 0
 
     @property
     def sure(self) -> bool:
         """Whether nothing in the interval is a loss that what-if would count as one."""
+        if self.low is None or self.high is None:
+            return False
         return self.low >= 0 if self.figure == ANSWERED else self.high < 1 + SHARE
 
     @property
     def told(self) -> str:
         """``mean E2E 41.1 s -> 5.8 s, x0.14, 90 % interval 0.12 to 0.17``."""
         if self.figure == ANSWERED:
-            more = f"{self.low:+.0f} to {self.high:+.0f}"
-            return f"answered {self.before:.0f} -> {self.after:.0f}, 90 % interval {more}"
+            ends = self._ends("{:+.0f}".format)
+            return f"answered {self.before:.0f} -> {self.after:.0f}, {ends}"
         unit = seconds if self.figure != PREEMPTED else "{:.0f}".format
-        ratio = self.after / self.before if self.before else 1.0
+        ratio = f", x{self.after / self.before:.2f}" if self.before else ""
+        least, most = self.of
+        count = f"{least}" if least == most else f"{least} to {most}"
+        some = least < self.requests
+        whose = f" of {count} of {self.requests} requests answered either way" if some else ""
         return (
-            f"{self.figure} {unit(self.before)} -> {unit(self.after)}, x{ratio:.2f}, "
-            f"90 % interval {self.low:.2f} to {self.high:.2f}"
+            f"{self.figure}{whose} {unit(self.before)} -> {unit(self.after)}{ratio}, "
+            f"{self._ends('{:.2f}'.format)}"
         )
+
+    def _ends(self, show: Callable[[float], str]) -> str:
+        if self.low is None or self.high is None:
+            return "90 % interval not determined: a simulation has no such request"
+        return f"90 % interval {show(self.low)} to {show(self.high)}"
 
 
 @dataclass(frozen=True)
@@ -95,19 +113,31 @@ def gain(effect: Effect, base: Figures, worlds: Sequence[tuple[Figures, Figures]
     runs = [(base, effect.figures), *worlds]
     if figure in _FIGURES:
         name = _FIGURES[figure]
-        ratios = [after[name] / before[name] for before, after in runs if before[name]] or [1.0]
         told = base[name], effect.figures[name]
+        if any(after[name] and not before[name] for before, after in runs):
+            return Gain(figure, *told, None, None, len(worlds))
+        ratios = [after[name] / before[name] if before[name] else 1.0 for before, after in runs]
         return Gain(figure, *told, min(ratios), max(ratios), len(worlds))
-    drawn = [_drawn(*_paired(before, after), figure) for before, after in runs]
-    ends = [np.percentile(one, (TAIL, 100 - TAIL)) for one in drawn if len(one)]
-    low, high = (min(e[0] for e in ends), max(e[1] for e in ends)) if ends else (1.0, 1.0)
+    pairs = [_paired(before, after) for before, after in runs]
     if figure == ANSWERED:
         told = base["finished"], effect.figures["finished"]
+        of = (len(pairs[0][0]),) * 2
+        estimate = told[1] - told[0]
     else:
-        one, other = _paired(base, effect.figures)
-        both = np.isfinite(one) & np.isfinite(other)
-        told = float(one[both].mean()), float(other[both].mean())
-    return Gain(figure, *told, float(low), float(high), len(worlds))
+        answered = [np.isfinite(one) & np.isfinite(other) for one, other in pairs]
+        counts = [int(both.sum()) for both in answered]
+        of = min(counts), max(counts)
+        one, other = pairs[0][0][answered[0]], pairs[0][1][answered[0]]
+        told = float(one.mean()), float(other.mean())
+        estimate = told[1] / told[0]
+    drawn = [_drawn(*both, figure) for both in pairs]
+    if not all(map(len, drawn)):
+        return Gain(figure, *told, None, None, len(worlds), of, len(pairs[0][0]))
+    ends = [np.percentile(one, (TAIL, 100 - TAIL)) for one in drawn]
+    # Draws of few requests that differ much may all lie on one side of what was simulated.
+    low = min(estimate, *(float(low) for low, _ in ends))
+    high = max(estimate, *(float(high) for _, high in ends))
+    return Gain(figure, *told, low, high, len(worlds), of, len(pairs[0][0]))
 
 
 def _paired(before: Figures, after: Figures) -> tuple[Floats, Floats]:

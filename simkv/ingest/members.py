@@ -157,6 +157,9 @@ def spread(table: pd.DataFrame) -> list[str]:
     """The figures and where they lie with nine chances in ten, a line each."""
     lines = []
     for name, wanted in FIGURES.items():
+        if table[name].isna().any():
+            lines.append(f"over the ensemble {wanted.label} is not determined: a member has none")
+            continue
         low, high = interval(table[name].tolist(), float(table[f"{name}_observed"].mean()))
         mean = table[name].mean()
         ends = f"90 % interval {max(low, 0):.4g} to {high:.4g} s"

@@ -127,9 +127,12 @@ def _scaled(scenario: Scenario, factors: Mapping[StepKind, float], part: float) 
 
 def _like(base: Figures, other: Figures) -> bool:
     """Whether a run could be the incident, too."""
-    apart = abs(other["e2e_ms.mean"] - base["e2e_ms.mean"])
     lost = abs(other["finished"] - base["finished"])
-    return apart <= MEAN * base["e2e_ms.mean"] and lost <= MEAN * base["requests"]
+    if lost > MEAN * base["requests"]:
+        return False
+    if not base["finished"] or not other["finished"]:
+        return base["finished"] == other["finished"]
+    return abs(other["e2e_ms.mean"] - base["e2e_ms.mean"]) <= MEAN * base["e2e_ms.mean"]
 
 
 def _possible(
@@ -258,13 +261,19 @@ def _ranked(remedies: list[Remedy]) -> list[Remedy]:
     return [remedy for group in sorted(groups) for remedy in _by_e2e(groups[group])]
 
 
+def _mean_e2e(remedy: Remedy) -> float:
+    """Mean E2E of the finished requests in ms; 0 if none finished."""
+    figures = remedy.effect.figures
+    return figures["e2e_ms.mean"] if figures["finished"] else 0.0
+
+
 def _by_e2e(remedies: list[Remedy]) -> list[Remedy]:
     """What comes near to the shortest E2E by plainness, then all others by E2E."""
-    shortest = min(remedy.effect.figures["e2e_ms.mean"] for remedy in remedies)
+    shortest = min(_mean_e2e(remedy) for remedy in remedies)
 
     def rank(remedy: Remedy) -> tuple[Any, ...]:
         effect = remedy.effect
-        took = effect.figures["e2e_ms.mean"]
+        took = _mean_e2e(remedy)
         plain = (
             not remedy.to_default,
             ("flag", "version", "memory").index(remedy.means),

@@ -3,35 +3,25 @@
 A profile that was measured carries its error on steps that it was not fitted to, by kind of step.
 The run is simulated twice more, with every step cheaper and dearer by what such steps are off by in
 the mean (``costs/widening.py``), all in the same direction; what comes out is the interval of each
-figure. So queueing, preemptions and starvation are in it, not only the sum of the steps. Out of
-range it widens; the share of the time there is told beside it.
+figure (``measure/intervals.py``). So queueing, preemptions and starvation are in it, not only the
+sum of the steps. Out of range it widens; the share of the time there is told beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from simkv.core.figures import LATENCIES, STATISTICS, figure
 from simkv.costs.erring import Side
 from simkv.costs.load import Executor
 from simkv.costs.profile import Profile, StepError
 from simkv.costs.widening import RUNS, UNKNOWN, off_by
+from simkv.measure.intervals import FIGURES, FigureInterval, MeasuredRun, interval_of
 
-#: Figures that get an interval, named as in ``summary.json``.
-FIGURES = (
-    "makespan_s",
-    "request_throughput",
-    "output_throughput",
-    "total_token_throughput",
-    "preemptions",
-    "recomputed_tokens",
-    "starved",
-    "timed_out",
-    "longest_stall_s",
-    *(f"{name}.{s}" for name in LATENCIES for s in STATISTICS),
-)
+#: Names of the run and its re-runs, as intervals give them.
+RUN = "in the run"
+RERUNS: dict[Side, str] = {"cheaper": "with faster steps", "dearer": "with slower steps"}
 
 
 @dataclass(frozen=True)
@@ -39,16 +29,23 @@ class Fidelity:
     """What is known of a run's error.
 
     ``outside`` is the share of the busy time that lay outside the profile's range; ``errors`` are
-    the profile's own, by kind of step; ``intervals`` the smallest and largest value of each figure
-    (empty where the profile knows no error). ``note`` says it in a sentence.
+    the profile's own, by kind of step; ``intervals`` are those of the figures (empty where the
+    profile knows no error), ``reasons`` why an end of one is not bounded. ``note`` says it in a
+    sentence.
     """
 
     profile: str
     basis: str
     outside: float
     errors: dict[str, StepError]
-    intervals: dict[str, tuple[float, float]]
+    intervals: dict[str, FigureInterval]
     note: str
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def of(self, name: str, show: Callable[[float], str]) -> str:
+        """The interval of a figure in words; empty if it has none."""
+        found = self.intervals.get(name)
+        return "" if found is None else found.text(show, self.reasons.get(name, ""))
 
     def to_json(self) -> dict[str, Any]:
         """As in ``summary.json``."""
@@ -58,6 +55,7 @@ class Fidelity:
             "outside_range_share": self.outside,
             "step_errors": {kind: error.model_dump() for kind, error in self.errors.items()},
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "not_bounded": self.reasons,
             "note": self.note,
         }
 
@@ -65,21 +63,25 @@ class Fidelity:
 def fidelity(
     profile: Profile,
     outside: float,
-    figures: Mapping[str, Any],
-    again: Callable[[Callable[[Executor], Executor]], Mapping[str, Any]] | None,
+    run: MeasuredRun,
+    again: Callable[[str, Callable[[Executor], Executor]], MeasuredRun] | None,
     unknown: float = 0.0,
 ) -> Fidelity:
-    """The fidelity of a run with these ``figures`` (a summary).
+    """The fidelity of a ``run``.
 
-    ``again`` simulates the run once more, with an executor changed by what it is given, and
-    returns its summary; None where that is not wanted. ``unknown`` is the share of the busy time
-    outside of the range in a feature of which no error is known there.
+    ``again`` simulates it once more under a name, with an executor changed by what it is given;
+    None where that is not wanted. ``unknown`` is the share of the busy time outside of the range in
+    a feature of which no error is known there.
     """
     errors = profile.fit.held_out
-    intervals: dict[str, tuple[float, float]] = {}
+    intervals: dict[str, FigureInterval] = {}
+    reasons: dict[str, str] = {}
     if errors and again and unknown <= UNKNOWN:
-        others = [again(changed) for changed in both_sides(profile)]
-        intervals = {name: _ends(name, [figures, *others]) for name in FIGURES}
+        faster, slower = map(again, RERUNS.values(), both_sides(profile))
+        for name in FIGURES:
+            intervals[name], reason = interval_of(name, [faster, run, slower])
+            if reason:
+                reasons[name] = reason
     return Fidelity(
         profile.name,
         profile.basis,
@@ -87,18 +89,13 @@ def fidelity(
         errors,
         intervals,
         _note(profile, outside, unknown, bool(intervals)),
+        reasons,
     )
 
 
 def both_sides(profile: Profile) -> list[Callable[[Executor], Executor]]:
     """Executors whose steps are all cheaper, and all dearer, than a profile with errors says."""
-    sides: tuple[Side, ...] = ("cheaper", "dearer")
-    return [off_by(profile, side) for side in sides]
-
-
-def _ends(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    values = [float(figure(dict(run), name)) for run in runs]
-    return min(values), max(values)
+    return [off_by(profile, side) for side in RERUNS]
 
 
 def _note(profile: Profile, outside: float, unknown: float, computed: bool) -> str:

@@ -54,7 +54,8 @@ def _transfers(fleet: SplitFleet) -> dict[str, Any]:
 
 def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
     """One replica: what it was sent and what became of it; ``hit_rate`` is the share of the prompt
-    tokens that it took in which it found in its prefix cache."""
+    tokens that it took in which it found in its prefix cache. ``mean_ttft_ms`` is over the requests
+    that got a first token there, whether they finished or not; 0 if none did."""
     stints = [stint for stint in fleet.stints if stint.replica == replica]
     lives = [life for stint in stints for life in stint.engine.record.lives.values()]
     busy = fsum(_busy(stint, end) for stint in stints)

@@ -14,6 +14,7 @@ from simkv.core.figures import STATISTICS
 from simkv.core.outcome import FAILURES, Outcome
 from simkv.core.quantiles import quantile
 from simkv.loop.record import Copied, Drafting, Life, Record, emitting_rows
+from simkv.measure.censored_latency import over_all
 
 Floats = npt.NDArray[np.float64]
 
@@ -180,6 +181,8 @@ def summary(record: Record) -> dict[str, Any]:
         "tpot_ms": _plain(s for x in finished if (s := tpot(x)) is not None).statistics_ms(),
         "itl_ms": gaps(record, finished).statistics_ms(),
         "e2e_ms": _plain(latencies).statistics_ms(),
+        "ttft_all_ms": over_all(lives, ttft).figures_ms(),
+        "e2e_all_ms": over_all(lives, e2e).figures_ms(),
         "steps": len(record.steps),
         "idle_passes": record.idle_passes,
         **({} if record.drafting is None else {"spec_decode": _drafting(record.drafting)}),

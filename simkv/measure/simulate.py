@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from simkv.core.scheduler import Scheduler
 from simkv.costs.erring import Erring
@@ -15,8 +14,9 @@ from simkv.costs.load import Executor
 from simkv.costs.profile import Profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.world import ReplicaSpec, serve_scenario, specs
-from simkv.measure.fidelity import fidelity
+from simkv.measure.fidelity import RUN, fidelity
 from simkv.measure.fleet import fleet_figures
+from simkv.measure.intervals import MeasuredRun
 from simkv.measure.made_for import notes_on_engines
 from simkv.measure.metrics import summary
 from simkv.measure.notes import (
@@ -84,15 +84,15 @@ def run_scenario(
     ]
     figures = summary(record)
 
-    def again(changed: Callable[[Executor], Executor]) -> dict[str, Any]:
+    def again(name: str, changed: Callable[[Executor], Executor]) -> MeasuredRun:
         other = serve_scenario(scenario, replicas, leaping=leaping, changed=changed)
         judge(other, replace(world, changed=changed))
-        return summary(other.record)
+        return MeasuredRun.of(name, other.record)
 
     found = fidelity(
         _least_known(replicas),
         outside_share(executors),
-        figures,
+        MeasuredRun.of(RUN, record, figures),
         again if intervals and not scheduler else None,
         unknown_outside(executors),
     )

@@ -6,14 +6,14 @@ trust it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import fsum
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from simkv.core.figures import REGISTRY, Metric, figure, number, seconds
+from simkv.core.figures import REGISTRY, Metric, figure, is_lower_bound, number, seconds
 from simkv.core.outcome import FAILURES
 from simkv.loop.record import Record
 from simkv.measure.expect import Check, show
@@ -21,7 +21,6 @@ from simkv.measure.metrics import e2e
 from simkv.measure.result import Result
 from simkv.report import story
 from simkv.report.fitting import Column, Fitting
-from simkv.report.over_all import OVER_ALL, over_all
 from simkv.report.published import Comparison
 from simkv.scenario.fields import differences
 from simkv.why.ledger import SERVED, WORDS, Kind, totals
@@ -30,15 +29,15 @@ from simkv.why.verdicts.thrash import Thrash
 
 #: Columns after the name, how it ended and how many finished; the later go first where room lacks.
 _FIGURES = (
-    "ttft_ms.mean",
-    "e2e_ms.mean",
+    "ttft_all_ms.mean",
+    "e2e_all_ms.mean",
     "makespan_s",
     "preemptions",
-    "ttft_ms.p99",
+    "ttft_all_ms.p99",
     "recomputed_tokens",
     "longest_stall_s",
     "output_throughput",
-    "e2e_ms.p99",
+    "e2e_all_ms.p99",
 )
 #: A variant that does work twice ends this much sooner than another if it is worth a line.
 _SOONER = 0.95
@@ -51,9 +50,9 @@ def brief_parts(
     for line in answer(results):
         yield Text(line)
     yield side_by_side(results)
-    if any(_is_bound(result, key) for result in results.values() for key in _FIGURES):
-        yield Text('Over all requests; ">" where some never got so far: they count as they waited.')
-    for line in surprises(results):
+    if any(is_lower_bound(r.summary, key) for r in results.values() for key in _FIGURES):
+        yield Text('">": requests that never got so far count as long as they waited.')
+    for line in (*uncertain(results), *surprises(results)):
         yield Text(line)
     for line in _besides(results, comparisons, checks):
         yield Text(line)
@@ -72,7 +71,8 @@ def _what(results: Mapping[str, Result], name: str) -> str:
     where = scenario if len(results) == 1 else f"{scenario}, {name}"
     _, _, wrong = story.ending(results[name]).partition("served, ")
     wrong = wrong and f", but {wrong}"
-    return f"{where}: {story.served(results[name].record)}{wrong}."
+    might = story.might(results[name])
+    return f"{where}: {story.served(results[name].record)}{wrong}{might and f'; {might}'}."
 
 
 def _whom(record: Record) -> str:
@@ -98,7 +98,8 @@ def _why(result: Result) -> str:
         plain = getattr(verdict, "found", verdict)  # on a replica
         if isinstance(plain, Starvation):
             behind = f", most behind request {plain.behind[0].id}" if plain.behind else ""
-            return f"Why: {_waits(plain.kinds, plain.lived)}{behind}."
+            whose = f"request {plain.requests[0]}"
+            return f"Why: {_waits(plain.kinds, plain.lived, whose)}{behind}."
         if isinstance(plain, Thrash):
             tax, busy = found.waste.recompute, found.waste.busy
             share = f" ({100 * tax / busy:.0f} % of the GPU's time)" if busy else ""
@@ -110,14 +111,16 @@ def _why(result: Result) -> str:
     waits = {kind: time for kind, time in sums.items() if kind not in SERVED}
     if not waits or sum(waits.values()) < 0.01 * sum(sums.values()):
         return "Why: hardly anybody waited for anybody."
-    return f"Why: {_waits(waits, sum(sums.values()))}."
+    return f"Why: {_waits(waits, sum(sums.values()), 'all requests')}."
 
 
-def _waits(kinds: Mapping[Kind, float], lived: float) -> str:
-    """The two greatest waits in percent of a life."""
+def _waits(kinds: Mapping[Kind, float], lived: float, whose: str) -> str:
+    """The two greatest waits in percent of the time of some requests."""
     worst = sorted(kinds, key=lambda kind: -kinds[kind])[:2]
     parts = [f"{100 * kinds[kind] / lived:.0f} % {WORDS[kind]}" for kind in worst if lived]
-    return "of the time " + " and ".join(part for part in parts if not part.startswith("0 %"))
+    return f"of the time of {whose}, " + " and ".join(
+        part for part in parts if not part.startswith("0 %")
+    )
 
 
 def _mend(results: Mapping[str, Result], name: str) -> str:
@@ -129,6 +132,8 @@ def _mend(results: Mapping[str, Result], name: str) -> str:
         how = "serves all" if all_ else f"serves {theirs['finished']:,} of {theirs['requests']:,}"
         if theirs["finished"] == ours.summary["finished"]:
             how = _better(ours.summary, theirs)
+        if might := story.might(results[other]):
+            how += f", but {might}"
         differ = differences(ours.scenario, results[other].scenario)
         what = str(differ[0]) if len(differ) == 1 else f"{len(differ)} fields"
         return f"Mend: variant {other} {how} ({what})."
@@ -140,6 +145,8 @@ def _better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
     def gain(metric: Metric) -> float:
         before, after = figure(ours, metric.key), figure(theirs, metric.key)
+        if before is None or after is None:
+            return 0.0
         return float((before + 1e-3) / (after + 1e-3))
 
     best = max(story.COMPARED, key=gain)
@@ -164,7 +171,7 @@ def _trust(results: Mapping[str, Result]) -> str:
 
 
 def side_by_side(results: Mapping[str, Result]) -> Fitting:
-    """A row per variant. Latencies are over all requests, of whom some may have got no answer."""
+    """A row per variant. Latencies are over all requests, answered or not."""
     found = list(results.values())
     finished = [f"{r.summary['finished']:,} of {r.summary['requests']:,}" for r in found]
     columns = [
@@ -174,23 +181,26 @@ def side_by_side(results: Mapping[str, Result]) -> Fitting:
     ]
     for rank, key in enumerate(_FIGURES, start=3):
         if any(REGISTRY[key].unit or result.summary[key] for result in found):
-            columns.append(Column(REGISTRY[key].label, [_cell(r, key) for r in found], rank))
+            metric = REGISTRY[key]
+            columns.append(Column(metric.label, [_cell(r, key, metric.said) for r in found], rank))
     return Fitting(columns)
 
 
-def _cell(result: Result, key: str) -> str:
-    metric = REGISTRY[key]
-    group, _, statistic = key.partition(".")
-    if group in OVER_ALL:
-        value, bound = over_all(result.record, group, statistic)
-        return "none" if value is None else ("> " if bound else "") + seconds(value)
-    value = result.summary[key]
-    return metric.said(value)
+def _cell(result: Result, key: str, show: Callable[[float], str]) -> str:
+    """A figure of a run; ``>`` if it is a lower bound, ``none`` where there is none."""
+    value = figure(result.summary, key)
+    if value is None:
+        return "none"
+    return ("> " if is_lower_bound(result.summary, key) else "") + show(value)
 
 
-def _is_bound(result: Result, key: str) -> bool:
-    group, _, statistic = key.partition(".")
-    return group in OVER_ALL and over_all(result.record, group, statistic)[1]
+def uncertain(results: Mapping[str, Result]) -> Iterator[str]:
+    """How many requests might fail in the variants that the answer does not mention."""
+    lead = story.first_to_look_at(results)
+    mentioned = {lead, story.remedy(results, lead)}
+    for name, result in results.items():
+        if name not in mentioned and (might := story.might(result)):
+            yield f"{name}: {might}."
 
 
 def surprises(results: Mapping[str, Result]) -> Iterator[str]:

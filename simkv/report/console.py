@@ -12,9 +12,12 @@ from simkv.core.figures import (
     OF_DRAFTS,
     OF_FLEETS,
     OF_TIERS,
+    OVER_ALL,
+    OVER_ALL_TITLE,
     STATISTICS,
     figure,
     heading,
+    is_lower_bound,
 )
 from simkv.core.outcome import FAILURES, Outcome, in_words
 from simkv.measure.expect import Check, show
@@ -34,6 +37,10 @@ _SIDE_BY_SIDE = (
     "itl_ms.p99",
     "e2e_ms.mean",
     "e2e_ms.p99",
+    "ttft_all_ms.mean",
+    "ttft_all_ms.p99",
+    "e2e_all_ms.mean",
+    "e2e_all_ms.p99",
     "longest_stall_s",
     "preemptions",
     "recomputed_tokens",
@@ -42,9 +49,12 @@ _SIDE_BY_SIDE = (
 )
 #: Figures whose intervals are printed; all are in ``summary.json``.
 _WITH_INTERVALS = (
+    "finished",
+    "starved",
+    "timed_out",
     "makespan_s",
     "output_throughput",
-    *(f"{key}.{name}" for key in LATENCIES for name in ("mean", "p99")),
+    *(f"{key}.{n}" for key in (*LATENCIES, *OVER_ALL.values()) for n in ("mean", "p99")),
     "preemptions",
 )
 _COUNTS = ("total_input_tokens", "total_output_tokens")
@@ -67,7 +77,7 @@ def results_parts(
         yield "\nVariants side by side"
         yield _side_by_side(results)
         if any(_failed(result) for result in results.values()):
-            yield "* of the requests that finished; over all of them it is more"
+            yield "* of the requests that finished only"
     if comparisons:
         yield "\nPublished beside simulated"
         yield _published(comparisons)
@@ -123,6 +133,9 @@ def _block(variant: str, result: Result) -> Iterator[str]:
     for key, (_, title) in LATENCIES.items():
         yield f"{title:-^{WIDTH}}"
         yield from _rows(figures, (f"{key}.{name}" for name in STATISTICS))
+    yield f"{OVER_ALL_TITLE:-^{WIDTH}}"
+    for key in OVER_ALL.values():
+        yield from _rows(figures, (f"{key}.{name}" for name in (*STATISTICS, "censored")))
     for key, title, names in _OF_SOME:
         if key in figures:
             yield f"{title:-^{WIDTH}}"
@@ -142,9 +155,9 @@ def _block(variant: str, result: Result) -> Iterator[str]:
         yield f"Note: {note}"
     yield f"Fidelity: {result.fidelity.note}"
     for key in _WITH_INTERVALS:
-        if ends := result.fidelity.intervals.get(key):
-            value = _number(figure(figures, key))
-            yield f"  {_label(key):<32}{value:>12}   from {_number(ends[0])} to {_number(ends[1])}"
+        show = _count if isinstance(figure(figures, key), int) else _number
+        if interval := result.fidelity.of(key, show):
+            yield f"  {_label(key):<32}{_value(figures, key):>12}   {interval}"
 
 
 #: Columns of the table of replicas: figure, heading, width, decimals.
@@ -152,7 +165,7 @@ _REPLICA = (
     ("requests", "requests", 9, 0),
     ("finished", "finished", 9, 0),
     ("utilisation", "busy %", 8, 1),
-    ("mean_ttft_ms", "TTFT ms", 10, 1),
+    ("mean_ttft_ms", "first token ms", 16, 1),
     ("preemptions", "preempted", 10, 0),
     ("hit_rate", "hits %", 8, 1),
 )
@@ -168,10 +181,13 @@ def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
     yield f"{'replica':<8}" + "".join(f"{heading:>{width}}" for _, heading, width, _ in _REPLICA)
     for row in fleet["by_replica"][:_MOST_REPLICAS]:
         percent = {"utilisation": 100.0, "hit_rate": 100.0}
-        yield f"{row['replica']:<8}" + "".join(
+        cells = [
             f"{row[key] * percent.get(key, 1):>{width}.{decimals}f}"
+            if row[key] or key != "mean_ttft_ms"
+            else f"{'none':>{width}}"
             for key, _, width, decimals in _REPLICA
-        )
+        ]
+        yield f"{row['replica']:<8}" + "".join(cells)
     if (more := len(fleet["by_replica"]) - _MOST_REPLICAS) > 0:
         yield f"... and {more} more: see summary.json"
 
@@ -183,15 +199,26 @@ def _label(name: str) -> str:
 
 def _rows(figures: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        yield _row(f"{_label(name)}:", figure(figures, name))
+        yield _row(f"{_label(name)}:", _value(figures, name))
 
 
 def _row(label: str, value: Any) -> str:
     return f"{label:<40}{_number(value):<10}".rstrip()
 
 
+def _value(figures: dict[str, Any], name: str) -> str:
+    """A figure; ``>`` if it is a lower bound, ``none`` if the run has no sample of it."""
+    return ("> " if is_lower_bound(figures, name) else "") + _number(figure(figures, name))
+
+
 def _number(value: Any) -> str:
+    if value is None:
+        return "none"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}"
 
 
 def _side_by_side(results: dict[str, Result]) -> Stacked:
@@ -215,7 +242,7 @@ def _side_by_side(results: dict[str, Result]) -> Stacked:
 def _of(result: Result, key: str) -> str:
     """The figure, with a star if it is a latency of some requests only."""
     star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
-    return _number(figure(result.summary, key)) + star
+    return _value(result.summary, key) + star
 
 
 def _failed(result: Result) -> int:

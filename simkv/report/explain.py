@@ -12,7 +12,7 @@ from simkv.core.figures import seconds
 from simkv.core.outcome import Outcome
 from simkv.loop.record import Life, Record
 from simkv.measure.result import Result
-from simkv.report.story import behind, requests, served
+from simkv.report.story import behind, might, requests, served
 from simkv.why.blame import Preemption
 from simkv.why.gave_up import told
 from simkv.why.ledger import WORDS, Kind, Tile, runs, totals
@@ -121,6 +121,7 @@ def _title(name: str, result: Result) -> Iterator[str]:
     yield f"{name} ({engine.name} {engine.variant}): {figures['verdict']}, {served(result.record)}"
     if figures["verdict"] != "served":
         yield from _text(str(figures["verdict_detail"]), "  ", most=2)
+    yield from _text(might(result), "  ")
 
 
 def _worst(record: Record) -> int | None:

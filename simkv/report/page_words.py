@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simkv.core.figures import REGISTRY, figure, number, seconds
+from simkv.core.figures import REGISTRY, figure, is_lower_bound, number, seconds
 from simkv.loop.record import Record
 from simkv.measure.expect import check, show
 from simkv.measure.result import Result
 from simkv.report import story
-from simkv.report.over_all import OVER_ALL, over_all
 from simkv.report.page_data import error_row
 from simkv.report.published import Comparison, compare
 from simkv.scenario.saving import to_yaml
@@ -20,10 +19,10 @@ from simkv.why.ledger import WORDS, Kind, totals
 COLUMNS = (
     "finished",
     "makespan_s",
-    "ttft_ms.mean",
-    "ttft_ms.p99",
-    "e2e_ms.mean",
-    "e2e_ms.p99",
+    "ttft_all_ms.mean",
+    "ttft_all_ms.p99",
+    "e2e_all_ms.mean",
+    "e2e_all_ms.p99",
     "longest_stall_s",
     "output_throughput",
     "preemptions",
@@ -63,7 +62,7 @@ def words(results: Mapping[str, Result], pair: Sequence[str]) -> dict[str, Any]:
             "name": lead,
             "other": other,
             **badge(result),
-            "who": story.who(result.record),
+            "who": story.who(result),
             "behind": story.behind(result.record, result.diagnosis),
             "fix": story.fix(results, lead, other),
             "verdicts": result.diagnosis.verdicts,
@@ -129,11 +128,10 @@ def _cell(result: Result, key: str) -> str:
     value = figure(result.summary, key)
     if key == "finished":
         return f"{value:,} of {result.summary['requests']:,}"
-    group, _, statistic = key.partition(".")
-    if group in OVER_ALL:
-        value, bound = over_all(result.record, group, statistic)
-        return "none" if value is None else ("> " if bound else "") + number(value)
-    return number(REGISTRY[key].in_s(value))
+    if value is None:
+        return "none"
+    more = "> " if is_lower_bound(result.summary, key) else ""
+    return more + number(REGISTRY[key].in_s(value))
 
 
 def _waste(result: Result) -> list[str]:
@@ -167,9 +165,9 @@ def _waste(result: Result) -> list[str]:
 
 def _accuracy(results: Mapping[str, Result]) -> str:
     """How far the seconds can be trusted, in a sentence per cost profile."""
-    said = ["TTFT and E2E are over all requests."]
-    if any(result.summary["finished"] < result.summary["requests"] for result in results.values()):
-        said.append("A “>” says that some never got so far: they count as long as they waited.")
+    said = []
+    if any(is_lower_bound(result.summary, key) for result in results.values() for key in COLUMNS):
+        said.append("“>”: requests that never got so far count as long as they waited.")
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         known = []
         if profile.fit.rms_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from simkv.core.figures import heading
+from simkv.core.figures import LATENCIES, heading
 from simkv.report.style import (
     BLUE,
     DARK,
@@ -34,7 +34,7 @@ from simkv.search.plan.words import shown
 #: So many objectives get a panel, the binding ones first.
 MOST_PANELS = 4
 #: Latencies that the cliff shows if no objective bounds any.
-LATENCIES = ("ttft_ms.p99", "e2e_ms.p99")
+SHOWN_LATENCIES = ("ttft_ms.p99", "e2e_ms.p99")
 #: From such a ratio of the greatest value to the least an axis is logarithmic.
 DECADES = 20.0
 
@@ -73,7 +73,7 @@ def draw_cliff(plan: Plan, path: Path) -> Path | None:
     frame["unserved_percent"] = 100.0 * frame["unserved"] / frame["requests"]
     panels: list[tuple[str, Objective | None]] = [
         (objective.figure, objective) for objective in _panels(plan) if _is_latency(objective)
-    ] or [(name, None) for name in LATENCIES]
+    ] or [(name, None) for name in SHOWN_LATENCIES]
     candidate = plan.answer if plan.answer is not None else -1
     case = plan.prepared.case
     title = f"{plan.prepared.name} with {case.knob} = {shown(case.candidates[candidate])}, by rate"
@@ -107,11 +107,11 @@ def _is_latency(objective: Objective) -> bool:
 def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Objective | None) -> None:
     """A figure against ``x``: points of single runs, a line through the worst, a band."""
     numbers = frame[[x, "side", "failing"]].assign(y=pd.to_numeric(frame[name], errors="coerce"))
-    worst: Literal["min", "max"] = "min" if objective and objective.sign == ">=" else "max"
+    worst = _least if objective and objective.sign == ">=" else _greatest
     calm, failing = numbers[~numbers["failing"]], numbers[numbers["failing"]]
-    by_side = calm.pivot_table(index=x, columns="side", values="y", aggfunc=worst)
+    by_side = calm.groupby([x, "side"])["y"].agg(worst).unstack("side")
     if len(by_side.columns) > 1:
-        band = by_side.dropna()
+        band = by_side[_comparable(frame, x, name)].dropna()
         low, high = band.min(axis="columns"), band.max(axis="columns")
         axes.fill_between(band.index, low, high, color=BLUE, alpha=0.2, linewidth=0)
     calm, failing = calm[calm["side"] == ""], failing[failing["side"] == ""]
@@ -132,6 +132,27 @@ def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Object
     axes.grid(color=GREY, linewidth=0.5)
 
 
+def _least(values: pd.Series[float]) -> float:
+    """The least of several runs; NaN if one of them has no sample."""
+    return float(values.min(skipna=False))
+
+
+def _greatest(values: pd.Series[float]) -> float:
+    """The greatest of several runs; NaN if one of them has no sample."""
+    return float(values.max(skipna=False))
+
+
+def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
+    """By place on the axis, whether all sides of the error say the same of the figure.
+
+    Not where other numbers of requests finish and it is over those.
+    """
+    calm = frame[~frame["failing"]]
+    same = calm.groupby(x)["finished"].nunique() == 1
+    of_finished = name.partition(".")[0] in LATENCIES or name == "longest_stall_s"
+    return same | (not of_finished)
+
+
 def _from_nothing(axes: Axes, values: pd.Series[Any]) -> None:
     """An axis of what cannot be negative begins at 0, and goes to 1 where all is 0."""
     most = values.max()
@@ -144,7 +165,9 @@ def _legend(plan: Plan, frame: pd.DataFrame, line: str) -> Sequence[Any]:
     seeds = f"a seed of {prepared.repeats}" if prepared.repeats > 1 else "a run"
     handles: list[Any] = [Line2D([], [], color=BLUE, marker="o", label=f"{seeds}; line: the worst")]
     if (frame["side"] != "").any():
-        handles.append(Patch(color=BLUE, alpha=0.2, label="profile's error"))
+        handles.append(
+            Patch(color=BLUE, alpha=0.2, label="profile's error, where the same number finished")
+        )
     if frame["failing"].any():
         handles.append(
             Line2D([], [], color=RED, marker="X", linestyle="", label="one replica failing")

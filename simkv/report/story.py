@@ -42,6 +42,35 @@ def served(record: Record) -> str:
     return ", ".join(parts)
 
 
+_MIGHT = {
+    Outcome.STALLED: "stall",
+    Outcome.LOST: "be lost",
+    Outcome.STARVED: "starve",
+    Outcome.REJECTED: "be rejected",
+    Outcome.TIMED_OUT: "time out",
+    Outcome.CUT_OFF: "be cut off",
+}
+
+
+def might(result: Result) -> str:
+    """How many requests might fail within the error of the costs; empty where that is certain.
+
+    ``0 to 290 of 300 requests might starve, given the error of the costs``
+    """
+    intervals = result.fidelity.intervals
+    found = [
+        f"{ends.low:,.0f} to {ends.high:,.0f}{{}} might {word}"
+        for outcome, word in _MIGHT.items()
+        if (ends := intervals.get(outcome)) and ends.low != ends.high
+    ]
+    if not found:
+        return ""
+    count = result.summary["requests"]
+    first, *others = found
+    first = first.format(f" of {count:,} requests")
+    return f"{' and '.join([first, *(o.format('') for o in others)])}, given the error of the costs"
+
+
 def ending(result: Result) -> str:
     """How a run ended, and what was wrong although everybody may have been served."""
     word = in_words(result.summary["verdict"])
@@ -51,8 +80,13 @@ def ending(result: Result) -> str:
     return f"served, {in_words(wrong[0])}" if wrong else word
 
 
-def who(record: Record) -> list[str]:
+def who(result: Result) -> list[str]:
     """Who got no answer and why; if all did, who waited longest."""
+    said, sure = _who(result.record), might(result)
+    return [*said, f"{sure[0].upper()}{sure[1:]}."] if sure else said
+
+
+def _who(record: Record) -> list[str]:
     lives = record.lives.values()
     said = []
     for outcome in FAILURES:
@@ -263,6 +297,8 @@ def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
     total = 0.0
     for metric in COMPARED:
         before, after = figure(ours, metric.key), figure(theirs, metric.key)
+        if before is None or after is None:
+            continue
         total += (1.0 if metric.unit else 0.2) * log((before + 1.0) / (after + 1.0))
     return total
 
@@ -290,6 +326,8 @@ def fix(results: Mapping[str, Result], name: str, other: str | None) -> list[str
         if a["stalled"] or (more and "." in metric.key):
             continue  # a run that ended early, or latencies of requests that are not the same
         before, after = figure(a, metric.key), figure(b, metric.key)
+        if before is None or after is None:
+            continue
         if abs(before - after) > 0.02 * max(before, after):
             which = gains["Better" if after < before else "Worse"]
             which.append(f"{metric.label} {metric.said(before)} → {metric.said(after)}")

@@ -288,7 +288,7 @@ def _draw_line(
     x, y = x[order], line[plot.figure].to_numpy()[order]
     error = line[f"±{plot.figure}"].to_numpy()[order]
     hollow = line["unserved"].to_numpy()[order]
-    bars = None if np.isnan(error).all() else np.nan_to_num(error)
+    bars = None if np.isnan(error).all() else error
     colour, marker, style = look["color"], look["marker"], look["linestyle"]
     axes.errorbar(
         x, y, bars, color=colour, linestyle=style, linewidth=1.4, elinewidth=0.9, capsize=3

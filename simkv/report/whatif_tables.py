@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import isnan
 from typing import Any
 
 from rich.console import RenderableType
@@ -34,6 +35,11 @@ SHOWN = (
     "e2e_ms.median",
     "e2e_ms.mean",
     "e2e_ms.p99",
+    "ttft_all_ms.median",
+    "ttft_all_ms.p99",
+    "e2e_all_ms.median",
+    "e2e_all_ms.mean",
+    "e2e_all_ms.p99",
 )
 #: Columns of the tables; times are in seconds there.
 _COLUMNS = (
@@ -175,11 +181,13 @@ def _headings(figure: str | None) -> list[str]:
 def _cells(figures: Figures | None, figure: str | None) -> list[str]:
     if figures is None:
         return [""] * (len(_COLUMNS) + (figure is not None))
-    cells = [f"{figures[figure]:.6g}"] if figure else []
+    cells = []
+    if figure:
+        cells.append("none" if isnan(figures[figure]) else f"{figures[figure]:.6g}")
     for name in _COLUMNS:
-        metric = REGISTRY[name]
-        told = f"{metric.in_s(figures[name]):.{2 if metric.per_second else 0}f}"
-        cells.append(told if figures["finished"] or metric.unit != "ms" else "")
+        metric, value = REGISTRY[name], figures[name]
+        told = f"{metric.in_s(value):.{2 if metric.per_second else 0}f}"
+        cells.append("" if isnan(value) else told)
     return cells
 
 
@@ -250,5 +258,5 @@ def figures_json(figures: Figures) -> dict[str, Any]:
     return {
         "verdict": figures.verdict,
         "verdict_detail": figures.detail,
-        "figures": {name: figures[name] for name in SHOWN},
+        "figures": {name: figures.values[name] for name in SHOWN},
     }

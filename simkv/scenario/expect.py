@@ -153,7 +153,11 @@ if TYPE_CHECKING:
     Expectations = _Expectations
 else:
     Expectations = _with_bounds(
-        _Expectations, {name: f"the {metric.label}" for name, metric in REGISTRY.items()}
+        _Expectations,
+        {
+            name: f"the {metric.label}" + (f", {metric.description}" if metric.description else "")
+            for name, metric in REGISTRY.items()
+        },
     )
 
 

@@ -130,8 +130,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
         group = name.partition(".")[0]
         if group not in summary:
             continue
-        empty = group.endswith("_ms") and not summary[group]["mean"]
-        values[name] = None if empty else figure(dict(summary), name)
+        values[name] = figure(summary, name)
     served = summary["total_input_tokens"] + summary["total_output_tokens"]
     values["unserved"] = summary["requests"] - summary["finished"]
     values["preemption_rate"] = _ratio(summary["preemptions"], summary["requests"])

@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 from simkv.core.outcome import Outcome
 from simkv.core.processes import safe_module_path
 from simkv.core.request import Request
+from simkv.measure.metrics import e2e
 from simkv.measure.result import Result
 from simkv.measure.simulate import run_scenario
 from simkv.report.explain import story, story_of
@@ -127,7 +128,8 @@ def _waited(result: Result, number: int) -> dict[str, Any]:
         "request": number,
         "outcome": life.outcome.value if life.outcome else None,
         "arrival_s": life.request.arrival,
-        "e2e_s": (life.ended_at or result.record.end) - life.request.arrival,
+        "e2e_s": e2e(life),
+        "lasted_s": (life.ended_at or result.record.end) - life.request.arrival,
         "intervals": [
             {
                 "what": tile.kind.value,

@@ -81,6 +81,40 @@ def test_answers_and_preemptions_are_gains_too() -> None:
     assert (found.figure, found.low, found.high) == (PREEMPTED, 0.4, 0.9)
 
 
+def test_a_mean_of_some_requests_says_so_and_one_that_is_missing_has_no_interval() -> None:
+    base, after = figures([10.0, 10.0, None]), figures([5.0, None, 5.0])
+    found = gain(effect_of(CHANGE, base, after), base, [])
+    assert found.told == (
+        "mean E2E of 1 of 3 requests answered either way 10 s -> 5 s, x0.50, "
+        "90 % interval 0.50 to 0.50"
+    )
+    other = figures([None, 10.0, None])  # where no request is answered either way
+    found = gain(effect_of(CHANGE, base, after), base, [(other, after), (base, after)])
+    assert (found.low, found.high) == (None, None)
+    assert not found.sure
+    assert "mean E2E of 0 to 1 of 3 requests" in found.told
+    fewer = figures([1.0, 1.0], preemptions=4)
+    base = figures([1.0, 1.0], preemptions=10)
+    none, some = figures([1.0, 1.0]), figures([1.0, 1.0], preemptions=2)
+    assert gain(effect_of(CHANGE, base, fewer), base, [(none, none)]).high == 1.0
+    found = gain(effect_of(CHANGE, base, fewer), base, [(none, some)])
+    assert "90 % interval not determined" in found.told
+    assert not found.sure
+
+
+def test_the_interval_contains_what_was_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the draws are: here a single one, in which the first request is rare."""
+    monkeypatch.setattr("simkv.ingest.gain.DRAWS", 1)
+    for place in range(4):
+        took = [1.0] * 4
+        took[place] = 1000.0
+        base, after = figures(took), figures([1.0] * 4)
+        found = gain(effect_of(CHANGE, base, after), base, [])
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low <= found.after / found.before <= found.high
+
+
 def test_shorter_answers_are_no_remedy() -> None:
     base = figures([10.0, 10.0], total_output_tokens=200)
     after = figures([5.0, 5.0], total_output_tokens=100)

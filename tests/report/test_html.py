@@ -158,7 +158,7 @@ def test_data_may_hold_anything(results: dict[str, Result]) -> None:
 
 
 def test_nobody_starved_is_said_too(results: dict[str, Result]) -> None:
-    said = story.who(results["after"].record)
+    said = story.who(results["after"])
     assert said[0] == "Nobody: all 40 requests finished."
     assert story.fix({"after": results["after"]}, "after", None) == ["No other variant was run."]
 

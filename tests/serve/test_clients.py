@@ -148,6 +148,7 @@ def test_an_explanation_sums_to_the_request_s_time(served: Served) -> None:
     (found,) = served.get(f"/explain/{name}?format=json").json()["requests"]
     total = sum(interval["seconds"] for interval in found["intervals"])
     assert total == pytest.approx(found["e2e_s"], rel=1e-9)
+    assert found["lasted_s"] == pytest.approx(total, rel=1e-9)
     assert found["e2e_s"] == pytest.approx(0.11)  # ten steps, a prefill of a hundred tokens
     assert "prefill: 100 tokens" in served.get(f"/explain/{name}").text
     assert served.get("/explain/nobody").status_code == 404

@@ -63,7 +63,7 @@ def test_who_left_since_the_last_run_is_told_of_anew(tmp_path: Path) -> None:
     assert kept.explain([0], 2.0, 2.0).data["requests"][0]["outcome"] == "cut_off"
     kept.hear([replace(request, timeout=2.0)])
     told = kept.explain([0], 4.0, 4.0).data["requests"][0]
-    assert (told["outcome"], told["e2e_s"]) == ("timed_out", 2.0)
+    assert (told["outcome"], told["e2e_s"], told["lasted_s"]) == ("timed_out", None, 2.0)
 
 
 def test_many_questions_at_once_share_two_runs_and_the_clock_goes_on(

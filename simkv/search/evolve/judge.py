@@ -79,8 +79,8 @@ class Bill:
 
     kind: str
     count: int
-    before_s: float
-    after_s: float
+    before_s: float | None
+    after_s: float | None
     slower: int
     faster: int
     lost: int
@@ -142,8 +142,9 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def _mean(values: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+    """The mean over trials; None if one of them has no such figure."""
     known = [value for one in values if (value := one[name]) is not None]
-    return mean(known) if known else None
+    return mean(known) if known and len(known) == len(values) else None
 
 
 def _costs(contest: Contest, winner: Candidate) -> list[Bill]:
@@ -178,8 +179,8 @@ def _cost(kind: str, pairs: Sequence[tuple[float | None, float | None]]) -> Bill
     return Bill(
         kind,
         len(pairs),
-        mean(a for a, _ in both) if both else 0.0,
-        mean(b for _, b in both) if both else 0.0,
+        mean(a for a, _ in both) if both else None,
+        mean(b for _, b in both) if both else None,
         slower=sum(b > a * (1 + SAME) for a, b in both),
         faster=sum(b < a * (1 - SAME) for a, b in both),
         lost=sum(a is not None and b is None for a, b in pairs),

@@ -156,9 +156,11 @@ def _said(figure: str, value: float | None) -> str:
 
 def cost_in_words(cost: Bill) -> str:
     """What requests of one kind got."""
-    change = cost.after_s - cost.before_s
-    parts = [
-        f"mean E2E {cost.before_s:.3g} s -> {cost.after_s:.3g} s ({change:+.3g} s)",
+    before, after = cost.before_s, cost.after_s
+    parts = ["no request served either way"]
+    if before is not None and after is not None:
+        parts = [f"mean E2E {before:.3g} s -> {after:.3g} s ({after - before:+.3g} s)"]
+    parts += [
         f"{cost.faster} faster and {cost.slower} slower by over 5 %",
     ]
     if cost.lost or cost.saved:

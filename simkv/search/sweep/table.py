@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from simkv.core.figures import REGISTRY, figure
 from simkv.core.files import write_bytes
 from simkv.search.jobs import Summary
 from simkv.search.sweep.sweep import Sweep
@@ -49,20 +50,27 @@ def knobs_of(frame: pd.DataFrame) -> list[str]:
     return names[names.index("point") + 1 : names.index("variant")]
 
 
-def figures_of(summary: Summary) -> dict[str, Any]:
-    """The figures of a variant by names with dots; a list of words as lines of one text."""
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by names with dots; a list of words as lines of one text."""
     flat: dict[str, Any] = {}
-    for name, value in summary.items():
+    for name, value in values.items():
         if isinstance(value, dict):
-            empty = name.endswith("_ms") and not value["mean"]
-            inner = dict.fromkeys(value) if empty else figures_of(value)
-            flat.update({f"{name}.{key}": inner[key] for key in inner})
+            flat.update({f"{name}.{key}": found for key, found in _flat(value).items()})
         elif isinstance(value, list):
             words = all(isinstance(item, str) for item in value)
             flat[name] = "\n".join(value) if words else json.dumps(value)
         else:
             flat[name] = value
     return flat
+
+
+def figures_of(summary: Summary) -> dict[str, Any]:
+    """The figures of a variant by names with dots; a list of words as lines of one text.
+
+    A figure without a sample is None.
+    """
+    flat = _flat(summary)
+    return flat | {name: figure(summary, name) for name in REGISTRY if name in flat}
 
 
 def _typed(column: pd.Series[Any]) -> pd.Series[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import inf, isclose, isfinite
+from math import inf, isclose, isfinite, isnan
 from typing import Any, Literal, get_args
 
 from simkv.core.errors import InputError, nearest
@@ -52,7 +52,7 @@ class IsVerdict:
 
 @dataclass(frozen=True)
 class IsBound:
-    """A figure of the run is at least, at most or equal to a number."""
+    """A figure of the run is at least, at most or equal to a number; never if it is missing."""
 
     text: str
     figure: str
@@ -61,13 +61,17 @@ class IsBound:
 
     def shows(self, figures: Figures) -> bool:
         found = figures[self.figure]
+        if isnan(found):
+            return False
         if isclose(found, self.number, rel_tol=1e-9, abs_tol=1e-9):
             return True
         return self.sign != "=" and (found > self.number) == (self.sign == ">=")
 
     def told(self, figures: Figures) -> str:
         """The run in the words of the condition."""
-        return f"{self.figure} {figures[self.figure]:.10g} ({figures.verdict})"
+        found = figures[self.figure]
+        shown = "none" if isnan(found) else f"{found:.10g}"
+        return f"{self.figure} {shown} ({figures.verdict})"
 
     def expectation(self, _: Figures) -> dict[str, Any]:
         """As ``expect`` of a scenario file says it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import nan
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -35,16 +36,18 @@ class Ending(NamedTuple):
 class Figures:
     """What came of one run: the verdict, why, the numbers of ``summary.json``, all endings by id.
 
-    ``figures["e2e_ms.median"]`` is one number; the names are those of ``core.figures.FIGURES``.
+    ``figures["e2e_ms.median"]`` is one number; the names are those of ``core.figures.FIGURES``. A
+    latency without a sample is missing: None in ``values``, NaN where it is computed with.
     """
 
     verdict: str
     detail: str
-    values: Mapping[str, float]
+    values: Mapping[str, float | None]
     endings: tuple[Ending, ...]
 
     def __getitem__(self, name: str) -> float:
-        return self.values[name]
+        value = self.values[name]
+        return nan if value is None else value
 
     @property
     def shown(self) -> str:

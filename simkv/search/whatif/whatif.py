@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import log
+from math import isnan, log
 from typing import Literal
 
 from simkv.core.errors import InputError
@@ -199,6 +199,8 @@ def _fail_otherwise(base: Figures, figures: Figures) -> bool:
 def _compare(
     after: float, before: float, *, share: float = SHARE, more_is_better: bool = False
 ) -> Judgement:
+    if isnan(after) or isnan(before):  # no request has it: that is worse than any value
+        return _compare(isnan(after), isnan(before))
     if abs(after - before) < share * abs(before) or after == before:
         return "changes little"
     return "helps" if (after > before) == more_is_better else "hurts"
@@ -208,7 +210,7 @@ def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
     """The best first: by the figure, or by requests finished, judgement and E2E."""
     if by is not None:
         sign = -1 if REGISTRY[by].more_is_better else 1
-        return sorted(effects, key=lambda e: (sign * e.figures[by], _plainness(e)))
+        return sorted(effects, key=lambda e: (*_last(sign * e.figures[by]), _plainness(e)))
     groups: dict[tuple[float, int, bool], list[Effect]] = {}
     for effect in effects:
         finished, memory = effect.figures["finished"], effect.change.kind == "memory"
@@ -217,15 +219,21 @@ def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
     return [effect for group in sorted(groups) for effect in _by_latency(groups[group])]
 
 
+def _last(value: float) -> tuple[bool, float]:
+    """A key by which missing values come last."""
+    return isnan(value), 0.0 if isnan(value) else value
+
+
 def _by_latency(effects: list[Effect]) -> list[Effect]:
     """Of those that come near the shortest E2E the plainest change first, then all others.
 
     Of equally plain ones that with the shorter stall (by classes of 20 %), then fewer preemptions.
     """
-    shortest = min(effect.figures["e2e_ms.mean"] for effect in effects)
+    shortest = min(_last(effect.figures["e2e_ms.mean"])[1] for effect in effects)
 
     def rank(effect: Effect) -> tuple[object, ...]:
-        latency, stall = effect.figures["e2e_ms.mean"], effect.figures["longest_stall_s"]
+        latency = _last(effect.figures["e2e_ms.mean"])[1]
+        stall = effect.figures["longest_stall_s"]
         preemptions = effect.figures["preemptions"]
         if latency <= NEAR * shortest:
             return (
@@ -255,7 +263,7 @@ def _told(
     """What becomes of the run: ``24 starved -> 0``, or the latencies that change."""
     if figures == base:
         return "changes nothing"
-    parts = [f"{by} {base[by]:.6g} -> {figures[by]:.6g}"] if by is not None else []
+    parts = [f"{by} {_shown(base[by])} -> {_shown(figures[by])}"] if by is not None else []
     for name in FAILURES:
         if base[name] != figures[name]:
             word = name.word
@@ -273,8 +281,14 @@ def _told(
     return ", ".join(parts) or "no figure changes by much"
 
 
+def _shown(value: float) -> str:
+    return "none" if isnan(value) else f"{value:.6g}"
+
+
 def _latencies(base: Figures, figures: Figures, told: str | None) -> list[str]:
     def said(name: str, value: float) -> str:
+        if isnan(value):
+            return "none"
         metric = REGISTRY[name]
         return f"{metric.in_s(value):.4g}{' s' if metric.per_second else ''}"
 

@@ -90,14 +90,15 @@ def judge(case: Case, profile: Profile, config: VllmConfig, notes: list[str]) ->
     return replace(
         found,
         figures=[
-            replace(f, interval=_ends([run[f.name] for run in runs if f.name in run]))
-            for f in found.figures
+            replace(f, interval=_ends([run.get(f.name) for run in runs])) for f in found.figures
         ],
     )
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
+def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """The range of a figure; None where a run has no sample of it."""
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if len(known) == len(values) else None
 
 
 def score(case: Case, replayed: Replayed, profile: str) -> Score:

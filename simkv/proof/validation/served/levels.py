@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
 from simkv.loop.record import Record
 from simkv.loop.serve import serve
+from simkv.measure.intervals import MeasuredRun, interval_of
 from simkv.measure.metrics import summary
 from simkv.proof.validation.compared import Compared
 from simkv.proof.validation.resampled import Ends, step_ends
@@ -85,7 +87,7 @@ def validation(run: Recorded, profile: Profile, again: Sequence[Recorded] = ()) 
     records = {name: simulate(run.scenario, p) for name, p in profiles.items()}
     real = [figures_of(one.record) for one in runs]
     simulated = {name: figures_of(record) for name, record in records.items()}
-    ends = _ends(run.scenario, profile, simulated["profile"])
+    ends = _ends(run.scenario, profile, records["profile"])
     steps = steady(runs)
     errors = {name: _step_errors(steps, StepCost(p)) for name, p in profiles.items()}
     differing = [one.verdict for one in runs if one.verdict.step is not None]
@@ -122,18 +124,25 @@ def _roofline(run: Recorded) -> dict[str, Profile]:
     return {"roofline": roofline(shape, itemsize, *device, block)}
 
 
-def _ends(
-    scenario: Scenario, profile: Profile, nominal: dict[str, float]
-) -> dict[str, tuple[float, float]]:
-    """Each figure's interval by the profile's error on held-out steps; nothing if it knows none."""
+def _ends(scenario: Scenario, profile: Profile, nominal: Record) -> dict[str, tuple[float, float]]:
+    """Each figure's interval by the profile's error on held-out steps; nothing if it knows none.
+
+    A figure that the re-runs do not bound has none.
+    """
     errors = profile.fit.held_out
     if not errors:
         return {}
     sides: tuple[Side, ...] = ("cheaper", "dearer")
-    runs = [nominal] + [
-        figures_of(simulate(scenario, profile, scales(errors, side))) for side in sides
-    ]
-    return {name: (min(r[name] for r in runs), max(r[name] for r in runs)) for name in FIGURES}
+    records = [nominal, *(simulate(scenario, profile, scales(errors, side)) for side in sides)]
+    peaks = [_peak_blocks(record) for record in records]
+    found: dict[str, tuple[float, float]] = {"peak_blocks": (min(peaks), max(peaks))}
+    runs = [MeasuredRun.of("", record) for record in records]
+    for name in FIGURES:
+        if name not in found:
+            (low, high), _ = interval_of(name, runs)
+            if low is not None and high is not None:
+                found[name] = low, high
+    return found
 
 
 def simulate(
@@ -148,11 +157,15 @@ def simulate(
 
 
 def figures_of(record: Record) -> dict[str, float]:
-    """The compared figures of a run, real or simulated."""
+    """The compared figures of a run, real or simulated; NaN for a latency without a sample."""
     found: dict[str, Any] = summary(record)
-    free = record.steps.free_blocks
-    found["peak_blocks"] = record.num_blocks - min(free, default=record.num_blocks)
-    return {name: float(figure(found, name)) for name in FIGURES}
+    found["peak_blocks"] = _peak_blocks(record)
+    values = {name: figure(found, name) for name in FIGURES}
+    return {name: nan if value is None else float(value) for name, value in values.items()}
+
+
+def _peak_blocks(record: Record) -> float:
+    return float(record.num_blocks - min(record.steps.free_blocks, default=record.num_blocks))
 
 
 class SteadyStep(NamedTuple):
