@@ -144,7 +144,8 @@ def test_the_day_tells_the_warm_up(tmp_path: Path) -> None:
 
 
 def test_the_nearest_release_stands_for_one_that_there_is_not() -> None:
-    assert nearest_variant("vllm", "0.11.2") == ("0.11.0", 0)
+    assert nearest_variant("vllm", "0.11.0") == ("0.11.0", 0)
+    assert nearest_variant("vllm", "0.11.2") == ("0.11.2", 0)
     assert nearest_variant("vllm", "0.33.1")[0] == "0.33.0"
     assert nearest_variant("sglang", "0.5.9") == ("0.5.15", 6)
 

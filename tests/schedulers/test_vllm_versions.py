@@ -15,7 +15,7 @@ import pytest
 from simkv.core.request import Prompt, Segment
 from simkv.schedulers.registry import ENGINES, variants
 from simkv.schedulers.vllm.config import VllmConfig
-from simkv.schedulers.vllm.releases import RELEASES
+from simkv.schedulers.vllm.releases import PATCHED, PATCHES, RELEASES
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import (
     MINORS,
@@ -91,8 +91,19 @@ def test_a_release_goes_by_several_names() -> None:
         assert rules_of(name) == RULES["0.27.0"]
     assert variant_of("0.33") == "0.33.0"
     assert variant_of("0.33.0-swap") == "0.33.0-swap"
-    assert assumed("0.10.0") == "vLLM 0.10.0 was not recorded: it goes by the rules of 0.10.2"
+    assert assumed("0.10.3") == "vLLM 0.10.3 was not recorded: it goes by the rules of 0.10.2"
     assert assumed("0.27.2") == "vLLM 0.27.2 was not recorded: it goes by the rules of 0.27.0"
+
+
+def test_a_patch_release_has_the_rules_by_which_it_was_recorded() -> None:
+    own = {"0.9.0.1": "0.9.1", "0.10.1": "0.10.1.1", "0.11.1": "0.11.2", "0.20.2": "0.20.0"}
+    for name, variant in own.items():
+        assert variant_of(name) == variant
+        assert assumed(name) is None
+    assert rules_of("0.11.2") != rules_of("0.11.0") == rules_of("0.11")
+    assert variant_of("0.11.7") == "0.11.2"
+    assert assumed("0.11.7") == "vLLM 0.11.7 was not recorded: it goes by the rules of 0.11.2"
+    assert {*PATCHES.values()} >= {*PATCHED}
 
 
 @pytest.mark.parametrize("name", ["0.5", "0.34", "1.27", "0.27.", "0.27.1.2", "0.27rc1", "", "0"])

@@ -12,7 +12,8 @@ from simkv.proof.conform.conform import Mismatch, compare, replay
 from simkv.proof.conform.trace import DecisionTrace
 from simkv.schedulers.registry import ENGINES
 from simkv.schedulers.sglang import versions as sglang_versions
-from simkv.schedulers.vllm.versions import MINORS, RULES, rules_of
+from simkv.schedulers.vllm.versions import RELEASED as VLLM_RELEASES
+from simkv.schedulers.vllm.versions import RULES, rules_of
 
 #: Rules that a recording can show; the others are about start-up and defaults, which it states.
 SEEN: dict[str, tuple[str, ...]] = {
@@ -23,6 +24,7 @@ SEEN: dict[str, tuple[str, ...]] = {
         "goes_on",
         "finds_next",
         "drops_victims",
+        "counts_victims",
         "breaks_ties",
         "sees_the_end",
         "skip_blocked",
@@ -84,7 +86,7 @@ OF_TRANSFERS = (
 
 #: The released rules, the newest first.
 RELEASED: Mapping[str, Mapping[str, Any]] = {
-    "vllm": {name: RULES[name] for name in MINORS.values()},
+    "vllm": {name: RULES[name] for name in VLLM_RELEASES},
     "sglang": {name: sglang_versions.RULES[name] for name in sglang_versions.RELEASES},
 }
 
@@ -104,6 +106,7 @@ SHOWN_BY = {
     **dict.fromkeys(OF_HOST, "num_cpu_blocks"),
     **dict.fromkeys(OF_TRANSFERS, "kv_connector"),
     **dict.fromkeys(("goes_on", "finds_next", "drops_victims", "breaks_ties"), "policy"),
+    "counts_victims": "policy",
 }
 
 
@@ -123,6 +126,7 @@ def can_show(version: str, rule: str) -> bool:
         "keyless_windows": rules.keyless_first,
         "starts_at_junctions": rules.keeps_junctions,
         "caches_loaded": "watermark" in rules.fixed,
+        "counts_victims": rules.drops_victims,
     }
     if hidden.get(rule):
         return False

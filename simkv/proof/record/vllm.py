@@ -1,7 +1,7 @@
 """Records decisions of the scheduler in a wheel of vLLM, unmodified, on random small workloads.
 
 What stands in for the rest of vLLM is in ``hollow.py``. The model is a fake: a request whose last
-known token is computed emits one, and as many more as it accepts of its drafts. Wheels from 0.9.2
+known token is computed emits one, and as many more as it accepts of its drafts. Wheels from 0.9.0
 to 0.33.0 can be driven. Nothing of vLLM is kept but what it decided.
 """
 
@@ -33,7 +33,17 @@ from simkv.schedulers.vllm.versions import VARIANTS, rules_of, variant_of
 STANDSTILL = 400
 
 #: What requests are made of that have none, where releases ask.
-NO_IMAGES = dict.fromkeys(("multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders"))
+NO_IMAGES = dict.fromkeys(
+    f"multi_modal_{what}" for what in ("inputs", "kwargs", "hashes", "placeholders")
+)
+
+
+class Tokens(list[int]):
+    """Sampled tokens of a request; 0.11.1 and 0.11.2 expect an array of numpy."""
+
+    def tolist(self) -> list[int]:
+        """Return the tokens as a plain list."""
+        return [*self]
 
 
 class Launched(NamedTuple):
@@ -205,7 +215,7 @@ class Driver:
             emitted: list[int] = []
             if i in emits:
                 emitted = self._emitted(i, drafts.get(i, 0))
-            tokens.append(emitted)
+            tokens.append(Tokens(emitted))
         self.scheduler.update_from_output(
             output,
             Off(
@@ -247,9 +257,14 @@ class Driver:
 
     def _blocks(self, i: str) -> list[int]:
         """The numbers of a request's blocks, group by group, without those that it let go of."""
-        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        manager = self.scheduler.kv_cache_manager
+        coordinator = getattr(manager, "coordinator", None)  # 0.9.0 has only one kind of layers
+        managers = (
+            coordinator.single_type_managers if coordinator else [manager.single_type_manager]
+        )
         tables = [manager.req_to_blocks.get(i, []) for manager in managers]
-        return [block.block_id for table in tables for block in table if not block.is_null]
+        null = self.pool.null_block
+        return [block.block_id for table in tables for block in table if block is not null]
 
     def _number(self, *what: object) -> int:
         """The same number for the same thing."""
@@ -296,11 +311,16 @@ class Driver:
             request_id=f"{line['id']:04}",
             prompt_token_ids=tokens,
             sampling_params=sampling,
-            pooling_params=None,
-            arrival_time=line["timestamp"],
-            priority=line["priority"],
             lora_request=lora,
-            **taken(kind, eos_token_id=-1, block_hasher=self._hashes, **NO_IMAGES),
+            **taken(
+                kind,
+                arrival_time=line["timestamp"],
+                priority=line["priority"],
+                eos_token_id=-1,
+                pooling_params=None,
+                block_hasher=self._hashes,
+                **NO_IMAGES,
+            ),
         )
 
     def _scheduler(self) -> Any:
@@ -451,6 +471,8 @@ def _dies(rules: VllmRules, error: Exception) -> bool:
         where = extract_tb(error.__traceback__)[-1].line or ""
         if "len(offload_keys) == len(offload_block_ids)" in where:
             return rules.stores_at_end and not rules.counts_left
+        if "assert (len(scheduled_new_reqs) + len(scheduled_resumed_reqs)" in where:
+            return rules.counts_victims
         return not rules.counts_all_loras and "len(scheduled_loras) <=" in where
     return not rules.breaks_ties and "'<' not supported" in str(error)
 

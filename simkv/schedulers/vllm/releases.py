@@ -226,8 +226,43 @@ RELEASES: Mapping[int, Release] = {
     ),
 }
 
-#: Patch releases whose scheduler was recorded too.
-PATCHES = ("0.27.1",)
+#: Patch releases that decide by other rules than the variant of their minor release, as changes of
+#: these.
+PATCHED: Mapping[str, Release] = {
+    "0.9.1": Release(
+        "v0.9.1",
+        "0.9.2, but LoRA: requests that are skipped for max_loras keep their order",
+        {"turns_skipped": False},
+    ),
+    "0.10.1.1": Release(
+        "1da94e673",
+        "0.10.2 before its fix of priority: the engine dies of an assertion where it preempts a "
+        "request that it has scheduled in the same step and then fewer run than it has scheduled",
+        {"counts_victims": True},
+    ),
+    "0.11.2": Release(
+        "275de3417",
+        "0.11.0 with two rules of 0.12: asynchronous, nothing is computed past the last token; "
+        "priority: a victim leaves its batch",
+        {"sees_the_end": True, "drops_victims": True},
+    ),
+}
+
+#: Recorded patch releases, and the variant whose rules all their random cases came out equal by.
+PATCHES: Mapping[str, str] = {
+    **dict.fromkeys(("0.9.0", "0.9.0.1", "0.9.1"), "0.9.1"),
+    **dict.fromkeys(("0.10.0", "0.10.1", "0.10.1.1"), "0.10.1.1"),
+    **dict.fromkeys(("0.11.1", "0.11.2"), "0.11.2"),
+    "0.14.1": "0.14.0",
+    "0.15.1": "0.15.0",
+    "0.17.1": "0.17.0",
+    "0.18.1": "0.18.0",
+    "0.19.1": "0.19.0",
+    **dict.fromkeys(("0.20.1", "0.20.2"), "0.20.0"),
+    "0.22.1": "0.22.0",
+    "0.25.1": "0.25.0",
+    "0.27.1": "0.27.0",
+}
 
 #: Why a knob cannot be set before the release that brought it.
 CAME = "came with vLLM {since}, {{version}} does not have it; leave it out"

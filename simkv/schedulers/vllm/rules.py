@@ -40,8 +40,9 @@ class VllmRules:
     had not been scheduled; else the one behind the current request is passed over (issue #49097).
     ``drops_victims`` from the step in which they had been scheduled; else they stay in its batch,
     keep their share of the budget, count those tokens as computed though their blocks are gone,
-    and let somebody be passed over. ``breaks_ties`` of priority and arrival by the id of the
-    request; else the engine dies when it compares two such requests.
+    and let somebody be passed over. With ``counts_victims`` the engine then dies of an assertion if
+    it has scheduled more requests than still run. ``breaks_ties`` of priority and arrival by the id
+    of the request; else the engine dies when it compares two such requests.
 
     With LoRA: adapters of all running requests count against ``max_loras`` if ``counts_all_loras``;
     else not those of requests that sit the step out. Who is passed over for it keeps its place
@@ -123,6 +124,7 @@ class VllmRules:
     goes_on: bool = False
     finds_next: bool = False
     drops_victims: bool = False
+    counts_victims: bool = False
     breaks_ties: bool = False
     # LoRA
     counts_all_loras: bool = False

@@ -373,6 +373,8 @@ class VllmScheduler(VllmBook):
         self.interval.stepped(empty=batch.kind == "idle", prefill=step.prefill)
         if isinstance(self.waiting, HeapQueue) and self.waiting.tied:
             batch.fatal = "TypeError: two waiting requests of equal priority and arrival"
+        if self.rules.counts_victims and len(step.tokens) + len(group) > len(self.running):
+            batch.fatal = "AssertionError: more requests are scheduled than run"
         if self.loras.too_many:
             batch.fatal = "AssertionError: adapters of more than max_loras in a step"
         batch.expand = self._all_rows

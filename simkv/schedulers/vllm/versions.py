@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from simkv.core.scheduler import Variant
-from simkv.schedulers.vllm.releases import CAME, PATCHES, RELEASES, WHY
+from simkv.schedulers.vllm.releases import CAME, PATCHED, PATCHES, RELEASES, WHY
 from simkv.schedulers.vllm.rules import Fixed, VllmRules
 
 #: What nobody has seen together with a change that nobody has released.
@@ -32,8 +32,16 @@ def _minor(name: str) -> int:
     return int(name.split(".")[1])
 
 
-def _rules(minor: int) -> VllmRules:
+def _number(name: str) -> tuple[int, ...]:
+    """Parts of a version, which compare as releases follow each other."""
+    return tuple(map(int, name.split(".")))
+
+
+def _rules(name: str) -> VllmRules:
     """All that the releases up to this one brought."""
+    if name in PATCHED:
+        return replace(_rules(MINORS[f"0.{_minor(name)}"]), **PATCHED[name].rules)
+    minor = _minor(name)
     rules, fixed = VllmRules(), dict[str, Fixed]()
     for number, release in RELEASES.items():
         if number <= minor:
@@ -50,7 +58,10 @@ MINORS = {
     f"0.{minor}": f"0.{minor}.{RELEASES[minor].patch}" for minor in sorted(RELEASES, reverse=True)
 }
 _NEWEST = max(RELEASES)
-_LATEST = _rules(_NEWEST)
+#: All variants that are releases, newest first: of each minor release, and patch releases that
+#: decide by rules of their own.
+RELEASED = sorted({*MINORS.values(), *PATCHED}, key=_number, reverse=True)
+_LATEST = _rules(MINORS[f"0.{_NEWEST}"])
 
 #: The rules of each variant: of releases, and of changes that nobody has released.
 RULES: Mapping[str, VllmRules] = {
@@ -75,17 +86,21 @@ RULES: Mapping[str, VllmRules] = {
             **_NOT_WITH,
         },
     ),
-    **{name: _rules(_minor(name)) for name in MINORS.values() if _minor(name) < _NEWEST},
+    **{name: _rules(name) for name in RELEASED if _minor(name) < _NEWEST},
 }
 
 
 def _release(name: str) -> Variant:
+    """Describe a release: its source, what it brought, and patch releases that equal it."""
     minor = _minor(name)
-    brought = max(number for number in RELEASES if number <= minor and RELEASES[number].brought)
-    return Variant(
-        f"vllm-project/vllm@{RELEASES[minor].commit} ({name}, wheel), vllm/v1/core",
-        f"since 0.{brought}: {RELEASES[brought].brought}",
-    )
+    since = max(number for number in RELEASES if number <= minor and RELEASES[number].brought)
+    what = f"since 0.{since}: {RELEASES[since].brought}"
+    commit = RELEASES[minor].commit
+    if name in PATCHED:
+        what, commit = PATCHED[name].brought, PATCHED[name].commit
+    if alike := [patch for patch, variant in PATCHES.items() if variant == name != patch]:
+        what += f"; recorded as equal: {', '.join(alike)}"
+    return Variant(f"vllm-project/vllm@{commit} ({name}, wheel), vllm/v1/core", what)
 
 
 VARIANTS: Mapping[str, Variant] = {
@@ -101,20 +116,28 @@ VARIANTS: Mapping[str, Variant] = {
         "0.33.0 with the swapping of vLLM V0 (up to 0.9, vllm/core/scheduler.py); ours, not vLLM's",
         "0.33.0; the KV of the preempted goes to host memory and comes back, as far as it has room",
     ),
-    **{name: _release(name) for name in MINORS.values() if _minor(name) < _NEWEST},
+    **{name: _release(name) for name in RELEASED if _minor(name) < _NEWEST},
 }
 
 
 def variant_of(name: str) -> str:
-    """The variant that goes by ``name``: 0.27, 0.27.0 and any patch release of it are one.
+    """Return the variant whose rules a release has.
 
-    Raises ValueError if there is none.
+    A minor release (0.27) stands for its variant (0.27.0). A patch release that was recorded has
+    the variant in ``PATCHES``; any other has that of the newest recorded one before it. Raises
+    ValueError if there is none.
     """
     if name in RULES:
         return name
+    if name in PATCHES:
+        return PATCHES[name]
     parts = name.split(".")
     if len(parts) in (2, 3) and parts[-1].isascii() and parts[-1].isdecimal():
         minor = ".".join(parts[:2])
+        older = [known for known in PATCHES if known.startswith(f"{minor}.") and len(parts) > 2]
+        older = [known for known in older if _number(MINORS[minor]) < _number(known)]
+        if newest := max((k for k in older if _number(k) < _number(name)), key=_number, default=""):
+            return PATCHES[newest]
         if minor in MINORS:
             return MINORS[minor]
     others = ", ".join(name for name in RULES if "-" in name)
@@ -142,9 +165,9 @@ class ReleaseNames:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
         minors = "|".join(str(minor) for minor in RELEASES)
-        names = [*RULES, *(name.rpartition(".")[0] for name in RULES if "-" not in name)]
+        names = [*RULES, *MINORS, *(patch for patch in PATCHES if patch.count(".") > 2)]
         patch = {"pattern": rf"^0\.({minors})\.[0-9]+$"}
-        return {**handler(schema), "anyOf": [{"enum": names}, patch]}
+        return {**handler(schema), "anyOf": [{"enum": [*dict.fromkeys(names)]}, patch]}
 
 
 def like(name: str) -> str:

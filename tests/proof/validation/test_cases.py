@@ -174,13 +174,13 @@ def test_a_bundle_near_the_case_is_its_calibration(tmp_path: Path) -> None:
 
 def test_what_was_not_recorded_is_said_and_varied(made_up: Path) -> None:
     facts = json.loads((made_up / "case.json").read_text())
-    facts["engine"] |= {"version": "0.15.1", "num_gpu_blocks": None, "max_model_len": None}
+    facts["engine"] |= {"version": "0.15.2", "num_gpu_blocks": None, "max_model_len": None}
     (made_up / "case.json").write_text(json.dumps(facts))
     case = read_case(made_up)
     config, notes = engine_of(case)
     assert config.variant == "0.15.0"
     assert [note.split(":")[0] for note in notes] == [
-        "vLLM 0.15.1 was not recorded",
+        "vLLM 0.15.2 was not recorded",
         "num_gpu_blocks was not recorded",
         "neither prefix_blocks.jsonl nor a column shared_prefix_tokens",
         "max_model_len was not recorded",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,9 @@ def nearest_variant(backend: str, version: str) -> tuple[str, int]:
     }
     if not (wanted := release_number(version)):
         return min(released, key=lambda name: released[name]), len(released)
+    with contextlib.suppress(ValueError):
+        if (known := ENGINES[backend].naming.variant_of(version)) in released:
+            return known, 0
     name = min(released, key=lambda name: (abs(released[name] - wanted), released[name]))
     return name, abs(released[name] - wanted)
 
