@@ -75,7 +75,8 @@ LARGE = {"gpu": "H100-SXM", "model": "llama-3.1-70b", "tp": 4}
 
 
 def _vllm(variant: str, **knobs: Any) -> dict[str, Any]:
-    return {"name": "vllm", "variant": variant, "max_model_len": 8192, **knobs}
+    sizes = {"num_gpu_blocks": 1024, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    return {"name": "vllm", "variant": variant, "max_model_len": 8192, **sizes, **knobs}
 
 
 #: The run, and the engine whose log it is.

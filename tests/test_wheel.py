@@ -27,7 +27,7 @@ profile: l4-mistralrs-pr2034
 #: One that says its hardware, as a new user's first one does.
 CHAT = """\
 name: chat
-engine: {name: vllm, num_gpu_blocks: auto}
+engine: {name: vllm, max_model_len: 8192}
 workload:
   arrivals: {num_prompts: 20, request_rate: 2, prompt_tokens: 256, output_tokens: 32}
 hardware: {gpu: H100-SXM, model: llama-3.1-70b, weights: fp8, tp: 2}

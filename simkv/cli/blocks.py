@@ -18,8 +18,9 @@ def blocks(
     gpu: Annotated[str | None, typer.Option(help="The GPU's name.")] = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="Read an engine's log.")] = None,
     block_size: Annotated[
-        int, typer.Option(min=1, help="Tokens per block, unless the log tells.")
-    ] = 16,
+        int | None,
+        typer.Option(min=1, help="Tokens per block (default: the launcher's; for a log 16)."),
+    ] = None,
     gpu_memory_utilization: Annotated[
         float | None,
         typer.Option(min=0.01, max=1.0, help="Default 0.92; 0.9 up to vLLM 0.19."),
@@ -29,10 +30,12 @@ def blocks(
         typer.Option(min=0.01, max=0.99, help="SGLang's share; left out, it is derived as there."),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Default 2048; of SGLang its chunk, 8192.")
+        int | None,
+        typer.Option(min=1, help="Tokens per step, or SGLang's chunk (default: the launcher's)."),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Default 256; of SGLang its rows, 2048.")
+        int | None,
+        typer.Option(min=1, help="Running requests (default: the launcher's)."),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="GPUs that share the experts as whole ones.")] = 1,
@@ -54,7 +57,7 @@ def blocks(
     if log is not None:
         from simkv.costs.hardware.logs import cache_size
 
-        told = cache_size(log, block_size)
+        told = cache_size(log, block_size or 16)
         print(f"num_gpu_blocks: {told.blocks}")
         print(
             f"{told.tokens} tokens in blocks of {told.block_size}; {told.engine}, {log}:{told.line}"
@@ -79,23 +82,24 @@ def blocks(
             "chunked_prefill_size": max_num_batched_tokens,
             "max_running_requests": max_num_seqs,
             "mem_fraction_static": mem_fraction_static,
-            "enable_dp_attention": dp > 1,
-            "dp_size": dp,
+            **({"enable_dp_attention": True, "dp_size": dp} if dp > 1 else {}),
         }
         other = ("--gpu-memory-utilization", gpu_memory_utilization, "--mem-fraction-static")
     else:
-        most = max(max_num_batched_tokens or 2048, max_num_seqs or 256)
         knobs = {
             "block_size": block_size,
-            "max_num_batched_tokens": most,
-            "max_num_seqs": max_num_seqs or 256,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_num_seqs": max_num_seqs,
             "gpu_memory_utilization": gpu_memory_utilization,
-            "startup_check": False,
         }
         other = ("--mem-fraction-static", mem_fraction_static, "--gpu-memory-utilization")
     if other[1] is not None:
         raise InputError(f"{other[0]}: {engine} has no such flag; its own is {other[2]}")
     _reckon(engine, _said(given), _said({**knobs, "variant": variant}))
+
+
+#: Settings with a line of their own.
+_PRINTED = ("kv_cache_groups", "mamba_prefill_checkpoints")
 
 
 def _said(given: dict[str, Any]) -> dict[str, Any]:
@@ -106,9 +110,10 @@ def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
     from simkv.core.errors import nearest
+    from simkv.core.launch import LaunchError
     from simkv.costs.hardware.blocks import kv_room
     from simkv.costs.hardware.setting import setting_of
-    from simkv.scenario.auto import group_knobs
+    from simkv.scenario.defaults import launched
     from simkv.scenario.hardware import HardwareSection, hardware_of
     from simkv.schedulers.registry import ENGINES
 
@@ -126,20 +131,32 @@ def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
         first = error.errors(include_url=False)[0]
         message = first["msg"].removeprefix("Value error, ")
         raise InputError(f"--{first['loc'][0]} {first['input']}: {message}") from error
+    hardware, refusal = hardware_of(section), ""
     try:
-        config = spec.config(**knobs)
+        try:
+            found = launched(spec, knobs, hardware)
+        except LaunchError as error:
+            if error.field != spec.longest:
+                raise InputError(str(error)) from error
+            refusal = str(error)
+            knobs = {**knobs, "startup_check": False}
+            found = launched(spec, knobs, hardware)
+            del found[spec.longest]
+        config = spec.config(**found)
     except ValueError as error:
         raise InputError(f"--{str(error).replace('_', '-')}") from error
-    setting = setting_of(config)
-    room = kv_room(hardware_of(section), setting)
-    if not room.num_gpu_blocks:
-        raise InputError(room.refusal)
-    size = spec.block_size(config) if spec.memory_in_tokens else 1
-    print(f"{spec.memory}: {room.num_gpu_blocks * size}")
-    for knob, value in group_knobs(spec, config.variant, room, setting).items():
-        print(f"{knob}: {json.dumps(value).replace(chr(34), '')}")
+    room = kv_room(hardware, setting_of(config))
+    print(f"{spec.memory}: {found[spec.memory]}")
+    for name in (name for name in (spec.groups, spec.checkpoints) if name in found):
+        print(f"{name}: {json.dumps(found[name]).replace(chr(34), '')}")
+    others = [name for name in found if name not in (*knobs, *_PRINTED) and name != spec.memory]
+    if others:
+        said = ", ".join(f"{name} {found[name]}" for name in others)
+        print(f"{said} (default of {spec.name} {config.variant} on {hardware.gpu.name})")
     print(
         f"{room.hardware.gpu.name}: {room.usable / 1e9:.2f} GB usable, {room.weights / 1e9:.2f} GB "
         f"weights, {room.activations / 1e9:.2f} GB largest step, {room.outside / 1e9:.2f} GB "
         f"outside torch; {room.block_bytes / 1e6:.3f} MB per block"
     )
+    if refusal:
+        print(refusal)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from simkv.core.launch import Launch
 from simkv.core.recording import Recording
 from simkv.core.rule import Seam
 from simkv.core.scheduler import KvConnector, Refusal, Scheduler, Variant
@@ -122,6 +123,8 @@ class EngineSpec:
     ``host(config)`` is whether KV of prompts is copied to host memory (None: it never is), and
     ``host_blocks`` the knob that says how many blocks are there.
 
+    ``launch`` is how its launcher fills in settings that were not given, on known hardware.
+
     ``transfer`` is None where KV cannot go to another replica. ``has_threads``: they can run side
     by side, as the ``pipeline`` of a scenario has it. ``seams`` are the decisions that its knob
     ``rule`` can take.
@@ -153,6 +156,7 @@ class EngineSpec:
     drafts: str | None = None
     host: Callable[[Any], bool] | None = None
     host_blocks: str | None = None
+    launch: Launch = field(default=Launch())
     transfer: Transfer | None = None
     naming: Naming = Naming()
     has_threads: bool = False

@@ -19,17 +19,16 @@ import pandas as pd
 from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
 from simkv.core.flags import flags
+from simkv.core.launch import LaunchError, Machine
 from simkv.costs.hardware.blocks import kv_room
 from simkv.costs.hardware.catalog import find_architecture, find_gpu, known_gpu, known_model
 from simkv.costs.hardware.hardware import make_hardware
 from simkv.costs.hardware.setting import setting_of
 from simkv.ingest.evidence import Evidence
+from simkv.scenario.defaults import machine_with
 from simkv.schedulers.registry import ENGINES, spec_of
 
 Floats = npt.NDArray[np.float64]
-#: On a GPU with so much memory (GiB) that is no A100, vllm serve starts with other limits than on
-#: others (vllm/engine/arg_utils.py of 0.9 to 0.33).
-LARGE, OF_LARGE = 70, {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
 #: How often vLLM's balancer of data-parallel ranks hears of their queues (s).
 BALANCER_S = 0.1
 #: Requests that waited longer than this (s) waited for something.
@@ -122,15 +121,18 @@ class _Maker:
             if field_name and known.value is not None and field_name not in ("name", "variant"):
                 engine[field_name] = known.value
                 self.sources[field_name] = known.where
-        if gpu := known_gpu(self.gpu or ""):
-            self._by_gpu(engine, gpu.memory_bytes, gpu.name)
         for name, value in self.asked.overrides.items():
             if name not in self.names:
                 raise InputError(f"--set engine.{name}: {self.spec.name} has no such setting")
             engine[name], self.sources[name] = value, "as given"
         self._fit_version(engine)
-        self._longest(engine)
+        machine = self._machine()
+        if machine:
+            self._take(engine, self.spec.launch.before(engine, machine))
         self._memory(engine)
+        self._longest(engine, machine)
+        if machine and self.spec.longest is None:
+            self._take(engine, self.spec.launch.after(engine, machine))
         self._tell_defaults(engine)
         model = known_model(self.model or "")
         return ServerSetup(
@@ -201,13 +203,22 @@ class _Maker:
     def _where(self, name: str) -> str:
         return self.evidence.settings[name].where
 
-    def _by_gpu(self, engine: dict[str, Any], memory: int, gpu: str) -> None:
-        if self.spec.name != "vllm" or memory / 2**30 < LARGE or "A100" in gpu:
-            return
-        for name, value in OF_LARGE.items():
-            if name not in engine:
-                engine[name] = value
-                self.sources[name] = f"vLLM's default on {gpu}"
+    def _machine(self) -> Machine | None:
+        """What the engine's launcher saw; None if the GPU is not known."""
+        gpu = known_gpu(self.gpu or "")
+        if gpu is None:
+            return None
+        try:
+            return machine_with(gpu, find_architecture(self.model) if self.model else None)
+        except InputError:
+            return machine_with(gpu)
+
+    def _take(self, engine: dict[str, Any], chosen: Mapping[str, Any]) -> None:
+        """Settings that the launcher chose."""
+        gpu = known_gpu(self.gpu or "")
+        for name, value in chosen.items():
+            engine[name] = value
+            self.sources[name] = f"default of {self.spec.name} on {gpu.name if gpu else self.gpu}"
 
     def _fit_version(self, engine: dict[str, Any]) -> None:
         """Without the knobs that the version does not have."""
@@ -217,21 +228,42 @@ class _Maker:
                 del engine[name]
                 self.sources.pop(name, None)
 
-    def _longest(self, engine: dict[str, Any]) -> None:
-        """Lengths that were served are allowed."""
+    def _longest(self, engine: dict[str, Any], machine: Machine | None) -> None:
+        """Lengths that were served are allowed: the model's, if the cache holds it."""
         requests, longest = self.evidence.requests, self.spec.longest
-        if longest is None or requests is None or longest in engine:
+        if longest is None:
             return
-        most = int((requests["prompt_tokens"] + requests["output_tokens"]).max()) + 1
-        engine[longest] = max(most, int(self._default(longest)))
-        self.assumed.append(
-            f"{longest} is not told: {engine[longest]} is assumed, which lets all of them in"
-        )
+        most = 0
+        if requests is not None:
+            most = int((requests["prompt_tokens"] + requests["output_tokens"]).max()) + 1
+        if longest not in engine and machine and self.spec.memory in self.sources:
+            try:
+                chosen = self.spec.launch.after(engine, machine)
+            except LaunchError:  # it was started with a shorter one
+                chosen = {}
+            if chosen.get(longest, 0) >= most:
+                self._take(engine, chosen)
+        if longest not in engine and requests is not None:
+            engine[longest] = max(most, int(self._default(longest)))
+            self.assumed.append(
+                f"{longest} is not told: {engine[longest]} is assumed, which lets all of them in"
+            )
+        self._holds_longest(engine, longest)
+
+    def _holds_longest(self, engine: dict[str, Any], longest: str) -> None:
+        """A cache whose size is assumed holds the longest sequence."""
+        memory, block = self.spec.memory, self._block(engine)
+        if engine.get(longest) and not self.spec.memory_in_tokens and memory not in self.sources:
+            engine[memory] = max(engine[memory], engine[longest] // block + 2)
+
+    def _block(self, engine: dict[str, Any]) -> int:
+        """Tokens in a block."""
+        return int(engine.get(self.spec.block) or self._default(self.spec.block))
 
     def _memory(self, engine: dict[str, Any]) -> None:
         """The size of the KV cache: as told, from hardware, or from what requests held."""
         memory, tokens = self.spec.memory, self._told("kv_tokens")
-        block = int(engine.get(self.spec.block) or self._default(self.spec.block))
+        block = self._block(engine)
         if engine.get(memory) not in (None, "auto"):
             return
         self.guessed = not tokens
@@ -249,9 +281,6 @@ class _Maker:
                 f"{memory} is not told: {engine[memory]} is assumed, {why} (the log's "
                 f"beginning tells it, or --gpu and --model, or --set engine.{memory}=N)"
             )
-        longest = engine.get(self.spec.longest or "")
-        if longest and not self.spec.memory_in_tokens and memory not in self.sources:
-            engine[memory] = max(engine[memory], longest // block + 2)
 
     def _room(self, engine: dict[str, Any]) -> int:
         """Blocks that the GPU has room for; 0 if it or the model is not known."""

@@ -22,6 +22,7 @@ from simkv.measure.result import Result
 from simkv.report import story
 from simkv.report.fitting import Column, Fitting
 from simkv.report.published import Comparison
+from simkv.report.settings import settings_lines
 from simkv.scenario.fields import differences
 from simkv.why.ledger import SERVED, WORDS, Kind, totals
 from simkv.why.verdicts.starvation import Starvation
@@ -53,6 +54,8 @@ def brief_parts(
     if any(is_lower_bound(r.summary, key) for r in results.values() for key in _FIGURES):
         yield Text('">": requests that never got so far count as long as they waited.')
     for line in (*uncertain(results), *surprises(results)):
+        yield Text(line)
+    for line in settings_lines(results):
         yield Text(line)
     for line in _besides(results, comparisons, checks):
         yield Text(line)

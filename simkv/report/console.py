@@ -24,6 +24,7 @@ from simkv.measure.expect import Check, show
 from simkv.measure.result import Result
 from simkv.report.fitting import Column, Fitting, Stacked
 from simkv.report.published import Comparison
+from simkv.report.settings import settings_lines
 from simkv.scenario.scenario import Scenario
 
 WIDTH = 50
@@ -84,6 +85,8 @@ def results_parts(
         for variant, published in scenario.published.items():
             if published.note and variant in results:
                 yield f"{variant}: {published.note}"
+    for line in settings_lines(results):
+        yield f"\n{line}"
     yield from _provenance(scenario, results)
 
 

@@ -31,7 +31,8 @@ from simkv.scenario.own.source import installed
 from simkv.scenario.own.spec import own_spec
 from simkv.schedulers.registry import ENGINES, spec_of
 
-#: In place of the size of the cache, for an editor; the reader of files has put a number there.
+#: In place of a setting that the launcher chooses, for an editor; the reader of files has put the
+#: value there.
 Auto = Literal["auto"]
 
 
@@ -39,10 +40,11 @@ def _strict_model(spec: EngineSpec) -> type[BaseModel]:
     """A pydantic model with the fields of an engine's config, which is a plain dataclass."""
     config = spec.config
     hints = get_type_hints(config, include_extras=True)
-    hints[spec.memory] = Annotated[
-        hints[spec.memory],
-        BeforeValidator(lambda size: size, json_schema_input_type=hints[spec.memory] | Auto),
-    ]
+    for knob in {spec.memory, *spec.launch.fields}:
+        hints[knob] = Annotated[
+            hints[knob],
+            BeforeValidator(lambda value: value, json_schema_input_type=hints[knob] | Auto),
+        ]
     definitions: dict[str, Any] = {
         field.name: (hints[field.name], ... if field.default is MISSING else field.default)
         for field in fields(config)

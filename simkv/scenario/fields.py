@@ -70,8 +70,10 @@ def differences(
 ) -> list[Difference]:
     """In what two scenarios differ, as far as ``fields`` go: by default what decides their runs.
 
-    Of a section that only one of them has, what it says beyond its defaults.
+    Of a section that only one of them has, what it says beyond its defaults. Settings that both
+    engines chose by themselves follow from the others and are left out.
     """
+    chosen = _chosen(before) & _chosen(after)
     names = [name for name in fields if getattr(before, name) != getattr(after, name)]
     whole = [one.model_dump(include=set(names)) for one in (before, after)]
     short = [one.model_dump(include=set(names), exclude_defaults=True) for one in (before, after)]
@@ -83,7 +85,17 @@ def differences(
             (whole[0][name], whole[1][name]),
             (short[0].get(name), short[1].get(name)),
         )
+        if found.field not in chosen
     ]
+
+
+def _chosen(scenario: Scenario) -> set[str]:
+    """The paths of settings that the launchers of its engines chose."""
+    return {
+        ".".join(map(str, (*place, name)))
+        for place, settings in scenario.origins.sections.items()
+        for name in settings.default
+    }
 
 
 def _differences(

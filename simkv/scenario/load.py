@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from simkv.core.errors import InputError, nearest
-from simkv.scenario.auto import Unknown, with_sizes
 from simkv.scenario.costs import all_costs
+from simkv.scenario.defaults import Unknown, with_defaults
 from simkv.scenario.document import Document, read_document
 from simkv.scenario.merge import merge, replace_form
 from simkv.scenario.messages import messages, stands_in
@@ -41,7 +41,8 @@ def resolve(
         for assignment in assignments:
             document.override(assignment, name)
             replace_form(document, assignment)
-    _check(document, document.tree, ScenarioFile)
+    # A file with variants need not start by itself, for each of them completes it.
+    _check(document, document.tree, ScenarioFile, incomplete=bool(document.tree.get("variants")))
     base = {k: value for k, value in document.tree.items() if k in Scenario.model_fields}
     variants = document.tree.get("variants") or {"run": {}}
     scenarios: dict[str, Scenario] = {
@@ -54,9 +55,20 @@ def resolve(
     return scenarios
 
 
+def variant_names(document: Document, overrides: Sequence[str] = ()) -> list[str]:
+    """The names of the variants of a file, whose engine may start only at the points of a search.
+
+    Raises InputError for anything else that is wrong.
+    """
+    try:
+        return list(resolve(document, overrides))
+    except Unknown:
+        return [str(name) for name in document.tree.get("variants") or ("run",)]
+
+
 def plan_section(document: Document) -> PlanSection:
     """What a scenario file that has been read says about planning. Raises InputError."""
-    checked: ScenarioFile = _check(document, document.tree, ScenarioFile)
+    checked: ScenarioFile = _check(document, document.tree, ScenarioFile, incomplete=True)
     return checked.plan or PlanSection()
 
 
@@ -103,15 +115,22 @@ def _check_requests(document: Document, scenarios: Mapping[str, Scenario]) -> No
 
 
 def _check(
-    document: Document, data: Any, model: type[Scenario], prefix: tuple[str, ...] = ()
+    document: Document,
+    data: Any,
+    model: type[Scenario],
+    prefix: tuple[str, ...] = (),
+    *,
+    incomplete: bool = False,
 ) -> Any:
     folder = document.path.parent
     try:
-        return model.model_validate(with_sizes(_plain(data), folder), context={"folder": folder})
+        whole, origins = with_defaults(_plain(data), folder, incomplete=incomplete)
+        return model.model_validate(whole, context={"folder": folder}).with_origins(origins)
     except Unknown as error:
         own = (*prefix, *error.field)
         place = document.place(own if stands_in(document.tree, own) else error.field)
-        raise InputError(f"{place}: {'.'.join(map(str, error.field))}: {error}") from error
+        why = f"{place}: {'.'.join(map(str, error.field))}: {error}"
+        raise Unknown(error.field, why) from error
     except ValidationError as error:
         details = error.errors(include_url=False)
         raise InputError("\n".join(messages(document, data, details, prefix))) from error

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 
+from simkv.scenario.defaults import Place, Settings
 from simkv.scenario.fields import ABOUT, DECISIVE, profiles, sources
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload import fields_of_others
@@ -18,10 +20,40 @@ NEEDED = tuple(name for name, field in Scenario.model_fields.items() if field.is
 
 
 def to_yaml(scenarios: Mapping[str, Scenario]) -> str:
-    """The text of a scenario file with these variants; see resolved."""
+    """The text of a scenario file with these variants; see resolved.
+
+    A comment marks each setting that an engine's launcher chose.
+    """
+    tree = resolved(scenarios)
+    for number, (name, scenario) in enumerate(scenarios.items()):
+        for place, settings in scenario.origins.sections.items():
+            below = tree["variants"][name]
+            for at in (below, tree) if number == 0 else (below,):
+                _mark(at, place, settings)
     text = StringIO()
-    YAML().dump(resolved(scenarios), text)
+    YAML().dump(tree, text)
     return text.getvalue()
+
+
+def _mark(tree: dict[str, Any], place: Place, settings: Settings) -> None:
+    """Put a comment beside each default of the engine's section at ``place``, if it is there."""
+    node: Any = tree
+    for key in place[:-1]:
+        node = _child(node, key)
+    section = _child(node, place[-1])
+    if not isinstance(section, dict):
+        return
+    marked = CommentedMap(section)
+    for name in settings.default:
+        if name in marked:
+            marked.yaml_add_eol_comment(settings.source, name)
+    node[place[-1]] = marked
+
+
+def _child(node: Any, key: str | int) -> Any:
+    if isinstance(node, list) and isinstance(key, int):
+        return node[key] if key < len(node) else None
+    return node.get(key) if isinstance(node, dict) else None
 
 
 def resolved(scenarios: Mapping[str, Scenario]) -> dict[str, Any]:

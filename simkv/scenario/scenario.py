@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
+    PrivateAttr,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -15,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from simkv.core.errors import nearest
 from simkv.core.figures import FIGURES
+from simkv.scenario.defaults import Origins
 from simkv.scenario.engine import AnyEngine, check_kv_connector, check_no_kv_connector
 from simkv.scenario.expect import Expectations
 from simkv.scenario.fleet import FleetSection
@@ -194,6 +196,18 @@ class Scenario(Section):
     """Figures of the public report by variant, shown beside the simulated ones."""
     expect: About[dict[str, Expectations]] = Field(default={})
     """What must come of a variant, by its name; `run` is that of a file without variants."""
+
+    _origins: Origins = PrivateAttr(default=Origins())
+
+    @property
+    def origins(self) -> Origins:
+        """Where the settings of its engines are from, given or default."""
+        return self._origins
+
+    def with_origins(self, origins: Origins) -> Self:
+        """The same scenario with these origins of its settings."""
+        self._origins = origins
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from simkv.core.errors import InputError, in_plain_words, nearest
+from simkv.scenario.defaults import with_defaults
 from simkv.scenario.fields import DECISIVE
 from simkv.scenario.scenario import Scenario
 
@@ -78,12 +79,21 @@ def _plain(value: Any, *, only_set: bool = False) -> Any:
 
 
 def _with(scenario: Scenario, name: str, value: Any, folder: Path) -> Scenario:
-    """The scenario with one of its own fields changed, checked as a file is."""
+    """The scenario with one of its own fields changed, checked as a file is.
+
+    On other hardware the engine's launcher chooses anew what it chose before.
+    """
     fields = {other: getattr(scenario, other) for other in Scenario.model_fields}
     if name != "engine":
         fields["engine"] = asdict(scenario.engine)
+    fields, origins = {**fields, name: value}, scenario.origins
     try:
-        return Scenario.model_validate({**fields, name: value}, context={"folder": folder})
+        if name == "hardware" and origins.engine:
+            for chosen in origins.engine.default:
+                del fields["engine"][chosen]
+            fields, origins = with_defaults(fields, folder)
+        changed = Scenario.model_validate(fields, context={"folder": folder})
+        return changed.with_origins(origins)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
         raise InputError(in_plain_words(message)) from error

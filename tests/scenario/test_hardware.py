@@ -121,7 +121,7 @@ def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
         (["hardware.modle=x"], "hardware.modle: unknown field (did you mean 'model'?)"),
         (
             ["hardware.gpu=L4", "hardware.model=llama-3.1-70b"],
-            "engine.num_gpu_blocks: auto: meta-llama/Llama-3.1-70B does not fit on 1 x NVIDIA L4",
+            "engine.num_gpu_blocks: meta-llama/Llama-3.1-70B does not fit on 1 x NVIDIA L4",
         ),
         (["profile=unit-step"], "engine.num_gpu_blocks: auto needs hardware"),
         (["hardware=null"], "profile: missing; profile or hardware is needed"),
@@ -207,18 +207,21 @@ def test_a_rank_has_its_share_of_the_servers_flags() -> None:
     assert scheduler.schedule().scheduled == [(0, 1000), (1, 1000), (2, 48)]
 
 
+SMALL = TEXT.replace("auto", "1000, max_model_len: 8192")
+
+
 def test_hardware_and_a_profile_exclude_each_other(tmp_path: Path) -> None:
-    both = TEXT.replace("auto", "1000") + "profile: unit-step\n"
+    both = SMALL + "profile: unit-step\n"
     with pytest.raises(InputError, match=r"s.yaml:5: profile: found beside hardware"):
         load(file(tmp_path, both))
-    variants = TEXT.replace("auto", "1000") + "variants: {a: {}, b: {profile: unit-step}}\n"
+    variants = SMALL + "variants: {a: {}, b: {profile: unit-step}}\n"
     found = load(file(tmp_path, variants))
     assert found["a"].hardware
     assert not found["b"].hardware
     assert found["b"].profile == "unit-step"
     back = load(file(tmp_path, to_yaml(found)))
     assert back == found
-    plain = one(tmp_path, "profile=unit-step", text=TEXT.replace("auto", "1000"))
+    plain = one(tmp_path, "profile=unit-step", text=SMALL)
     assert (plain.profile, plain.hardware) == ("unit-step", None)
 
 
@@ -230,9 +233,12 @@ def test_a_saved_scenario_gives_the_same_run(tmp_path: Path) -> None:
     assert digest_of(again, tmp_path) == digest_of(scenario, tmp_path)
 
 
+FEW_BLOCKS = ("engine.num_gpu_blocks=900", "engine.max_model_len=8192")
+
+
 def test_the_digest_covers_what_the_hardware_costs(tmp_path: Path) -> None:
     given = [
-        digest_of(one(tmp_path, "engine.num_gpu_blocks=900", *more), tmp_path)
+        digest_of(one(tmp_path, *FEW_BLOCKS, *more), tmp_path)
         for more in ((), ("hardware.kv=fp8",), ("hardware.interconnect=PCIe", "hardware.tp=2"))
     ]
     assert len(set(given)) == 3
@@ -330,7 +336,7 @@ def test_a_plan_over_hardware_says_which_is_cheapest(tmp_path: Path) -> None:
         objectives=["ttft_ms.p99<=5000"],
         prices=str(tmp_path / "prices.yaml"),
         each=("hardware.gpu=H100-SXM,L40S,L4", "hardware.tp=1,2"),
-        overrides=("hardware.model=qwen3-14b",),
+        overrides=("hardware.model=qwen3-14b", "engine.max_model_len=8192"),
         cliff=False,
     )
     left_out: list[str] = []

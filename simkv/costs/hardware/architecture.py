@@ -233,8 +233,22 @@ class PublishedFormats:
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """``rope_scaling`` of a ``config.json``: its ``rope_type``, ``factor`` and the positions that
+    the model was first trained for (None: not given)."""
+
+    kind: str
+    factor: float = 1.0
+    original: int | None = None
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """A decoder: ``layers`` by kind, of width ``hidden``; ``tied``: the head is the embedding."""
+    """A decoder: ``layers`` by kind, of width ``hidden``; ``tied``: the head is the embedding.
+
+    ``max_model_len`` is ``max_position_embeddings``, which engines scale by ``rope`` if given.
+    ``model_type`` is that of the whole ``config.json``.
+    """
 
     name: str
     hidden: int
@@ -244,6 +258,8 @@ class Architecture:
     layers: tuple[Layers, ...]
     published: PublishedFormats = field(default=PublishedFormats())
     source: str = ""
+    rope: RopeScaling | None = None
+    model_type: str = ""
 
     @property
     def depth(self) -> int:

@@ -100,12 +100,13 @@ class Gpu(_Named):
     ``flops_fp8`` and ``flops_fp4`` are those of smaller numbers, None where the card has none.
     ``nvlink`` and ``pcie`` are bytes/s each way of one card, as data sheets have them; ``system``
     is what published points and operator tables call it. ``gpus_per_node`` are as many as that
-    joins: of GB200 and GB300 those of a rack. ``collectives`` have, by name and number
-    of cards, measured ``[bytes, seconds]``: bytes that go into an all-reduce, that a card gives to
-    an all-gather, that it gets of a reduce-scatter.
+    joins: of GB200 and GB300 those of a rack. ``capability`` is CUDA's, None of cards without CUDA.
+    ``collectives`` have, by name and number of cards, measured ``[bytes, seconds]``: bytes that go
+    into an all-reduce, that a card gives to an all-gather, that it gets of a reduce-scatter.
     """
 
     memory_bytes: Positive
+    capability: tuple[int, int] | None = None
     bandwidth: Annotated[float, Field(gt=0)]
     flops: Annotated[float, Field(gt=0)]
     flops_fp8: Annotated[float, Field(gt=0)] | None = None

@@ -26,6 +26,7 @@ from simkv.costs.hardware.architecture import (
     Mlp,
     Moe,
     PublishedFormats,
+    RopeScaling,
 )
 from simkv.costs.hardware.fields import ConfigFields
 from simkv.costs.hardware.formats import FormatName
@@ -55,6 +56,11 @@ _OF_WRAPPED = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "llama4": "llama4_text",
 }
+
+#: Fields with the longest sequence, and vLLM's length where none of them is there
+#: (``vllm/config/model.py:_get_and_verify_max_len``).
+LENGTHS = ("max_position_embeddings", "max_seq_len", "model_max_length")
+NO_LENGTH = 2048
 
 #: ConfigFields that change the layers in ways that are not modelled, unless they have this value.
 _NOT_MODELLED: dict[str, Any] = {
@@ -131,10 +137,28 @@ class _Reader(ConfigFields):
             hidden=self.number("hidden_size"),
             vocab=self.number("vocab_size"),
             tied=bool(self.kind.startswith("gemma") if tied is None else tied),
-            max_model_len=self.number("max_position_embeddings", default=131072),
+            max_model_len=self.number(*LENGTHS, default=NO_LENGTH),
             layers=tuple(Layers(count, *kinds) for kinds, count in counted.items()),
             published=self.published(),
             source=self.where,
+            rope=self.rope(),
+            model_type=str(self.whole.get("model_type", "")),
+        )
+
+    def rope(self) -> RopeScaling | None:
+        """How positions are scaled; None where the config does not say."""
+        scaling = self.config.get("rope_scaling") or self.config.get("rope_parameters")
+        if not isinstance(scaling, dict):
+            return None
+        kind = scaling.get("rope_type", scaling.get("type"))
+        factor, trained = scaling.get("factor"), "original_max_position_embeddings"
+        original = scaling.get(trained, self.config.get(trained))
+        if kind is None:
+            return None
+        return RopeScaling(
+            str(kind),
+            float(factor) if isinstance(factor, int | float) else 1.0,
+            original if isinstance(original, int) else None,
         )
 
     def attentions(self, depth: int) -> list[Attention]:

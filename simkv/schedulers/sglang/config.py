@@ -34,19 +34,20 @@ class SglangConfig:
     ] = "0.5.23"
     """Whose rules decide: a release of SGLang, or one with a named change."""
     max_total_num_tokens: Annotated[int, Gt(0), Flag("--max-total-tokens")] = 16384
-    """Tokens of KV in the pool; SGLang takes what memory holds, the default is ours."""
+    """Tokens of KV in the pool; with `hardware` what its memory leaves, else 16384, a default of
+    ours."""
     page_size: Annotated[int, Gt(0), Flag("--page-size")] = 1
     """Tokens in a page, the unit in which KV is handed out."""
     max_running_requests: Annotated[int, Gt(0), Flag("--max-running-requests")] = 2048
-    """Most requests that hold a row at a time; SGLang derives 2048 to 4096."""
+    """Most requests that hold a row at a time; with `hardware` 2048 to 4096 by the pool's size."""
     max_queued_requests: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-queued-requests")] = (
         None
     )
     """If set, a request that comes, or comes back retracted, while so many wait is answered with
     503."""
     chunked_prefill_size: Annotated[int, Ge(-1), Flag("--chunked-prefill-size")] = 8192
-    """Most prompt tokens in one prefill pass, after which a prompt is cut; -1 is no limit
-    (SGLang takes 2048 to 16384 by GPU)."""
+    """Most prompt tokens in one prefill pass, after which a prompt is cut; -1 is no limit. With
+    `hardware` 2048 to 16384 by GPU."""
     max_prefill_tokens: Annotated[int, Gt(0), Flag("--max-prefill-tokens")] = 16384
     """No further request joins a prefill pass that has reached so many tokens."""
     prefill_max_requests: Annotated[

@@ -7,6 +7,7 @@ from typing import Any
 from simkv.core.engine import EngineSpec, Tabled
 from simkv.core.scheduler import Scheduler
 from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.launch import LAUNCH
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.setting import setting_of
 from simkv.schedulers.sglang.versions import RULES, VARIANTS
@@ -52,4 +53,5 @@ SGLANG = EngineSpec(
     ranks="dp_size",
     lora="enable_lora",
     logs_all_options=True,
+    launch=LAUNCH,
 )

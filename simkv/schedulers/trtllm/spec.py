@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from simkv.core.blocks import BlockPool
 from simkv.core.engine import EngineSpec, Tabled
 from simkv.core.errors import InputError
+from simkv.core.launch import Launch, Machine
 from simkv.core.setting import EngineSetting
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
@@ -48,6 +50,13 @@ def _setting(config: TrtllmConfig) -> EngineSetting:
     )
 
 
+def _longest(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """The model's length, as ``trtllm-serve`` takes it; the other defaults are the config's."""
+    if "max_seq_len" in given or machine.model is None:
+        return {}
+    return {"max_seq_len": machine.model.length}
+
+
 TRTLLM = EngineSpec(
     name="trtllm",
     config=TrtllmConfig,
@@ -62,4 +71,5 @@ TRTLLM = EngineSpec(
     memory_in_tokens=True,
     seats="max_batch_size",
     block="tokens_per_block",
+    launch=Launch(before=_longest, fields=("max_tokens_in_paged_kv_cache", "max_seq_len")),
 )

@@ -43,8 +43,9 @@ class AsTuple:
 class VllmConfig:
     """Knobs of the engine, under its own names and with its defaults.
 
-    Those for ``max_num_seqs`` and ``max_num_batched_tokens`` are those of ``vllm serve`` on a GPU
-    with less than 70 GiB or an A100. Knobs that a version does not have cannot be set with it.
+    Those that depend on GPU and model (``launch.py``) are for scenarios without hardware: of
+    ``vllm serve`` on a GPU with less than 70 GiB. Knobs that a version does not have cannot be set
+    with it.
 
     Raises ValueError where vLLM refuses to start.
     """
@@ -58,14 +59,14 @@ class VllmConfig:
     block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), Flag("--block-size")] = 16
     """Tokens in a block of KV."""
     num_gpu_blocks: Annotated[int, Gt(1), Le(MOST_BLOCKS), Flag("--num-gpu-blocks-override")] = 1024
-    """Blocks of KV, the null block among them; vLLM finds them by measuring memory, the default
-    is ours."""
+    """Blocks of KV, the null block among them; with `hardware` what its memory leaves, else 1024, a
+    default of ours."""
     max_num_seqs: Annotated[int, Gt(0), Flag("--max-num-seqs")] = 256
-    """Most requests that run at a time; vllm serve takes 1024 on a GPU with 70 GiB or more that
-    is no A100."""
+    """Most requests that run at a time; with `hardware` what vllm serve chooses for the GPU, else
+    256."""
     max_num_batched_tokens: Annotated[int, Gt(0), Flag("--max-num-batched-tokens")] = 2048
-    """Most tokens computed in a step; vllm serve takes 8192 on a GPU with 70 GiB or more that
-    is no A100, 16384 from 160 GiB on."""
+    """Most tokens computed in a step; with `hardware` what vllm serve chooses for the GPU, else
+    2048."""
     max_num_scheduled_tokens: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--max-num-scheduled-tokens")
     ] = None
@@ -86,8 +87,8 @@ class VllmConfig:
     """If set, a request that comes while the prompts of those without a first token have so many
     tokens or more is answered with 503."""
     max_model_len: Annotated[int, Gt(1), Flag("--max-model-len")] = 8192
-    """Longest sequence, prompt and output together, in tokens; vLLM takes it from the model,
-    the default is ours."""
+    """Longest sequence, prompt and output together, in tokens; with `hardware` the model's, else
+    8192, a default of ours."""
     policy: Annotated[Literal["fcfs", "priority"], Flag("--scheduling-policy")] = "fcfs"
     """Order of the waiting queue: by arrival, or by the priority that requests bring (smaller
     goes first)."""
@@ -403,9 +404,12 @@ class VllmConfig:
         """Which states of layers in groups called mamba are kept for others."""
         return (self.mamba_cache_mode or "align") if self.caches(rules) else "none"
 
-    def most_blocks(self, kind: LayerKind) -> int:
-        """Blocks that a sequence of ``max_model_len`` has at most in a group of layers."""
-        tokens, rules, size = self.max_model_len, rules_of(self.variant), kind.block_size
+    def most_blocks(self, kind: LayerKind, length: int | None = None) -> int:
+        """Blocks that a sequence of ``length`` tokens has at most in a group of layers.
+
+        ``length`` is ``max_model_len`` if left out.
+        """
+        tokens, rules, size = length or self.max_model_len, rules_of(self.variant), kind.block_size
         if kind.states:
             mode = self.states(rules)
             aligned = 3 if self.mamba_prefill_checkpoints else 2

@@ -9,6 +9,7 @@ from simkv.core.errors import InputError
 from simkv.core.scheduler import KvConnector
 from simkv.schedulers.vllm.admission import admission
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.launch import LAUNCH
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.seams import SEAMS
@@ -105,6 +106,7 @@ VLLM = EngineSpec(
         for variant, rules in RULES.items()
     },
     admission=admission,
+    launch=LAUNCH,
     transfer=Transfer(
         tuple(name for name, rules in RULES.items() if "kv_connector" not in rules.fixed),
         VllmConfig.in_role,

@@ -12,7 +12,7 @@ from simkv.core.errors import InputError, nearest
 from simkv.costs.erring import Side, StepKind
 from simkv.measure.simulate import check_scenario
 from simkv.scenario.document import Document, read_document
-from simkv.scenario.load import resolve
+from simkv.scenario.load import resolve, variant_names
 from simkv.scenario.objectives import Objective
 from simkv.scenario.scenario import Scenario, StepScale
 from simkv.search.jobs import Job, job_of
@@ -134,7 +134,7 @@ def variants_of(path: Path, overrides: Sequence[str], wanted: Sequence[str]) -> 
 
     Raises InputError for a name that is not one.
     """
-    known = list(resolve(read_document(path), overrides))
+    known = variant_names(read_document(path), overrides)
     for name in wanted:
         if name not in known:
             raise InputError(

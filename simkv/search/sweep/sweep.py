@@ -15,7 +15,7 @@ from pathlib import Path
 from simkv.core.errors import InputError, nearest
 from simkv.measure.simulate import check_scenario
 from simkv.scenario.document import Document, read_document
-from simkv.scenario.load import resolve
+from simkv.scenario.load import resolve, variant_names
 from simkv.scenario.overruled import notes_on_overruled, overruling
 from simkv.scenario.scenario import Scenario
 from simkv.search.bench import Advance, Bench
@@ -95,7 +95,7 @@ def sweep_of(
         given = [assignment(*knob) for knob in knobs.items()]
         return resolve(Document(path, copy(document.tree)), overrides, given)
 
-    variants = _variants(list(scenarios({})), axes)
+    variants = _variants(variant_names(Document(path, copy(document.tree)), overrides), axes)
     knobs = [axis for axis in axes if axis.path != VARIANTS]
     _check_paths(axes)
     points = draw(knobs, sample, seed) if sample else grid(knobs)

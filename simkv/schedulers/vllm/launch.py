@@ -1,0 +1,213 @@
+"""What ``vllm serve`` chooses for settings that were not given, by release, GPU and model.
+
+Read from the wheels 0.9.0 to 0.33.0. ``vllm serve`` asks for the defaults of
+``UsageContext.OPENAI_API_SERVER``; those of the class ``LLM`` are others.
+
+- ``max_num_batched_tokens``, ``max_num_seqs``: ``vllm/engine/arg_utils.py``, in
+  ``EngineArgs._set_default_args_v1`` (0.9 and 0.10), ``_set_default_args`` (0.11), and from 0.12 on
+  ``get_batch_defaults`` and ``_set_default_max_num_seqs_and_batched_tokens_args``.
+- ``max_model_len``: ``_get_and_verify_max_len`` of ``vllm/config.py`` (0.9 and 0.10.0) and
+  ``vllm/config/model.py``; whether the cache holds it, ``check_enough_kv_cache_memory`` and, for
+  ``auto``, ``_auto_fit_max_model_len`` of ``vllm/v1/core/kv_cache_utils.py``.
+- ``block_size``: ``CudaPlatform.check_and_update_config`` (``vllm/platforms/cuda.py``, up to 0.17)
+  and from 0.18 on ``Platform.update_block_size_for_backend`` (``vllm/platforms/interface.py``).
+
+``use_batched_dp_moe`` (256 tokens, from 0.20 on) needs another all-to-all backend than the default,
+and the performance mode ``throughput`` a flag: neither is modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from simkv.core.launch import Launch, LaunchError, Machine, ModelFacts
+from simkv.core.scheduler import blocks_for
+from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.versions import rules_of, variant_of
+
+Version = tuple[int, ...]
+AUTO = "auto"
+
+#: Tokens of a step and sequences by the GiB of a GPU from which on they hold, largest first, and
+#: the release that brought the row.
+LARGE: tuple[tuple[int, int, int, Version], ...] = (
+    (160, 16384, 1024, (0, 28)),
+    (70, 8192, 1024, (0, 9)),
+)
+OTHERS = 2048, 256
+#: The release from which on a GB10, whose memory is large, has the values of small GPUs.
+GB10_SMALL, GB10 = (0, 33), (12, 1)
+#: From these patch releases on ``max_num_seqs`` is at most ``max_num_batched_tokens``, and that at
+#: most what ``max_num_seqs`` sequences of ``max_model_len`` have.
+SEQS_CAPPED, TOKENS_CAPPED = (0, 10, 1), (0, 11, 1)
+#: Tokens of the largest item of a multimodal model that computes it in one step, and the release
+#: from which on a step holds it: a video of 32 frames of 78 tokens
+#: (``get_mm_max_tokens_per_item`` in ``vllm/model_executor/models/gemma4_mm.py``).
+ITEM_TOKENS, ITEM_SINCE = {"gemma4": 32 * 78}, (0, 22)
+#: Types of RoPE that leave ``max_position_embeddings`` as it is; from a release on also YaRN, which
+#: multiplied the original length by its factor before.
+UNSCALED = ("su", "longrope", "llama3", "default")
+YARN, YARN_UNSCALED = ("yarn", "deepseek_yarn", "deepseek_llama_scaling"), (0, 30)
+#: The release from which on a LongRoPE model has the length that it was trained for.
+LONGROPE_ORIGINAL = (0, 11, 1)
+#: The release that brought ``--max-model-len auto``.
+FITS_ITSELF = (0, 14)
+#: Tokens in a block for latent attention by the major compute capability of the GPU: what holds
+#: from a release on. Hopper: FlashMLA, then FlashAttention; Blackwell: CUTLASS, then FlashInfer.
+LATENT_BLOCKS: Mapping[int, tuple[tuple[Version, int], ...]] = {
+    9: (((0, 18), 16), ((0, 9), 64)),
+    10: (((0, 18), 32), ((0, 15), 64), ((0, 10), 128)),
+}
+#: Tokens in a block where an indexer selects tokens, and on Hopper of an fp8 cache (FlashMLA).
+SPARSE_BLOCK = HOPPER_FP8_BLOCK = 64
+DEFAULT_BLOCK = 16
+
+
+def release_of(given: Mapping[str, Any]) -> Version:
+    """The release of a ``variant``: its patch where it has one, else the one that was recorded."""
+    name = str(given.get("variant", VllmConfig.variant))
+    plain = name.partition("-")[0]
+    full = plain if plain.count(".") > 1 else variant_of(name)
+    return tuple(int(part) for part in full.partition("-")[0].split("."))
+
+
+def before(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """Tokens and sequences of a step, and tokens in a block."""
+    release = release_of(given)
+    chosen: dict[str, Any] = {}
+    if "block_size" not in given:
+        chosen["block_size"] = _block_size(machine, release)
+    tokens, seqs = _batch(machine, release)
+    seqs = given.get("max_num_seqs", seqs)
+    length = given.get("max_model_len")
+    if not isinstance(length, int) and machine.model:
+        length = model_length(machine.model, release)
+    if "max_num_batched_tokens" not in given:
+        tokens = _tokens(given, machine, release, (tokens, seqs, length))
+        chosen["max_num_batched_tokens"] = tokens
+    tokens = given.get("max_num_batched_tokens", tokens)
+    if "max_num_seqs" not in given:
+        capped = release >= SEQS_CAPPED and isinstance(tokens, int)
+        chosen["max_num_seqs"] = min(seqs, tokens) if capped else seqs
+    return chosen
+
+
+def _batch(machine: Machine, release: Version) -> tuple[int, int]:
+    gb10 = machine.capability == GB10 and release >= GB10_SMALL
+    for gib, tokens, seqs, since in LARGE:
+        # Above the largest size the name of the GPU does not matter (get_batch_defaults).
+        excluded = gib < 160 and ("a100" in machine.gpu.lower() or gb10)
+        if machine.gib >= gib and release >= since and not excluded:
+            return tokens, seqs
+    return OTHERS
+
+
+def _tokens(
+    given: Mapping[str, Any], machine: Machine, release: Version, base: tuple[int, Any, Any]
+) -> int:
+    tokens, seqs, length = base
+    if isinstance(length, int) and given.get("enable_chunked_prefill") is False:
+        tokens = max(tokens, length)
+    if machine.model and release >= ITEM_SINCE:
+        tokens = max(tokens, ITEM_TOKENS.get(machine.model.model_type, 0))
+    if release >= TOKENS_CAPPED and isinstance(length, int) and isinstance(seqs, int):
+        tokens = min(tokens, seqs * length)
+    return tokens
+
+
+def model_length(model: ModelFacts, release: Version) -> int:
+    """``max_model_len`` as the model's config.json has it."""
+    kind = model.rope_type
+    if kind == "longrope" and release >= LONGROPE_ORIGINAL and model.rope_original:
+        return model.rope_original
+    if not kind or kind in UNSCALED or "gemma3" in model.model_type:
+        return model.length
+    if kind in YARN and release >= YARN_UNSCALED:
+        return model.length
+    length = model.rope_original if kind == "yarn" and model.rope_original else model.length
+    return int(length * model.rope_factor)
+
+
+def _block_size(machine: Machine, release: Version) -> int:
+    model = machine.model
+    if model is None or not model.latent or machine.capability is None:
+        return DEFAULT_BLOCK
+    if model.sparse:
+        return SPARSE_BLOCK
+    major = machine.capability[0]
+    if major == 9 and machine.kv == "fp8":  # FlashAttention has no fp8 for latent attention
+        return HOPPER_FP8_BLOCK
+    rows = LATENT_BLOCKS.get(major, ())
+    return next((size for since, size in rows if release >= since), DEFAULT_BLOCK)
+
+
+def after(section: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """The model's length, or with ``auto`` as much of it as the cache holds.
+
+    Raises LaunchError where vLLM refuses to start since the cache holds less.
+    """
+    asked = section.get("max_model_len")
+    if machine.model is None or asked not in (None, AUTO):
+        return {}
+    release = release_of(section)
+    length = model_length(machine.model, release)
+    fitting = longest(section, length)
+    if fitting >= length or (section.get("startup_check") is False and asked is None):
+        return {"max_model_len": length}
+    fits_itself = release >= FITS_ITSELF
+    if asked == AUTO and fits_itself and fitting > 1:
+        return {"max_model_len": fitting}
+    raise LaunchError(
+        "max_model_len",
+        f"vLLM {section.get('variant', VllmConfig.variant)} refuses to start: the KV cache of "
+        f"{section['num_gpu_blocks']:,} blocks holds sequences of {fitting:,} tokens, less than "
+        f"the {length:,} of {machine.model.name}; set max_model_len to at most {fitting:,}"
+        + (", or to auto" if fits_itself and asked is None else ""),
+    )
+
+
+def longest(section: Mapping[str, Any], most: int) -> int:
+    """The longest sequence that the cache of ``section`` holds, ``most`` tokens at most.
+
+    Sections that are wrong in other ways hold everything: the check of the section reports them.
+    """
+    known = {field.name for field in fields(VllmConfig)}
+    plain = {name: value for name, value in section.items() if name in known}
+    try:
+        loose = VllmConfig(**{**plain, "max_model_len": 2, "startup_check": False})
+    except (TypeError, ValueError):
+        return most
+    usable = loose.num_gpu_blocks - (1 if rules_of(loose.variant).spares_null_block else 0)
+
+    def fits(length: int) -> bool:
+        if loose.kv_cache_groups == (0,):
+            return blocks_for(length, loose.block_size) <= usable
+        return sum(loose.most_blocks(kind, length) for kind in loose.layer_kinds) <= usable
+
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+LAUNCH = Launch(
+    before,
+    after,
+    fields=(
+        "num_gpu_blocks",
+        "block_size",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "enable_prefix_caching",
+        "async_scheduling",
+        "scheduler_reserve_full_isl",
+        "gpu_memory_utilization",
+        "cudagraph_mode",
+        "max_cudagraph_capture_size",
+    ),
+    fitted=("max_model_len",),
+)
