@@ -55,7 +55,8 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, width=None if terminal else 160, highlight=False)
+    width = None if terminal else 160
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def show(*parts: RenderableType, on: Console | None = None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -47,7 +49,7 @@ def explain(
                     f"request {request}: there is no such request; expected an id from 0 to "
                     f"{size - 1}"
                 )
-    command = f"simkv explain {run}"
+    command = f"simkv explain {quote(str(run))}"
     lines: list[str] = [f"Run again from {run / 'scenario.yaml'}."] if run.is_dir() else []
     for name in names:
         result = run_scenario(planned[name].scenario, planned[name].folder)
@@ -57,7 +59,7 @@ def explain(
         if request is not None:
             lines += story_of(name, result, request)
         elif len(names) == 1:
-            lines += story(name, result, command + option)
+            lines += story(name, result, partial("{} {}".format, command + option))
         else:
             lines += story_in_brief(name, result)
     if len(names) > 1 and request is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from simkv.core.figures import seconds
+from simkv.core.markdown import escaped
 from simkv.ingest.compare import Likeness
 from simkv.ingest.engine import ServerSetup
 from simkv.ingest.evidence import Evidence
@@ -52,15 +53,16 @@ def victims(observed: pd.DataFrame, result: Result, waits: Waiting) -> Iterator[
         sums = totals(tiles)
         kind = max(sums, key=lambda one: sums[one], default=None)
         row = observed.loc[i]
+        most = WORDS[kind] if kind else ""
         yield (
-            f"| {name_of(observed, i)} | {row['t_s'] - begin:.2f} | {row['prompt_tokens']} | "
-            f"{row['output_tokens']} | {sum(sums.values()):.2f} | {WORDS[kind] if kind else ''} |"
+            f"| {escaped(name_of(observed, i))} | {row['t_s'] - begin:.2f} | "
+            f"{row['prompt_tokens']} | {row['output_tokens']} | {sum(sums.values()):.2f} | {most} |"
         )
     yield ""
     blockers = result.diagnosis.blockers[: NAMED // 2]
     if blockers:
         held = ", ".join(f"{name_of(observed, b.id)} ({seconds(b.seconds)})" for b in blockers)
-        yield f"What they waited for was held above all by {held}."
+        yield f"What they waited for was held above all by {escaped(held)}."
         yield ""
 
 
@@ -69,7 +71,7 @@ def verdicts(found: Sequence[Verdict], waits: Waiting) -> Iterator[str]:
     yield "## Where the time went"
     yield ""
     for verdict in found:
-        yield f"- {verdict.name}: {verdict.text}"
+        yield f"- {verdict.name}: {escaped(verdict.text)}"
     for kind, spent in sorted(waits.kinds.items(), key=lambda item: -item[1]):
         yield f"- {WORDS[kind]}: {seconds(spent)}"
     yield ""
@@ -85,7 +87,8 @@ def remedies(mending: Mending) -> Iterator[str]:
         for remedy in mending.remedies[:NAMED]:
             gained = remedy.gain.told if remedy.gain else remedy.effect.judgement
             sure = "yes" if remedy.sure else "no"
-            yield f"| {_change(remedy)} | {gained} | {sure} | {_cost(remedy)} | {_told(remedy)} |"
+            cells = (_change(remedy), gained, sure, _cost(remedy), _told(remedy))
+            yield f"| {' | '.join(map(escaped, cells))} |"
         yield ""
         yield f"{METHOD} {_worlds(mending)}"
     else:
@@ -96,7 +99,7 @@ def remedies(mending: Mending) -> Iterator[str]:
         yield f"- {mending.cut_off} changes had not served all by then; they mend nothing."
     if mending.skipped:
         left = ", ".join(f"{change.field} {change.after}" for change in mending.skipped)
-        yield f"- Not tried, for milder ones served ever fewer: {left}."
+        yield f"- Not tried, for milder ones served ever fewer: {escaped(left)}."
     yield ""
 
 
@@ -151,7 +154,7 @@ def document(
     rest: Sequence[str],
 ) -> str:
     """All of it; ``rest`` is what an explanation adds."""
-    lines = [f"# {evidence.source}", "", *(f"{line}  " for line in five), ""]
+    lines = [f"# {escaped(evidence.source)}", "", *(f"{escaped(line)}  " for line in five), ""]
     lines += ["![observed and simulated](observed.png)", "", *rest]
     lines += ["## Observed and simulated", "", "| figure | observed | simulated | off | agrees |"]
     lines += ["| --- | --- | --- | --- | --- |"]
@@ -163,11 +166,11 @@ def document(
         )
     lines += ["", "## The server", ""]
     lines += [
-        f"- {name} {setup.engine[name]} ({how})"
+        f"- {name} {escaped(setup.engine[name])} ({escaped(how)})"
         for name, how in setup.sources.items()
         if name in setup.engine
     ]
-    lines += [f"- assumed: {one}" for one in setup.assumed]
+    lines += [f"- assumed: {escaped(one)}" for one in setup.assumed]
     lines += [
         "",
         *_listed("Notes", notes),
@@ -177,4 +180,4 @@ def document(
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:
-    return [f"## {title}", "", *(f"- {item}" for item in items), ""] if items else []
+    return [f"## {title}", "", *(f"- {escaped(item)}" for item in items), ""] if items else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from textwrap import wrap
 
@@ -22,8 +22,8 @@ WIDTH = 100
 MOST = 24
 
 
-def story(name: str, result: Result, command: str) -> Iterator[str]:
-    """A run, line by line; ``command`` explains one of its requests."""
+def story(name: str, result: Result, command: Callable[[int], str]) -> Iterator[str]:
+    """A run, line by line; ``command`` is what explains one of its requests, by id."""
     record, found = result.record, result.diagnosis
     yield from _title(name, result)
     for verdict in found.verdicts:
@@ -58,7 +58,7 @@ def story(name: str, result: Result, command: str) -> Iterator[str]:
     worst = _worst(record)
     if worst is not None:
         yield ""
-        yield f"One request: {command} {worst}"
+        yield f"One request: {command(worst)}"
 
 
 def story_in_brief(name: str, result: Result) -> Iterator[str]:

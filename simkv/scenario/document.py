@@ -149,9 +149,9 @@ def read_document(path: Path) -> Document:
         raise InputError(f"{path}:{line}: not valid YAML: {error.reason}") from error
     except ValueError as error:
         text = raw.decode()
-        found = _TOO_LONG.search(text)
-        line = text.count("\n", 0, found.start()) + 1 if found else 1
-        reason = "a number has too many digits" if found else str(error).partition("\n")[0]
+        long = _TOO_LONG.search(text)
+        line = text.count("\n", 0, long.start()) + 1 if long else 1
+        reason = "a number has too many digits" if long else str(error).partition("\n")[0]
         raise InputError(f"{path}:{line}: not valid YAML: {reason}") from error
     except Exception as error:  # the reader trips over odd input in many ways
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -110,7 +110,7 @@ def _of_all(result: Result) -> Explained:
         {"name": verdict.name, "text": verdict.text, "requests": list(verdict.requests)}
         for verdict in result.diagnosis.verdicts
     ]
-    text = "\n".join(story(scenario.name, result, "curl …/explain/"))
+    text = "\n".join(story(scenario.name, result, "curl …/explain/{}".format))
     return Explained(text, {"until_s": scenario.horizon, "verdicts": verdicts})
 
 

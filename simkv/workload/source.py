@@ -118,7 +118,7 @@ class Source:
         self.line = 0
         try:
             with open_binary(path) as raw:
-                stream = BoundedLines(unpacked(raw), path)
+                stream = cast(IO[bytes], BoundedLines(unpacked(raw), path))
                 with io.TextIOWrapper(
                     stream, encoding="utf-8-sig", errors="surrogateescape", newline=""
                 ) as lines:

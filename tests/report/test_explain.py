@@ -107,7 +107,7 @@ def test_a_long_life_fits_on_a_screen(tmp_path: Path) -> None:
 
 def test_preemptions_by_reason(tmp_path: Path) -> None:
     result = thrashing(tmp_path)
-    told = " ".join(story("run", result, "simkv explain x"))
+    told = " ".join(story("run", result, "simkv explain x {}".format))
     count = len(result.diagnosis.preemptions)
     assert f"Preempted {count} times for their length." in told
     assert "on tokens that had been computed before" in told

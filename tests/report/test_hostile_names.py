@@ -1,0 +1,95 @@
+"""Names of users in outputs: shown as they are, never read as HTML, Markdown or markup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from rich.table import Table
+from typer.testing import CliRunner
+
+from simkv.cli import app
+from simkv.cli.common import console, show
+from simkv.core.markdown import escaped
+from simkv.ingest.document import _listed, name_of
+from simkv.measure.simulate import run_scenario
+from simkv.proof.validation.silicon import page
+from simkv.report.explain import story
+from simkv.report.style import house_style, logarithmic
+from simkv.scenario.load import load
+
+HOSTILE = "<script>alert(1)</script>|[x](javascript:1)`$\\frac{[/red]\n# x"
+
+
+def test_markdown_shows_a_request_id_as_it_is() -> None:
+    observed = pd.DataFrame({"request": [HOSTILE]})
+    text = escaped(name_of(observed, 0))
+    assert "<" not in text
+    assert "\n" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\|\\[x\\](javascript:1)\\`$" in text
+    assert "<script>" not in "\n".join(_listed("Notes", [HOSTILE]))
+
+
+def test_the_console_reads_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("[/red]name :smile:")
+    table.add_row("[bold]x[/nothing]")
+    show(table, on=console())
+    said = capsys.readouterr().out
+    assert "[/red]name :smile:" in said
+    assert "[bold]x[/nothing]" in said
+
+
+def test_logarithmic_axes_have_plain_numbers() -> None:
+    with house_style():
+        figure = Figure()
+        axes = figure.subplots()
+        axes.plot([30, 300_000], [30, 300_000])
+        for which in ("x", "y"):
+            logarithmic(axes, which)
+        figure.canvas.draw()
+        labels = [one.get_text() for one in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+    assert "1000" in labels
+    assert not any("$" in label for label in labels)
+    assert plt.rcParams["text.parse_math"]
+
+
+def test_the_picture_of_measured_points_has_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with house_style():
+        axes = Figure().subplots()
+        page._panel(axes, [], [], 0)
+        axes.plot([5, 200], [5, 200])
+        axes.figure.canvas.draw()
+        assert not any("$" in one.get_text() for one in axes.get_xticklabels())
+
+
+SCENARIO = """
+name: hostile
+summary: "<script>alert(1)</script> $\\\\frac{ [/red]"
+workload: {burst: {num_prompts: 3, prompt_tokens: 40, output_tokens: 5}}
+engine: {name: vllm, num_gpu_blocks: 600}
+profile: unit-step
+"""
+
+
+def test_a_run_with_plots_and_its_report(tmp_path: Path) -> None:
+    (tmp_path / "a b.yaml").write_text(SCENARIO)
+    out = str(tmp_path / "out")
+    ran = CliRunner().invoke(app, ["run", str(tmp_path / "a b.yaml"), "--plots", "--out", out])
+    assert ran.exit_code == 0, ran.output
+    report = ["report", out, "--no-whatif", "--out", str(tmp_path / "page.html")]
+    assert CliRunner().invoke(app, report).exit_code == 0
+    assert "<script>alert" not in (tmp_path / "page.html").read_text()
+    said = CliRunner().invoke(app, ["explain", str(tmp_path / "a b.yaml")]).stdout
+    assert f"One request: simkv explain '{tmp_path / 'a b.yaml'}' " in said
+
+
+def test_the_hint_of_the_server_is_an_address(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    (scenario,) = load(tmp_path / "s.yaml", []).values()
+    result = run_scenario(scenario, tmp_path, intervals=False)
+    lines = list(story("s", result, "curl …/explain/{}".format))
+    assert lines[-1].startswith("One request: curl …/explain/")
+    assert lines[-1].partition("/explain/")[2].isdigit()
