@@ -27,7 +27,7 @@ class Improvement:
     """How much less a goal is missed than by what is shipped, a share of it: its mean over trials.
 
     ``low`` to ``high`` holds the mean over all such trials, by Student's t; None of one trial.
-    ``shipped`` and ``won`` are the means of the figure.
+    ``shipped`` and ``won`` are the means of the figure; None if a trial has no such figure.
     """
 
     goal: Aim

@@ -122,7 +122,7 @@ def test_a_gain_is_no_thousandfold_where_nobody_was_served(ran: list[tuple[str, 
     (ruling,), _ = judge_winner(rule_of(rule), [Angle("as asked", on)], (GOAL,), {}, NO_BENCH)
     (gain,) = ruling.gains
     assert gain.mean == pytest.approx(0.0)  # a half more there, a half less here
-    assert (gain.shipped, gain.won) == (20.0, 20.0)
+    assert (gain.shipped, gain.won) == (None, 20.0)  # shipped, a trial has no mean
     assert ruling.unserved == (10.0, 0.0)
     assert ruling.holds  # to serve more of them is better
     assert ran
