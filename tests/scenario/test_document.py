@@ -155,7 +155,7 @@ def test_an_override_that_makes_no_sense_says_why(
     with pytest.raises(InputError) as raised:
         document.override(assignment)
     assert str(raised.value) == f"--set {assignment}: {complaint}" or complaint in str(raised.value)
-    assert str(raised.value).startswith(f"--set {assignment}: ")
+    assert str(raised.value).startswith(f"--set {assignment[:200]}")
 
 
 # Files
@@ -175,7 +175,7 @@ def test_an_override_that_makes_no_sense_says_why(
         ("a: 1\nb: *c\n", "s.yaml:2: not valid YAML: found undefined alias 'c'"),
         ("a: 1\nb: \x01\n", "s.yaml:2: not valid YAML: special characters are not allowed"),
         ("a: &a\n  <<: *a\n", "s.yaml:1: not valid YAML"),
-        ("a: " + "9" * 5000 + "\n", "s.yaml:1: not valid YAML: Exceeds the limit"),
+        ("a: " + "9" * 5000 + "\n", "s.yaml:1: not valid YAML: a number has too many digits"),
         ("%YAML 9.9\n---\na: 1\n", "s.yaml:1: not valid YAML"),
         ("[" * 1000, "s.yaml:1: not valid YAML: nested deeper than 100"),
         ("a: " + "[" * 5000 + "]" * 5000, "s.yaml:1: not valid YAML: nested deeper than 100"),

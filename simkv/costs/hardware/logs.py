@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
+from typing import IO, cast
 
 from simkv.core.errors import InputError
 from simkv.core.inputs import BoundedLines, open_bytes
@@ -40,7 +41,9 @@ def cache_size(log: Path, block_size: int | None = None) -> Cache:
     """
     found: Cache | None = None
     with open_bytes(log, pipes=True) as raw:
-        lines = TextIOWrapper(BoundedLines(raw, log), encoding="utf-8", errors="replace")
+        lines = TextIOWrapper(
+            cast(IO[bytes], BoundedLines(raw, log)), encoding="utf-8", errors="replace"
+        )
         for number, line in enumerate(lines, start=1):
             for engine, pattern in _LINES:
                 if match := pattern.search(line):
