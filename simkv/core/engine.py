@@ -23,6 +23,11 @@ Tables = Mapping[int, Sequence[int]]
 TurnAway = Callable[[int, int], Refusal | None]
 
 
+#: Why an engine with a config rejects a request of so many prompt tokens, which are beyond a limit
+#: of its; None if they are not.
+TooLong = Callable[[Any, int], str | None]
+
+
 class EngineConfig(Protocol):
     """An engine's knobs under its own names: a frozen dataclass that checks itself.
 
@@ -67,7 +72,7 @@ def _itself(name: str) -> str:
     return name
 
 
-def _nothing(_: Any) -> None:
+def _nothing(*_: Any) -> None:
     return None
 
 
@@ -115,7 +120,8 @@ class EngineSpec:
     that says how many such engines step together (None: the engine has none).
 
     ``admission(config)`` is what its server turns away before the scheduler hears of it, None if
-    nothing; what the scheduler itself turns away is in ``Batch.refused``.
+    nothing; what the scheduler itself turns away is in ``Batch.refused``. ``too_long(config,
+    prompt_tokens)`` names the limit that a prompt is beyond.
 
     ``lora`` is the knob that lets requests ask for LoRA adapters (None: they cannot), ``drafts``
     the one that says how many tokens are drafted.
@@ -152,6 +158,7 @@ class EngineSpec:
     stream: str | None = None
     ranks: str | None = None
     admission: Callable[[Any], TurnAway | None] = _nothing
+    too_long: TooLong = _nothing
     lora: str | None = None
     drafts: str | None = None
     host: Callable[[Any], bool] | None = None

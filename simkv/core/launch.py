@@ -73,11 +73,15 @@ class Launch:
     which is in ``section`` by then, and raises LaunchError if the engine refuses to start. Both
     return nothing that is in ``given``.
 
+    ``longest(section, most)`` is the longest sequence that the KV cache of ``section`` holds, of
+    ``most`` tokens at most; None where no setting limits sequences.
+
     ``fields`` are the settings that may be ``auto``. ``fitted`` are those among them for which
     ``auto`` is a value of the engine's own: it is passed to ``after``.
     """
 
     before: Choose = nothing
     after: Choose = nothing
+    longest: Callable[[Mapping[str, Any], int], int] | None = None
     fields: tuple[str, ...] = ()
     fitted: tuple[str, ...] = ()

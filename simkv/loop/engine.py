@@ -161,7 +161,7 @@ class Engine(Replica):
         self.record.decided(batch, now)
         self.record.set_aside(batch.aside, now)
         for i in batch.ignored:
-            self.resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
+            self.reject(self.record.lives[i])
         for i, refusal in batch.refused.items():
             self.turn_away(self.record.lives[i], refusal)
         for i in batch.lost:
@@ -269,7 +269,7 @@ class Engine(Replica):
         for i in completion.finished:
             self.resolve(self.record.lives[i], Outcome.FINISHED)
         for i in completion.refused:
-            self.resolve(self.record.lives[i], Outcome.REJECTED, "the engine gave it up")
+            self.reject(self.record.lives[i])
 
     def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:
         """Tokens that were computed and thrown away have to be computed again, if ever."""

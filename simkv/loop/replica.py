@@ -73,6 +73,8 @@ class Replica(ABC):
         self.changed = True
         #: What the server in front of it asks, where it turns requests away.
         self.door: Door | None = None
+        #: Names the limit that a prompt of so many tokens is beyond, if it is.
+        self.too_long: Callable[[int], str | None] | None = None
         self.inbox: list[Request | int | Callable[[], None]] = []
         self.wake: simpy.Event | None = None
         self.resolved = resolved
@@ -197,7 +199,16 @@ class Replica(ABC):
         if life.outcome is None:
             life.refusal = refusal
             self.record.end = max(self.record.end, self.env.now)
-            self.resolve(life, Outcome.REJECTED, f"{refusal.knob}: {refusal.words}")
+            self.reject(life, f"{refusal.knob}: {refusal.words}", refusal.knob)
+
+    def reject(
+        self, life: Life, otherwise: str = "the engine gave it up", limit: str | None = None
+    ) -> None:
+        """A request is refused now: its prompt is beyond the ``limit`` (any, if None), or why
+        ``otherwise``."""
+        why = self.too_long(life.request.prompt_tokens) if self.too_long else None
+        named = why is not None and (limit is None or f" {limit} " in why)
+        self.resolve(life, Outcome.REJECTED, why if why and named else otherwise)
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
         """It stops for good now, as the real engine would, while it is about these requests."""

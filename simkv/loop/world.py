@@ -158,6 +158,7 @@ def replica_of(
             return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
     engine = Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
     engine.door = door_of(spec.engine)
+    engine.too_long = partial(spec_of(spec.engine).too_long, spec.engine)
     if spec_of(spec.engine).offloads(spec.engine):
         asked = scenario.offload
         link = OffloadLink(asked.bytes_per_token, asked.host_gb_s * 1e9, asked.latency_us / 1e6)

@@ -143,7 +143,7 @@ def _end(life: Life) -> str:
         Outcome.FINISHED: "finished",
         Outcome.STARVED: "starved: the client gave up",
         Outcome.TIMED_OUT: "timed out: the client gave up",
-        Outcome.REJECTED: "rejected",
+        Outcome.REJECTED: f"rejected ({life.reason})",
         Outcome.LOST: "lost",
         Outcome.STALLED: "stalled for good",
         Outcome.CUT_OFF: "cut off by the horizon",

@@ -17,6 +17,7 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
 from simkv.why.diagnosis import Diagnosis
 from simkv.why.ledger import SERVED, WORDS, totals
+from simkv.why.verdicts.turned_away import rejection
 
 #: Requests whose blockers are summed up: it takes long, and more would say the same.
 ASKED = 60
@@ -126,7 +127,7 @@ def _fate(outcome: Outcome, failed: Sequence[Life], record: Record) -> str:
             why = stop.why if stop.why.startswith(stop.kind) else f"{stop.kind}, {stop.why}"
             return f"stalled for ever at {seconds(stop.since)}: {why}."
         case Outcome.REJECTED:
-            return "were rejected by the engine."
+            return f"were rejected by the engine: {rejection(failed)}."
         case Outcome.LOST:
             return "were lost by the engine."
         case Outcome.CUT_OFF:

@@ -102,6 +102,8 @@ def whatif_parts(found: WhatIf, everything: bool = False) -> Iterator[Renderable
     """The answer in a line, then the changes that help, that hurt, and that change little."""
     best = found.best
     yield f"As it is: {found.base.shown}"
+    if found.cause:
+        yield f"Cause of the rejection: {found.cause}"
     if best is None:
         yield f"None of {len(found.effects)} single changes helps."
     else:
@@ -225,6 +227,7 @@ def whatif_json(found: WhatIf) -> dict[str, Any]:
     """All changes in order of rank, as plain data."""
     return {
         "base": figures_json(found.base),
+        "cause": found.cause,
         "by": found.by,
         "best": found.best.sentence if found.best else None,
         "runs": found.runs,

@@ -28,6 +28,14 @@ def _with_tables(config: SglangConfig) -> Tabled:
     return Tabled(_build(config, memory=memory), memory.tables)
 
 
+def _too_long(config: SglangConfig, prompt_tokens: int) -> str | None:
+    """Why a prompt is refused: the pool is too small for it (``intake.py``)."""
+    pool = config.max_total_num_tokens
+    if prompt_tokens < pool - 6 or config.allow_auto_truncate:
+        return None
+    return f"prompt {prompt_tokens:,} > {pool - 7:,}, max_total_num_tokens {pool:,} less 7"
+
+
 SGLANG = EngineSpec(
     name="sglang",
     config=SglangConfig,
@@ -52,6 +60,7 @@ SGLANG = EngineSpec(
     stream="stream_interval",
     ranks="dp_size",
     lora="enable_lora",
+    too_long=_too_long,
     logs_all_options=True,
     launch=LAUNCH,
 )

@@ -57,6 +57,18 @@ def _longest(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     return {"max_seq_len": machine.model.length}
 
 
+def _too_long(config: TrtllmConfig, prompt_tokens: int) -> str | None:
+    """Why the server turns a prompt away: beyond a step's tokens, or a sequence's."""
+    most = config.max_num_tokens
+    if prompt_tokens > most and not config.enable_chunked_prefill:
+        return f"prompt {prompt_tokens:,} > max_num_tokens {most:,}"
+    if prompt_tokens < config.longest:
+        return None
+    pool = "" if config.longest == config.max_seq_len else ", which is max_tokens_in_paged_kv_cache"
+    compared = ">" if prompt_tokens > config.longest else "="
+    return f"prompt {prompt_tokens:,} {compared} max_seq_len {config.longest:,}{pool}"
+
+
 TRTLLM = EngineSpec(
     name="trtllm",
     config=TrtllmConfig,
@@ -71,5 +83,6 @@ TRTLLM = EngineSpec(
     memory_in_tokens=True,
     seats="max_batch_size",
     block="tokens_per_block",
+    too_long=_too_long,
     launch=Launch(before=_longest, fields=("max_tokens_in_paged_kv_cache", "max_seq_len")),
 )

@@ -23,6 +23,16 @@ BACKLOG = Refusal(
 )
 
 
+def too_long(config: VllmConfig, prompt_tokens: int) -> str | None:
+    """Why the API server answers 400: a prompt leaves no token of ``max_model_len``
+    (``_validate_input`` of ``vllm/entrypoints/openai``)."""
+    most = config.max_model_len
+    if prompt_tokens < most:
+        return None
+    compared = ">" if prompt_tokens > most else "="
+    return f"prompt {prompt_tokens:,} {compared} max_model_len {most:,}"
+
+
 def admission(config: VllmConfig) -> TurnAway | None:
     """What the knobs of a server turn away; None if nothing."""
     most, most_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens

@@ -196,6 +196,7 @@ def longest(section: Mapping[str, Any], most: int) -> int:
 LAUNCH = Launch(
     before,
     after,
+    longest,
     fields=(
         "num_gpu_blocks",
         "block_size",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from simkv.core.engine import EngineSpec, Naming, Tabled, Transfer
 from simkv.core.errors import InputError
 from simkv.core.scheduler import KvConnector
-from simkv.schedulers.vllm.admission import admission
+from simkv.schedulers.vllm.admission import admission, too_long
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.launch import LAUNCH
 from simkv.schedulers.vllm.recording import RECORDING
@@ -106,6 +106,7 @@ VLLM = EngineSpec(
         for variant, rules in RULES.items()
     },
     admission=admission,
+    too_long=too_long,
     launch=LAUNCH,
     transfer=Transfer(
         tuple(name for name, rules in RULES.items() if "kv_connector" not in rules.fixed),

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from simkv.core.engine import EngineConfig
 from simkv.core.errors import InputError
+from simkv.core.request import Request
+from simkv.core.scheduler import MOST_BLOCKS
+from simkv.scenario.defaults import machine_of
+from simkv.scenario.hardware import hardware_of
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import spec_of
 from simkv.search.fields import with_knobs
 from simkv.search.jobs import Job
 from simkv.search.whatif.evaluate import trial
+from simkv.workload.workload import clients
 
 Kind = Literal["rule", "knob", "variant", "memory"]
 #: What is tried in place of a knob that is at 0, off or without a limit.
@@ -80,9 +85,46 @@ def _knob_changes(scenario: Scenario) -> Iterator[Change]:
             yield Change("variant", "variant", engine.variant, name)
     kept = {"name", "variant", *_given(scenario)}
     for knob, values in _knobs(engine, kept):
+        if knob == spec.longest:
+            values = (*values, *(v for v in _admitting(scenario) if v not in values))
         for value in values:
             kind: Kind = "memory" if knob == spec.memory else "knob"
             yield Change(kind, knob, getattr(engine, knob), value)
+
+
+def _too_long(scenario: Scenario) -> list[Request]:
+    """The requests whose prompts are beyond a limit of the engine."""
+    engine, spec = scenario.engine, spec_of(scenario.engine)
+    requests = clients(scenario.workload, None).requests
+    return [one for one in requests if spec.too_long(engine, one.prompt_tokens)]
+
+
+def length_cause(scenario: Scenario) -> str | None:
+    """The limit that the longest prompt is beyond (``prompt 20,000 > max_model_len 8,192``)."""
+    prompts = [request.prompt_tokens for request in _too_long(scenario)]
+    engine = scenario.engine
+    return spec_of(engine).too_long(engine, max(prompts)) if prompts else None
+
+
+def _admitting(scenario: Scenario) -> Iterator[int]:
+    """The limit on sequences that admits requests which are too long and leaves them their output,
+    as far as the model and the KV cache allow."""
+    engine, spec = scenario.engine, spec_of(scenario.engine)
+    hold = spec.launch.longest
+    if hold is None or spec.longest is None:
+        return
+    refused = _too_long(scenario)
+    if not refused:
+        return
+    most = max(request.prompt_tokens + request.max_tokens for request in refused)
+    section = asdict(engine)
+    if scenario.hardware:
+        machine = machine_of(hardware_of(scenario.hardware))
+        open_end = {**section, spec.memory: MOST_BLOCKS, spec.longest: None}
+        most = min(most, spec.launch.after(open_end, machine)[spec.longest])
+    value = hold(section, most)
+    if value > getattr(engine, spec.longest):
+        yield value
 
 
 def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:

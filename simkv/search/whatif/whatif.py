@@ -19,7 +19,7 @@ from simkv.core.figures import REGISTRY
 from simkv.core.outcome import FAILURES, Outcome
 from simkv.scenario.scenario import Scenario
 from simkv.search.jobs import Job
-from simkv.search.whatif.changes import Change, changes
+from simkv.search.whatif.changes import Change, changes, length_cause
 from simkv.search.whatif.evaluate import Ending, Evaluator, Figures
 
 Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurts"]
@@ -59,7 +59,8 @@ class WhatIf:
     """All changes that were tried, the best first; ``by`` names the figure if one was asked for.
 
     ``refused`` are changes that the engine does not allow, and why; ``skipped`` are tighter limits
-    than two that served ever fewer. ``best`` is the first effect that fixes or helps, or None.
+    than two that served ever fewer. ``cause`` is the limit that the longest prompt is beyond, None
+    if no prompt is too long. ``best`` is the first effect that fixes or helps, or None.
     """
 
     base: Figures
@@ -68,6 +69,7 @@ class WhatIf:
     refused: tuple[tuple[Change, str], ...]
     skipped: tuple[Change, ...]
     runs: int
+    cause: str | None = None
 
     @property
     def best(self) -> Effect | None:
@@ -102,7 +104,15 @@ def whatif(
     found = _by_turns(tried, base, evaluator)
     effects = [effect_of(change, base, figures, by) for change, figures in found.items()]
     skipped = tuple(change for change, _ in tried if change not in found)
-    return WhatIf(base, by, tuple(_ranked(effects, by)), tuple(refused), skipped, evaluator.runs)
+    return WhatIf(
+        base,
+        by,
+        tuple(_ranked(effects, by)),
+        tuple(refused),
+        skipped,
+        evaluator.runs,
+        length_cause(scenario),
+    )
 
 
 def _by_turns(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler import blocks_for
-from simkv.loop.record import Record
+from simkv.loop.record import Life, Record
 from simkv.why.verdicts.verdict import Verdict, how_many, named, with_outcome
 
 
@@ -79,4 +80,17 @@ def rejected(record: Record) -> Rejected | None:
     """Requests that ended as rejected."""
     lives = with_outcome(record, Outcome.REJECTED)
     ids = tuple(life.request.id for life in lives)
-    return Rejected(ids[:1], ids, lives[0].reason) if ids else None
+    return Rejected(ids[:1], ids, rejection(lives)) if ids else None
+
+
+def rejection(lives: Sequence[Life]) -> str:
+    """Why these requests were rejected: the reason of the longest prompt of each limit."""
+    longest: dict[str, Life] = {}
+    for life in lives:
+        limit = life.refusal.knob if life.refusal else ""
+        known = longest.setdefault(limit, life)
+        if life.request.prompt_tokens > known.request.prompt_tokens:
+            longest[limit] = life
+    if len(lives) == 1:
+        return lives[0].reason
+    return "; ".join(f"{life.reason} (request {life.request.id})" for life in longest.values())
