@@ -143,14 +143,15 @@ def _end(life: Life) -> str:
         Outcome.FINISHED: "finished",
         Outcome.STARVED: "starved: the client gave up",
         Outcome.TIMED_OUT: "timed out: the client gave up",
-        Outcome.REJECTED: f"rejected ({life.reason})",
+        Outcome.REJECTED: "rejected",
         Outcome.LOST: "lost",
         Outcome.STALLED: "stalled for good",
         Outcome.CUT_OFF: "cut off by the horizon",
     }
     word = ends[life.outcome] if life.outcome else "unfinished"
     tokens = "" if life.outcome is Outcome.FINISHED else f" with {life.tokens} tokens"
-    return f"{word} after {seconds(max(lasted, 0.0))}{tokens}"
+    why = f": {life.reason.rstrip('.')}" if life.outcome is Outcome.REJECTED else ""
+    return f"{word} after {seconds(max(lasted, 0.0))}{tokens}{why}"
 
 
 def _bars(sums: Mapping[Kind, float]) -> Iterator[str]:

@@ -57,7 +57,7 @@ def test_the_console_the_page_and_explain_name_the_limit(tmp_path: Path) -> None
     )
     assert any(f"rejected by the engine: {REASON}" in line for line in story.who(found))
     told = "\n".join(str(line) for line in story_of("run", found, 0))
-    assert "rejected (prompt 20,000 > max_model_len 8,192)" in told
+    assert "with 0 tokens: prompt 20,000 > max_model_len 8,192." in " ".join(told.split())
 
 
 @pytest.mark.parametrize(
