@@ -82,15 +82,6 @@ class Refusal(NamedTuple):
 Need = Literal["blocks", "bucket", "patience"]
 
 
-class Swap(NamedTuple):
-    """A request's KV that goes to host memory or comes back: ``blocks`` of them, and which
-    (``table``, in order) where blocks have numbers."""
-
-    id: int
-    blocks: int
-    table: tuple[int, ...] = ()
-
-
 class Move(NamedTuple):
     """A copy of the KV of ``tokens`` between GPU and host memory, for a request's sake, or between
     that and a disk. Of a load ``disk`` tokens were read from there for the request."""
@@ -154,8 +145,7 @@ class Batch:
     has run. ``preempted`` are the ids whose blocks were taken back, in order (an id may stand
     twice), ``ignored`` those refused, ``refused`` those turned away for a limit, ``lost`` those
     that no queue holds any more though they never ended. ``fatal`` says why the real engine dies on
-    this batch, if it does. Before the step runs, the KV of ``swapped_out`` is copied to host
-    memory, then that of ``swapped_in`` from it.
+    this batch, if it does.
     ``moves`` are copies to and from host memory beside the steps.
     ``loads`` are requests that have blocks now and wait for so many tokens of KV from elsewhere.
     ``lora_loads`` are the LoRA adapters that are copied to the GPU before the step runs, and how
@@ -189,8 +179,6 @@ class Batch:
     joined: list[int]
     left: list[int]
     expand: Callable[[], list[Row]] | None
-    swapped_out: list[Swap]
-    swapped_in: list[Swap]
     loads: list[tuple[int, int]]
     lora_loads: tuple[int, int]
     drafted: Drafted | None
@@ -215,8 +203,6 @@ class Batch:
         joined: list[int] | None = None,
         left: list[int] | None = None,
         expand: Callable[[], list[Row]] | None = None,
-        swapped_out: list[Swap] | None = None,
-        swapped_in: list[Swap] | None = None,
         loads: list[tuple[int, int]] | None = None,
         refused: dict[int, Refusal] | None = None,
         lora_loads: tuple[int, int] = (0, 0),
@@ -240,8 +226,6 @@ class Batch:
         self.joined = [] if joined is None else joined
         self.left = [] if left is None else left
         self.expand = expand
-        self.swapped_out = [] if swapped_out is None else swapped_out
-        self.swapped_in = [] if swapped_in is None else swapped_in
         self.loads = [] if loads is None else loads
         self.lora_loads = lora_loads
         self.drafted = drafted

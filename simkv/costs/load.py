@@ -23,8 +23,8 @@ class Load(NamedTuple):
     ``shortest`` and ``longest`` are the KV that single decodes read; they are only filled in for
     an executor that asks for them (``load_of``), else 0. ``group_ranks`` engines in lock-step
     compute ``group_tokens`` in all and ``group_most`` at most, 0 stands for an engine by itself.
-    Before the step starts, so many blocks of KV are swapped to and from host memory, and
-    ``lora_copies`` adapters are copied to the GPU, ``lora_reads`` of them read from disk before.
+    Before the step starts, ``lora_copies`` adapters are copied to the GPU, ``lora_reads`` of them
+    read from disk.
     Decodes verify ``draft_tokens`` beside their own tokens, and the drafter runs ``draft_passes``
     times after the step.
     """
@@ -39,8 +39,6 @@ class Load(NamedTuple):
     shortest: int = 0
     longest: int = 0
     group_tokens: int = 0
-    swap_out_blocks: int = 0
-    swap_in_blocks: int = 0
     group_most: int = 0
     group_ranks: int = 0
     lora_copies: int = 0
@@ -63,11 +61,6 @@ def load_of(batch: Batch, *, spread: bool = False) -> Load:
     load = _computed(batch)
     if batch.drafted:
         load = _with_drafts(load, batch, batch.drafted)
-    if batch.swapped_out or batch.swapped_in:
-        load = load._replace(
-            swap_out_blocks=sum(swap.blocks for swap in batch.swapped_out),
-            swap_in_blocks=sum(swap.blocks for swap in batch.swapped_in),
-        )
     if batch.lora_loads != (0, 0):
         load = load._replace(lora_copies=batch.lora_loads[0], lora_reads=batch.lora_loads[1])
     if not spread or not load.decode_seqs:

@@ -33,11 +33,26 @@ Feature = Literal[
     "decode_mean",
     "decode_tail",
     "mixed_decode_seqs",
-    "swap_out_blocks",
-    "swap_in_blocks",
 ]
+#: Features that were removed in 0.3: no engine that is modelled swaps KV in a step.
+_SWAPS = ("swap_out_blocks", "swap_in_blocks")
 When = Literal["prefill", "decode", "mixed", "pure decode", "any"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _without_swaps(data: Any) -> Any:
+    """Drop the costs of swapping, which profiles measured with simkv 0.2 have."""
+    if not isinstance(data, dict) or not isinstance(data.get("terms"), list):
+        return data
+    terms = [
+        term
+        for term in data["terms"]
+        if not (isinstance(term, dict) and term.get("feature") in _SWAPS)
+    ]
+    ranges = data.get("range")
+    if isinstance(ranges, dict):
+        ranges = {name: ends for name, ends in ranges.items() if name not in _SWAPS}
+    return {**data, "terms": terms, "range": ranges}
 
 
 class Piece(Data):
@@ -160,7 +175,7 @@ class Profile(Data):
     @classmethod
     def _within_reason(cls, data: Any) -> Any:
         check_numbers(data)
-        return data
+        return _without_swaps(data)
 
     @model_validator(mode="after")
     def _costs_time(self) -> Profile:
@@ -234,7 +249,7 @@ class StepCost:
         return found
 
     def _device(self, load: Load) -> float:
-        plain = not (load.prefill_seqs or load.swap_out_blocks or load.swap_in_blocks)
+        plain = not load.prefill_seqs
         if self._linear and plain:
             base, slope = self.of_decodes(load.decode_seqs)
             return base + slope * load.decode_context

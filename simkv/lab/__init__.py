@@ -3,7 +3,7 @@
 Read in this order; each file is about one thing.
 
     ticks.py      what time it is: by the wall, or by the work of this thread
-    pool.py       the paged KV pool, and its blocks swapped to host memory
+    pool.py       the paged KV pool
     inputs.py     a batch and its block tables as flat arrays of a fixed size
     cpu_ops.py    norm, rotary positions, paged attention: vectorised torch
     kernels.py    the same as Triton kernels

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 
 from simkv.core.errors import InputError
-from simkv.costs.load import Load
 from simkv.lab.probes import Probe, sentinel
 from simkv.lab.stand import Stand
 
@@ -98,8 +97,8 @@ def _sample(
 ) -> Measurement:
     low, median, high = np.percentile(seconds, (10, 50, 90))
     longest = max(point.decodes, default=0)
-    load = Load(0, 0, 0, 0, 0) if point.swaps else point.load
-    size = f"{point.decodes[0]} blocks" if point.swaps else "x".join(map(str, stand.size(point)))
+    load = point.load
+    size = "x".join(map(str, stand.size(point)))
     spread = (float(median), float(low), float(high), max(seconds))
     return Measurement(key, passed, point.part, *load[:6], longest, size, *spread, len(seconds), at)
 

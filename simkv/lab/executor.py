@@ -130,7 +130,7 @@ class TorchExecutor:
         rows, batch = self._rows, self._batch
         listed = {i for i, _ in batch.scheduled}
         emits = {*batch.emits, *(row.id for row in rows if row.id not in listed)}
-        flight = self.runner.launch(rows, emits, self.tables, batch.swapped_out, batch.swapped_in)
+        flight = self.runner.launch(rows, emits, self.tables)
         self._under_way.append(Enqueued(flight, batch, rows, load, self._schedule_s))
 
     @property

@@ -153,8 +153,6 @@ def fit_profile(
             parts["prefill"],
             ["prefill_pairs", "prefill_tokens", "prefill_seqs", "prefill_mean"],
         ),
-        *_copies("swap out", "swap_out_blocks", parts.get("swap out", [])),
-        *_copies("swap in", "swap_in_blocks", parts.get("swap in", [])),
         constant("more rows to sample", _mixed_extra(both, prefilling), "mixed"),
         Term(name="host, per step", feature="steps", seconds=host.step_s),
         Term(
@@ -176,7 +174,7 @@ def fit_profile(
         basis="measured",
         terms=terms,
         idle_pass_s=host.idle_s,
-        range=_range(fitted + parts.get("step", [])) | _swapped(parts),
+        range=_range(fitted + parts.get("step", [])),
         fit=Fit(
             points=len(fitted),
             note="classes measured apart; what whole steps cost beyond their sum is from half of "
@@ -265,16 +263,6 @@ def _rms(cost: Callable[[Load], float], steps: Sequence[tuple[Load, float]]) -> 
     return float(np.sqrt(np.mean(np.square(gaps)))) if gaps else None
 
 
-def _copies(name: str, feature: Feature, points: Sequence[MedianPass]) -> list[Term]:
-    """A constant and a slope over the blocks that are copied; nothing where none is."""
-    if len(points) < 2:
-        return []
-    rows = [[1.0, float(p.sample.size.split()[0])] for p in points]
-    base, slope = nonnegative(rows, points)
-    pieces = [Piece(up_to=0, base=0.0), Piece(base=float(base), slope=float(slope))]
-    return [Term(name=name, feature=feature, pieces=pieces)]
-
-
 def _stairs(points: Sequence[MedianPass], padded: Callable[[int], int]) -> list[Piece]:
     """A step function over all sizes that ``padded`` gives, straight lines between measured ones.
 
@@ -338,10 +326,3 @@ def _range(points: Sequence[MedianPass]) -> dict[Feature, tuple[float, float]]:
         if values:
             found[feature] = (min(values), max(values))
     return found
-
-
-def _swapped(parts: dict[str, list[MedianPass]]) -> dict[Feature, tuple[float, float]]:
-    """How many blocks were copied at once, at least and at most."""
-    ways: dict[str, Feature] = {"swap out": "swap_out_blocks", "swap in": "swap_in_blocks"}
-    counts = {way: [float(p.sample.size.split()[0]) for p in parts.get(way, [])] for way in ways}
-    return {ways[way]: (min(found), max(found)) for way, found in counts.items() if found}

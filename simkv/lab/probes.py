@@ -18,7 +18,7 @@ import numpy as np
 from simkv.costs.load import Load, pairs
 from simkv.lab.buckets import graph_sizes
 
-Part = Literal["rest", "decode", "mixed decode", "prefill", "step", "swap out", "swap in"]
+Part = Literal["rest", "decode", "mixed decode", "prefill", "step"]
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,11 @@ SMALL = Limits(decodes=16, tokens=256, context=256, kv_tokens=2048)
 
 
 class Probe(NamedTuple):
-    """Something to measure: contexts of the rows that decode, and (tokens, context) of prefills.
-
-    A swap has one number in ``decodes``: its blocks.
-    """
+    """Something to measure: contexts of the rows that decode, and (tokens, context) of prefills."""
 
     part: Part
     decodes: tuple[int, ...] = ()
     prefills: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def swaps(self) -> bool:
-        """Whether it copies blocks, and is no part of a step."""
-        return self.part.startswith("swap")
 
     @property
     def key(self) -> str:
@@ -86,7 +78,6 @@ def plan(limits: Limits, seed: int = 0) -> list[Probe]:
         _prefill(limits),
         _mixed_decode(limits, random),
         _steps(limits, random),
-        [Probe(part, (n,)) for n in (16, 1, 64, 4) for part in ("swap out", "swap in")],
     ]
     fitting = [[p for p in points if _fits(p, limits)] for points in kinds]
     turns = max(map(len, fitting))
@@ -203,8 +194,6 @@ def _in_turn(*kinds: Sequence[Probe]) -> Iterator[list[Probe]]:
 
 def _fits(point: Probe, limits: Limits) -> bool:
     load = point.load
-    if point.swaps:
-        return 2 * point.decodes[0] * limits.block_size <= limits.kv_tokens
     whole = load.decode_context + load.decode_seqs + load.prefill_context + load.prefill_tokens
     rows = load.decode_seqs + load.prefill_seqs
     return (

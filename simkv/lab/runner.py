@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 
 from simkv.core.request import Prompt
-from simkv.core.scheduler import Row, Swap
+from simkv.core.scheduler import Row
 from simkv.costs.hardware.shapes import ModelShape
 from simkv.lab.buckets import GRAPH_TOKENS, PREFILL_ROWS, graph_sizes, step_size
 from simkv.lab.graphs import StepGraphs, padding
 from simkv.lab.inputs import StepSize, TableWatch, fields_of, fill, packed_length, split_rows
 from simkv.lab.model import Transformer, draw_weights
-from simkv.lab.pool import KVPool, Layout, SwapSpace
+from simkv.lab.pool import KVPool, Layout
 from simkv.lab.prompts import prompt_ids
 from simkv.lab.ticks import ticks
 
@@ -35,7 +35,7 @@ class RunnerConfig:
 
     ``num_blocks`` of ``block_size`` tokens; ``seats`` requests of at most ``max_len`` tokens each,
     prompt and output together, in the whole life of the runner; ``max_decodes`` rows that decode
-    in one step; ``host_blocks`` of host memory for swapped requests. ``graph_tokens`` is the
+    in one step. ``graph_tokens`` is the
     largest step that may be captured, 0 captures none.
     """
 
@@ -44,7 +44,6 @@ class RunnerConfig:
     seats: int = 64
     max_len: int = 1024
     max_decodes: int = 256
-    host_blocks: int = 0
     graph_tokens: int = 2816
     layout: Layout = "block"
     seed: int = 0
@@ -56,7 +55,7 @@ def covering(configs: Iterable[RunnerConfig]) -> RunnerConfig:
     for other in others:
         if found.block_size != other.block_size:
             raise ValueError(f"blocks of {found.block_size} and of {other.block_size} tokens")
-        sizes = ("num_blocks", "seats", "max_len", "max_decodes", "host_blocks")
+        sizes = ("num_blocks", "seats", "max_len", "max_decodes")
         largest = {name: max(getattr(found, name), getattr(other, name)) for name in sizes}
         found = replace(found, **largest)
     return found
@@ -134,7 +133,6 @@ class Runner:
         )
         sizes = graph_sizes(config.max_decodes, config.graph_tokens)
         self.graphs = StepGraphs(self.model, sizes if config.graph_tokens else [])
-        self._host_space = SwapSpace(self.pool, config.host_blocks)
         self.reset()
 
     def reset(self) -> None:
@@ -143,7 +141,6 @@ class Runner:
         self._prompt_tokens: dict[int, int] = {}
         self._reach: dict[int, int] = {}
         self._watch = TableWatch(self.config.block_size, self.model.tables.shape[1])
-        self._host_space.clear()
 
     def admit(self, prompt: Prompt) -> None:
         """Put a new request's prompt on the device. Raises RuntimeError if no seat is left."""
@@ -162,13 +159,8 @@ class Runner:
         rows: Sequence[Row],
         emits: Collection[int],
         tables: Mapping[int, Sequence[int]],
-        swapped_out: Sequence[Swap] = (),
-        swapped_in: Sequence[Swap] = (),
     ) -> StepUnderWay:
         """Enqueue a step; ``tables`` name each request's blocks in order, ``emits`` who samples.
-
-        First the blocks of ``swapped_out`` are copied to the host, then those of ``swapped_in``
-        from there.
 
         Everything is read before this returns. Raises RuntimeError for a row that is longer than
         ``max_len``.
@@ -186,10 +178,6 @@ class Runner:
         emitting += [(row.id, i) for i, row in enumerate(prefills, size.decodes) if row.id in emits]
         prepared = ticks()
         clock = _DeviceClock() if self.on_gpu else _HostClock()
-        for swap in swapped_out:
-            self._host_space.out(swap.id, swap.table)
-        for swap in swapped_in:
-            self._host_space.back(swap.id, swap.table)
         if delta.places:
             self._write_tables(delta.places, delta.blocks)
         found = self.enqueue(packed, size)
@@ -259,7 +247,6 @@ class Runner:
     def retire(self, request_id: int) -> None:
         """The request has ended; what it emitted stays readable."""
         self._watch.forget(request_id)
-        self._host_space.forget(request_id)
 
     def tokens(self, request_id: int, count: int) -> list[int]:
         """The first ``count`` tokens of a request, prompt and output, as the device has them."""

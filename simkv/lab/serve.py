@@ -130,7 +130,6 @@ def runner_config(scenario: Scenario, setup: Setup) -> RunnerConfig:
         seats=len(requests),
         max_len=max(r.prompt_tokens + r.output_tokens for r in requests) + OVERSHOOT,
         max_decodes=min(getattr(engine, spec.seats), len(requests), MOST_DECODES),
-        host_blocks=getattr(engine, "num_cpu_blocks", 0),
         graph_tokens=setup.graph_tokens,
         layout=setup.layout,
         seed=setup.seed,

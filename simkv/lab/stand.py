@@ -16,7 +16,7 @@ from simkv.lab.buckets import step_size
 from simkv.lab.graphs import capture
 from simkv.lab.inputs import Fields, StepSize, fields_of, fill, packed_length
 from simkv.lab.machine import times
-from simkv.lab.pool import HostBlocks, Layout, swap_in, swap_out
+from simkv.lab.pool import Layout
 from simkv.lab.probes import Limits, Probe
 from simkv.lab.runner import Runner, RunnerConfig
 
@@ -56,7 +56,6 @@ class Stand:
             block.normal_()
         vocab = (self.model.seats + 1, self.model.max_len)
         self.model.tokens.copy_(torch.randint(0, shape.vocab, vocab, dtype=torch.int32))
-        self.host = HostBlocks(self.runner.pool, 64)
         self.on_gpu = self.runner.on_gpu
         self._stream = torch.cuda.Stream() if self.on_gpu else None
         self._random = np.random.default_rng(0)
@@ -68,7 +67,7 @@ class Stand:
 
     def time(self, point: Probe, repeats: int) -> list[float]:
         """Seconds of each of ``repeats`` runs at most; one more, the first, is thrown away."""
-        if not self.on_gpu or point.swaps:
+        if not self.on_gpu:
             run, lay = self._run(point)
             lay()
             return times(run, repeats, on_gpu=self.on_gpu)
@@ -109,11 +108,6 @@ class Stand:
 
     def _run(self, point: Probe) -> tuple[Callable[[], Any], Callable[[], None]]:
         """What is timed, and what has to be done before."""
-        if point.swaps:
-            count = point.decodes[0]
-            blocks = [1 + 2 * i for i in range(count)]  # never two in a row, as in a used pool
-            move = swap_out if point.part == "swap out" else swap_in
-            return partial(move, self.runner.pool, blocks, self.host, range(count)), _nothing
         size = self.size(point)
         fields, lay = self._fields(point, size)
         if point.part == "step":

@@ -36,7 +36,6 @@ UNUSED = (
     "simkv.schedulers.mistralrs.scheduler",
     "simkv.schedulers.sglang.scheduler",
     "simkv.schedulers.trtllm.scheduler",
-    "simkv.schedulers.vllm.swap",
     "simkv.schedulers.vllm.transfer",
 )
 SCENARIO = """

@@ -150,8 +150,8 @@ def test_every_rule_is_mutated() -> None:
     )
 
 
-#: What a trace cannot show: defaults of knobs, which it states, what start-up refuses, and that no
-#: version swaps.
+#: What a trace cannot show: defaults of knobs, which it states, and what start-up
+#: refuses.
 NOT_IN_TRACES = {
     "async_scheduling",
     "enable_prefix_caching",
@@ -160,7 +160,6 @@ NOT_IN_TRACES = {
     "spares_null_block",
     "checks_threshold",
     "caches_states",
-    "swaps",
     "counts_victims",  # of a few patch releases, which show it
 }
 #: These are shown by the release that changed them and the one before.

@@ -1,4 +1,4 @@
-"""A scheduler that does everything at random: chunks, mixed steps, preemptions, sharing, swaps.
+"""A scheduler that does everything at random: chunks, mixed steps, preemptions, sharing.
 
 It exists to exercise the runner with more than any engine does; what a request has emitted must
 not depend on it.
@@ -15,7 +15,7 @@ from simkv.core.blocks import BlockPool
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler import Row, blocks_for
 from simkv.costs.hardware.shapes import ModelShape
-from simkv.lab.pool import HostBlocks, KVPool, swap_in, swap_out
+from simkv.lab.pool import KVPool
 from simkv.lab.runner import Runner, RunnerConfig
 
 
@@ -28,7 +28,6 @@ class Live:
     computed: int = 0
     promised: int = 0
     emitted: list[int] = field(default_factory=list)
-    swapped: list[int] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -70,8 +69,6 @@ class RandomServer:
         )
         self.runner = Runner(shape, config, device, dtype)
         self.pool = BlockPool(num_blocks)
-        self.host = HostBlocks(self.runner.pool, num_blocks)
-        self.host_free = list(range(num_blocks))
         self.live = [self._request(i) for i in range(requests)]
         self.seen: dict[str, int] = {}
         self.poison = poison
@@ -118,10 +115,8 @@ class RandomServer:
             i = live.prompt.id
             if live.promised == live.output or self.random.random() < 0.2:
                 continue
-            if live.swapped and not self._swap_in(live):
-                continue
             if i in self.pool.tables and self.random.random() < 0.08:
-                self._take_back(live)
+                self._preempt(live)
                 continue
             if i not in self.pool.tables:
                 self._share(live)
@@ -156,26 +151,6 @@ class RandomServer:
                 live.computed = blocks * self.block_size
                 self._count("shared")
                 return
-
-    def _take_back(self, live: Live) -> None:
-        held = self.pool.tables[live.prompt.id]
-        if self.random.random() < 0.5 and held and len(self.host_free) >= len(held):
-            live.swapped = [self.host_free.pop() for _ in held]
-            swap_out(self.runner.pool, held, self.host, live.swapped)
-            self._free(live)
-            self._count("swapped")
-        else:
-            self._preempt(live)
-
-    def _swap_in(self, live: Live) -> bool:
-        if self.pool.free < len(live.swapped):
-            return False
-        self.pool.take(live.prompt.id, len(live.swapped))
-        table = self.pool.tables[live.prompt.id]
-        swap_in(self.runner.pool, table, self.host, live.swapped)
-        self.host_free += live.swapped
-        live.swapped = []
-        return True
 
     def _preempt(self, live: Live) -> None:
         if live.computed:

@@ -209,8 +209,6 @@ class PlantedStand:
 
     def truth(self, point: Probe) -> float:
         size = self.size(point)
-        if point.swaps:
-            return 2e-5 + point.decodes[0] * 4e-5
         if point.part == "rest":
             return self.device.rest(size)
         if point.part == "prefill":

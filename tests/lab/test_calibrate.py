@@ -30,7 +30,7 @@ def test_plan_stays_within_its_limits_and_begins_with_everything(limits):
     points = plan(limits)
     assert len({point.key for point in points}) == len(points)
     assert {point.part for point in points[:12]} == {
-        "rest", "decode", "mixed decode", "prefill", "step", "swap out", "swap in",
+        "rest", "decode", "mixed decode", "prefill", "step",
     }  # fmt: skip
     for point in [*points, sentinel(limits)]:
         tokens = sum(c + 1 for c in point.decodes) + sum(t + c for t, c in point.prefills)

@@ -130,8 +130,7 @@ def for_a_device(scenario: Scenario) -> Scenario:
     """Without what no device has here, what is not recorded, and what looks at the clock."""
     plain = {"rule": None, "kv_cache_groups": (0,), "lora_drain_wait_threshold": 0.0}
     plain |= {"num_speculative_tokens": 0, "enable_block_reuse": False}
-    if scenario.engine.variant != "0.33.0-swap":
-        plain |= {"num_cpu_blocks": 0, "secondary_tiers": ()}
+    plain |= {"num_cpu_blocks": 0, "secondary_tiers": ()}
     known = {knob: value for knob, value in plain.items() if hasattr(scenario.engine, knob)}
     return scenario.model_copy(update={"engine": replace(scenario.engine, **known)})
 
@@ -193,28 +192,3 @@ def test_one_runner_serves_one_scenario_after_another():
         DeviceServer(
             scenarios[0], SETUP, Runner(SETUP.shape, replace(largest, num_blocks=2), "cpu")
         )
-
-
-@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
-def test_swapped_requests_go_on_where_they_were(overlap):
-    """Their KV was on the host in between, and nothing of it was computed again."""
-    scenario = plain_scenario("vllm", "0.33.0-swap")
-    engine = replace(scenario.engine, async_scheduling=overlap)
-    server = DeviceServer(scenario.model_copy(update={"engine": engine}), SETUP)
-    run = server.serve()
-    out = sum(p.load.swap_out_blocks for p in run.passes)
-    assert out == sum(p.load.swap_in_blocks for p in run.passes) > 10
-    assert run.summary["recomputed_tokens"] == 0
-    check_l0(run)
-    check_tokens(run, server.runner)
-
-
-def test_a_swap_to_the_wrong_place_is_seen(monkeypatch):
-    server = DeviceServer(plain_scenario("vllm", "0.33.0-swap"), SETUP)
-    space = server.runner._host_space
-    back = space.back
-    monkeypatch.setattr(space, "back", lambda i, blocks: back(i, blocks[::-1]))
-    run = server.serve()
-    check_l0(run)  # decisions do not depend on what is in the blocks
-    with pytest.raises(AssertionError):
-        check_tokens(run, server.runner)

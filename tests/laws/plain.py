@@ -18,8 +18,6 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
     knobs["trtllm"]["enable_block_reuse"] = False
     shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}
     shape |= {"output_tokens": {"distribution": "uniform", "low": 5, "high": 40}}
-    if variant == "0.33.0-swap":
-        knobs["vllm"] |= {"num_cpu_blocks": 40, "enable_prefix_caching": False}
     arrivals = {"num_prompts": 16, "request_rate": 1e6, **shape}
     return Scenario.model_validate(
         {

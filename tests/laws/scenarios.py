@@ -139,8 +139,6 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     drafts = drafts or any(groups) or knobs["rule"] or block_size == 1
     if not drafts and "num_cpu_blocks" not in rules_of(variant).fixed:
         knobs |= _host(draw, knobs)
-    if variant == "0.33.0-swap":
-        knobs |= {"enable_prefix_caching": False, "num_cpu_blocks": draw(_whole(0, 40))}
     fixed = rules_of(variant).fixed.keys() - {"enable_prefix_caching", "num_cpu_blocks"}
     return {k: v for k, v in knobs.items() if k not in fixed}
 

@@ -93,7 +93,6 @@ def test_vllm_gives_chunks_by_the_rule() -> None:
         (MistralrsConfig, {"variant": "seed"}, "no seams"),
         (MistralrsConfig, {"variant": "pr2034july"}, "no seams"),
         (VllmConfig, {"variant": "0.33.0-skip-blocked"}, "no seams"),
-        (VllmConfig, {"variant": "0.33.0-swap"}, "no seams"),
         (VllmConfig, {"policy": "priority"}, "takes the place"),
     ],
 )

@@ -228,7 +228,6 @@ def test_who_is_preempted_loses_its_drafts() -> None:
             {"long_prefill_token_threshold": 3},
             "must be 0 or above num_speculative_tokens 3",
         ),
-        ({"variant": "0.33.0-swap"}, "not modelled with speculative decoding"),
         (
             {"variant": "0.27.0", "speculative_method": "draft_model"}
             | {"max_num_batched_tokens": 4},

@@ -134,7 +134,6 @@ def test_a_sequence_longer_than_the_pool_fits_through_windows_alone() -> None:
     [
         ({"variant": "0.20.0"}, "from vLLM 0.21 on, not for 0.20.0"),
         ({"variant": "0.33.0-skip-blocked"}, "modelled for one group"),
-        ({"variant": "0.33.0-swap", "enable_prefix_caching": False}, "modelled for one group"),
         ({"kv_cache_groups": (0, 1)}, "a window of at least 2 tokens"),
         ({"kv_cache_groups": ()}, "must be one number or more"),
         ({"kv_cache_groups": (0, "chunked-")}, "or mamba, or chunked-8192"),

@@ -42,7 +42,7 @@ class VllmKnobs(VllmConfig):
         if self.kv_cache_groups != (0,):
             raise ValueError("kv_cache_groups: a rule is for one group of layers; leave it out")
         rules = rules_of(self.variant)
-        if rules.skip_blocked or rules.swaps:
+        if rules.skip_blocked:
             raise ValueError(f"variant: {self.variant}: rules are for releases of vLLM")
 
 

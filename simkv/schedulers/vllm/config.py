@@ -95,8 +95,7 @@ class VllmConfig:
     enable_chunked_prefill: Annotated[bool, Flag("--enable-chunked-prefill")] = True
     """Whether a prompt may be computed in pieces; else it waits until it fits into one step."""
     enable_prefix_caching: Annotated[bool | None, Flag("--enable-prefix-caching")] = None
-    """Whether blocks of equal prompts are shared; left out, as the variant has it (on, but in
-    the one that swaps)."""
+    """Whether blocks of equal prompts are shared; left out, they are."""
     long_prefill_token_threshold: Annotated[int, Ge(0), Flag("--long-prefill-token-threshold")] = 0
     """Most prompt tokens that one request gets in a step; 0 is no limit."""
     long_prefill_token_threshold_adaptive: Annotated[
@@ -132,8 +131,8 @@ class VllmConfig:
     num_cpu_blocks: Annotated[
         int, Ge(0), Le(MOST_BLOCKS), Flag("--kv-offloading-size", "in GiB")
     ] = 0
-    """Blocks in host memory: prompts' KV is copied there and loaded again instead of computed; in
-    the variant that swaps they take the KV of the preempted."""
+    """Blocks in host memory: prompts' KV is copied there and loaded again instead of
+    computed."""
     eviction_policy: Annotated[
         Literal["lru", "arc"], Flag("--kv-transfer-config", "kv_connector_extra_config")
     ] = "lru"
@@ -233,7 +232,7 @@ class VllmConfig:
             )
 
     def _check_rule(self, rules: VllmRules) -> None:
-        if rules.skip_blocked or rules.swaps:
+        if rules.skip_blocked:
             raise ValueError(
                 f"rule: variant {self.variant!r} has no seams for rules; use a release"
             )
@@ -352,7 +351,7 @@ class VllmConfig:
     @property
     def offloads(self) -> bool:
         """Whether the KV of prompts is copied to host memory."""
-        return self.num_cpu_blocks > 0 and not rules_of(self.variant).swaps
+        return self.num_cpu_blocks > 0
 
     @property
     def draft_slots(self) -> int:

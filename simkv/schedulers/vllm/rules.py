@@ -28,8 +28,7 @@ class VllmRules:
     ``threshold_spares_lone``: ``long_prefill_token_threshold`` does not cap who is alone.
     ``two_budgets``: ``max_num_batched_tokens`` limits a step beside ``max_num_scheduled_tokens``;
     else that replaces it, also where it is larger.
-    ``skip_blocked``: one without blocks does not stop those that wait behind it. ``swaps``: the KV
-    of the preempted goes to host memory; see swap.py.
+    ``skip_blocked``: one without blocks does not stop those that wait behind it.
 
     At start-up: ``spares_null_block`` asks whether a sequence of ``max_model_len`` fits beside the
     null block; else a cache is accepted that such a sequence outgrows by one block.
@@ -116,7 +115,6 @@ class VllmRules:
     threshold_spares_lone: bool = False
     two_budgets: bool = False
     skip_blocked: bool = False
-    swaps: bool = False
     # Start-up
     spares_null_block: bool = False
     checks_threshold: bool = False

@@ -34,10 +34,6 @@ def build(
 
     With ``tables`` it hands out real blocks in any case.
     """
-    if rules_of(config.variant).swaps:
-        from simkv.schedulers.vllm.swap import VllmSwapScheduler
-
-        return VllmSwapScheduler(config, rules, tables=tables)
     if config.offloads:
         from simkv.schedulers.vllm.offload import VllmOffloadScheduler
 
@@ -102,7 +98,7 @@ VLLM = EngineSpec(
     host=lambda config: config.offloads,
     host_blocks="num_cpu_blocks",
     lacks={
-        variant: (*rules.fixed, *(("rule",) if rules.skip_blocked or rules.swaps else ()))
+        variant: (*rules.fixed, *(("rule",) if rules.skip_blocked else ()))
         for variant, rules in RULES.items()
     },
     admission=admission,

@@ -75,17 +75,6 @@ RULES: Mapping[str, VllmRules] = {
             "num_cpu_blocks": Fixed(0, "{version} is not modelled with offloading; leave it out"),
         },
     ),
-    "0.33.0-swap": replace(
-        _LATEST,
-        swaps=True,
-        enable_prefix_caching=False,
-        fixed={
-            "enable_prefix_caching": Fixed(
-                value=False, why="{version} has no prefix cache; leave it out"
-            ),
-            **_NOT_WITH,
-        },
-    ),
     **{name: _rules(name) for name in RELEASED if _minor(name) < _NEWEST},
 }
 
@@ -111,10 +100,6 @@ VARIANTS: Mapping[str, Variant] = {
     "0.33.0-skip-blocked": Variant(
         "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; also in #35852 and #36390)",
         "0.33.0; a waiting request for which there are no blocks does not stop those behind it",
-    ),
-    "0.33.0-swap": Variant(
-        "0.33.0 with the swapping of vLLM V0 (up to 0.9, vllm/core/scheduler.py); ours, not vLLM's",
-        "0.33.0; the KV of the preempted goes to host memory and comes back, as far as it has room",
     ),
     **{name: _release(name) for name in RELEASED if _minor(name) < _NEWEST},
 }

@@ -1,4 +1,4 @@
-"""Recordings of requests whose clients go away, of runs that swap, and of releases by any name."""
+"""Recordings of requests whose clients go away, and of releases by any name."""
 
 from __future__ import annotations
 
@@ -78,19 +78,6 @@ def test_a_run_with_timeouts_is_replayed(tmp_path: Path, engine: dict[str, Any])
         del lines[0]["aborts"]
 
     assert check(changed(tmp_path, path, stays)).difference is not None
-
-
-def test_a_run_that_swaps_is_replayed(tmp_path: Path) -> None:
-    engine = {**VLLM, "variant": "0.33.0-swap", "num_cpu_blocks": 20}
-    path = recorded(tmp_path, engine, asks(4, {}))
-    assert any(line["preempted"] for line in read_trace(path).steps)
-    assert check(path).difference is None
-
-    def recomputes(lines: Lines) -> None:
-        lines[0]["variant"] = "0.33.0"
-        lines[0]["config"] |= {"variant": "0.33.0", "num_cpu_blocks": 0}
-
-    assert check(changed(tmp_path, path, recomputes)).difference is not None
 
 
 @pytest.mark.parametrize("path", GONE, ids=lambda path: path.name)

@@ -46,13 +46,11 @@ def roofline(
     itemsize: int,
     bytes_per_s: float,
     flops_per_s: float,
-    swap_block_s: float = 0.0,
 ) -> Profile:
     """What a step costs at the ceilings of a device (bytes/s and FLOP/s), with no overhead.
 
     Per step the larger of reading the weights and multiplying by them; then the KV of the decodes
-    and the FLOPs of the prefills' attention, and ``swap_block_s`` seconds for a block to or from
-    the host. Kernels run one after another, so the parts add up.
+    and the FLOPs of the prefills' attention. Kernels run one after another, so the parts add up.
     """
     weights = shape.step_weights * itemsize / bytes_per_s
     multiplied = shape.step_weights - shape.vocab * shape.hidden  # the head works on rows only
@@ -71,8 +69,6 @@ def roofline(
             Term(name="weights or their FLOPs", feature="tokens", pieces=pieces),
             Term(name="KV of the decodes", feature="decode_context", seconds=context),
             Term(name="attention of the prefills", feature="prefill_pairs", seconds=pair),
-            Term(name="blocks to the host", feature="swap_out_blocks", seconds=swap_block_s),
-            Term(name="blocks from the host", feature="swap_in_blocks", seconds=swap_block_s),
         ],
         idle_pass_s=1e-5,
         range={},

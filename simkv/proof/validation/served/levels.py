@@ -39,7 +39,7 @@ from simkv.proof.validation.served.baselines import baselines, roofline
 from simkv.proof.validation.served.replay import Agreement, Recorded
 from simkv.proof.validation.served.stalls import Stall
 from simkv.scenario.scenario import Scenario
-from simkv.schedulers.registry import build, spec_of
+from simkv.schedulers.registry import build
 from simkv.workload.workload import clients
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -117,11 +117,7 @@ def _roofline(run: Recorded) -> dict[str, Profile]:
     found, setup = run.about["ceilings"], run.about["setup"]
     shape = ModelShape(**setup["shape"])
     itemsize = 2 if setup["device"].startswith("cuda") else 4
-    engine = run.scenario.engine
-    block_size = spec_of(engine).block_size(engine)
-    block = block_size * shape.kv_bytes_per_token(itemsize) / found["host_bytes_per_s"]
-    device = (found["bytes_per_s"], found["flops_per_s"])
-    return {"roofline": roofline(shape, itemsize, *device, block)}
+    return {"roofline": roofline(shape, itemsize, found["bytes_per_s"], found["flops_per_s"])}
 
 
 def _ends(scenario: Scenario, profile: Profile, nominal: Record) -> dict[str, tuple[float, float]]:
@@ -196,9 +192,7 @@ def _step_errors(
     """Relative errors of predicted step times, each under all that the step is."""
     found = []
     for load, seconds, preempting in steps:
-        swapping = load.swap_out_blocks or load.swap_in_blocks
-        kinds = {kind_of(load): True, "all": True}
-        kinds |= {"preempting": preempting, "swapping": bool(swapping)}
+        kinds = {kind_of(load): True, "all": True, "preempting": preempting}
         error = cost(load) / seconds - 1.0
         found += [(kind, error) for kind, there in kinds.items() if there]
     return found

@@ -35,6 +35,6 @@ def nominal(profile: Profile) -> Profile:
         found = roofline(shape, 4, bandwidth, flops)
     else:
         host_s = HOST_S
-        found = roofline(shape, 2, BANDWIDTH * gpu.bandwidth, FLOPS * gpu.flops, 0.0)
+        found = roofline(shape, 2, BANDWIDTH * gpu.bandwidth, FLOPS * gpu.flops)
     host = Term(name="host", feature="steps", seconds=host_s)
     return found.model_copy(update={"name": "nominal", "terms": [*found.terms, host]})

@@ -80,18 +80,6 @@ def plan(
     found = [
         Trial("decode-heavy", "batched decodes", decodes, {}),
         Trial("memory-pressure", "preemption by recompute", pressed, {}),
-        Trial(
-            "memory-pressure-swap",
-            "preemption by swap",
-            with_engine(
-                pressed,
-                "memory-pressure-swap",
-                variant="0.33.0-swap",
-                num_cpu_blocks=scale.num_blocks // 4,
-            ),
-            {},
-            beside="memory-pressure",
-        ),
         Trial("prefill-heavy", "chunks and mixed steps", prefills, {}),
         Trial(
             "prefill-whole",

@@ -45,7 +45,6 @@ def test_it_has_all_that_a_profile_is_to_be_judged_by(cases):
     assert [case.name for case in cases] == [
         "decode-heavy",
         "memory-pressure",
-        "memory-pressure-swap",
         "prefill-heavy",
         "prefill-whole",
         "mistralrs-six-bucketed",
