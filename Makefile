@@ -69,7 +69,7 @@ profiles: $(TESTED)
 
 # make calibrate-silicon ROWS=FILE.csv fits the constants of composed costs, then writes docs/silicon.md
 calibrate-silicon: $(VENV)/.installed
-	$(BIN)/simkv validate silicon $(ROWS) --fit simkv/costs/operators --docs docs/silicon.md
+	$(BIN)/simkv validate silicon $(ROWS) --fit simkv/costs/operators --report docs/silicon.md
 
 # By which of the known rules a release decides; fails if by none. SOURCE: its wheel or a folder.
 ENGINE ?= vllm
@@ -83,7 +83,7 @@ follow: $(VENV)/.installed
 
 # The recorded runs are not part of the repository: CASES names the folder that holds them.
 validation: $(VENV)/.installed
-	$(BIN)/simkv validate $(CASES) --docs docs/validation.md
+	$(BIN)/simkv validate $(CASES) --report docs/validation.md
 
 reports: $(VENV)/.installed
 	$(BIN)/simkv report --gallery reports

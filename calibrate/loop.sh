@@ -16,10 +16,10 @@ pinned=()
 if command -v taskset >/dev/null && [[ ${CLOCK:-cpu} == wall ]]; then pinned=(taskset -c 0); fi
 simkv() { "${pinned[@]}" "$PYTHON" -m simkv.cli "$@"; }
 mkdir -p "$out"
-simkv calibrate "$out" "${on[@]}" "${by[@]}" --budget "${MEASURE:-30m}" --repeats "${TIMES:-7}"
-simkv validate gpu "$out/validation" --profile "$out/profile.json" "${on[@]}" \
-    --budget "$((25 * repeats))s" --repeats "$repeats" --only-plan
-simkv validate gpu "$out/validation" --profile "$out/profile.json" "${on[@]}" "${by[@]}" \
+simkv gpu calibrate "$out" "${on[@]}" "${by[@]}" --budget "${MEASURE:-30m}" --repeats "${TIMES:-7}"
+simkv gpu validate "$out/validation" --profile "$out/profile.json" "${on[@]}" \
+    --budget "$((25 * repeats))s" --repeats "$repeats" --plan-only
+simkv gpu validate "$out/validation" --profile "$out/profile.json" "${on[@]}" "${by[@]}" \
     --budget 60m --repeats "$repeats" ${CASES:+--case $CASES}
 cp "$out"/validation/*.{md,json,png} "$out" 2>/dev/null || true  # pictures need a served case
 echo "$out/validation.md"

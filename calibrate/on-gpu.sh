@@ -13,7 +13,7 @@ set -uo pipefail
 what=${1:-} out=${2:-} given=${3:-}
 [[ $what =~ ^(smoke|first|validate)$ && -n $out ]] || { sed -n 2,11p "$0" >&2; exit 2; }
 if [[ $what == validate && ! -f $given/plan.json ]]; then
-    echo "on-gpu.sh: $given/plan.json: no such plan; make one with simkv validate gpu --only-plan," \
+    echo "on-gpu.sh: $given/plan.json: no such plan; make one with simkv gpu validate --plan-only," \
         "commit it, and give its folder" >&2
     exit 2
 fi
@@ -78,7 +78,7 @@ calibrate() {  # model, seconds to measure, options...
         echo "== calibrate-$1: LEFT OUT, $(left) s are left and $spare_s are needed for real runs"
         return 1
     fi
-    run "calibrate-$1" "$(left)" calibrate "$out/$1" "${on[@]}" --model "$1" \
+    run "calibrate-$1" "$(left)" gpu calibrate "$out/$1" "${on[@]}" --model "$1" \
         --budget "${budget}s" "${@:3}"
 }
 command -v nvidia-smi >/dev/null && nvidia-smi | head -15
@@ -106,7 +106,7 @@ validate)
         exit 2
     fi
     [[ -d $out/validation/plan ]] || cp -r "$given" "$out/validation/plan"
-    run validate "$validate_s" validate gpu "$out/validation" "${on[@]}" --model $big \
+    run validate "$validate_s" gpu validate "$out/validation" "${on[@]}" --model $big \
         --profile "$out/validation/plan/profile.json" --budget ${validate_s}s
     status=$?
     cp "$out"/validation/*.{md,json,png} "$out" 2>/dev/null

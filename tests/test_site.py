@@ -84,7 +84,7 @@ def test_the_reference_tells_of_every_command_and_knob(site: Path) -> None:
     text = pages(site)
     from simkv.schedulers.registry import ENGINES
 
-    for name in ("run", "plan", "trace convert", "profile build vidur", "gpu serve"):
+    for name in ("run", "plan", "trace convert", "profile build vidur", "gpu run"):
         assert f">simkv {name}<" in text["reference/commands.html"], name
     assert "--smallest" in text["reference/commands.html"]
     for spec in ENGINES.values():

@@ -11,43 +11,58 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simkv.cli.common import INTERRUPTED, Interrupted, complain
+from simkv.cli.renamed import use_new_names
 from simkv.cli.words import Commands, tell_wrong_call
 from simkv.core.errors import InputError
 from simkv.core.version import __version__, compiled
 
-#: The module of each command, in the order of the help.
-COMMANDS = {
-    "run": "run",
-    "report": "report",
-    "explain": "explain",
-    "diagnose": "diagnose",
-    "sweep": "sweep",
-    "plan": "plan",
-    "evolve": "evolve",
-    "serve": "serve",
-    "check-scheduler": "own",
-    "export-scheduler": "own",
-    "zoo": "zoo",
-    "conform": "conform",
-    "record": "record",
-    "follow": "record",
-    "policies": "conform",
-    "schema": "conform",
-    "calibrate": "lab",
-    "profiles": "profiles",
-    "blocks": "blocks",
-    "shrink": "counterfactual",
-    "bisect": "counterfactual",
-    "whatif": "counterfactual",
-    "trace": "trace",
-    "gpu": "lab",
-    "validate": "validate",
-    "profile": "profile",
+#: Commands by heading of the help, in its order, with the module of each.
+HEADINGS = {
+    "Run and explain": {
+        "run": "run",
+        "explain": "explain",
+        "report": "report",
+        "diagnose": "diagnose",
+        "zoo": "zoo",
+    },
+    "Plan and search": {
+        "plan": "plan",
+        "sweep": "sweep",
+        "whatif": "counterfactual",
+        "bisect": "counterfactual",
+        "shrink": "counterfactual",
+        "evolve": "evolve",
+        "blocks": "blocks",
+    },
+    "Connect servers and data": {
+        "serve": "serve",
+        "trace": "trace",
+        "profile": "profile",
+        "schema": "conform",
+        "export-scheduler": "own",
+    },
+    "Verify": {
+        "validate": "validate",
+        "gpu": "lab",
+        "conform": "conform",
+        "check-scheduler": "own",
+    },
+    "Maintain recordings": {
+        "record": "record",
+        "follow": "record",
+        "policies": "conform",
+    },
 }
+#: Module of each command, in the order of the help.
+COMMANDS = {name: module for group in HEADINGS.values() for name, module in group.items()}
 #: Those that are groups of commands; a module has one, its ``app``.
 GROUPS = {"trace", "gpu", "validate", "profile"}
 
-_ABOUT = "A flight simulator for LLM-serving schedulers: who was served when, who starved, why."
+#: Set by a shell that asks how to complete a command line.
+_ASKED_TO_COMPLETE = "_SIMKV_COMPLETE"
+_ABOUT = (
+    "Flight simulator for LLM-serving schedulers: which requests waited, for how long, and why."
+)
 
 
 @cache
@@ -63,10 +78,12 @@ def app_of(word: str = "") -> typer.Typer:
     app.callback()(options)
     for name in [word] if word in COMMANDS else COMMANDS:
         module = import_module(f"simkv.cli.{COMMANDS[name]}")
+        heading = next(title for title, group in HEADINGS.items() if name in group)
         if name in GROUPS:
-            app.add_typer(module.app, name=name)
+            app.add_typer(module.app, name=name, rich_help_panel=heading)
         else:
-            app.command()(getattr(module, name.replace("-", "_")))
+            command = getattr(module, name.replace("-", "_"))
+            app.command(rich_help_panel=heading)(command)
     return app
 
 
@@ -83,12 +100,15 @@ def __getattr__(name: str) -> Any:
 def main() -> None:
     """Parse and run a command: bad input ends in one line and exit code 2, an interrupt in 130."""
     try:
-        word = next(iter(_words()), "")
+        words, notice = use_new_names(_words())
+        word = next(iter(words), "")
+        if notice and _ASKED_TO_COMPLETE not in os.environ:
+            complain(f"note: {notice}")
         if word == "plan":
             from simkv.cli.plan import take_options
 
             take_options(all_of_them=True)
-        code = app_of(word)(prog_name="simkv", standalone_mode=False)
+        code = app_of(word)(words, prog_name="simkv", standalone_mode=False)
     except InputError as error:
         complain(error)
         sys.exit(2)
@@ -111,7 +131,7 @@ def main() -> None:
 def _words() -> list[str]:
     """The words after the program's name, also while a shell asks how to complete them."""
     typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS")
-    return typed.split()[1:] if typed and "_SIMKV_COMPLETE" in os.environ else sys.argv[1:]
+    return typed.split()[1:] if typed and _ASKED_TO_COMPLETE in os.environ else sys.argv[1:]
 
 
 def _version(wanted: bool) -> None:

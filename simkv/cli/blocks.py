@@ -1,4 +1,4 @@
-"""``simkv blocks``: how many KV blocks an engine has, reckoned or read from its log."""
+"""``simkv blocks``: number of KV cache blocks of an engine, computed or read from its log."""
 
 from __future__ import annotations
 
@@ -13,21 +13,32 @@ from simkv.core.errors import InputError
 
 def blocks(
     model: Annotated[
-        str | None, typer.Option(help="The model's name, or its Hugging Face config.json.")
+        str | None, typer.Option(help="Model name, or a Hugging Face config.json.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="The GPU's name.")] = None,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Read an engine's log.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="GPU name (`simkv profile list` shows them).")
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read the number from an engine's log instead."),
+    ] = None,
     block_size: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens per block (default: the launcher's; for a log 16)."),
     ] = None,
     gpu_memory_utilization: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1.0, help="Default 0.92; 0.9 up to vLLM 0.19."),
+        typer.Option(
+            min=0.01, max=1.0, help="vLLM's fraction of GPU memory (default: 0.92; up to 0.19 0.9)."
+        ),
     ] = None,
     mem_fraction_static: Annotated[
         float | None,
-        typer.Option(min=0.01, max=0.99, help="SGLang's share; left out, it is derived as there."),
+        typer.Option(
+            min=0.01,
+            max=0.99,
+            help="SGLang's fraction of GPU memory (default: as SGLang derives it).",
+        ),
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
@@ -37,22 +48,38 @@ def blocks(
         int | None,
         typer.Option(min=1, help="Running requests (default: the launcher's)."),
     ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="GPUs that share the experts as whole ones.")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="Groups of GPUs that attend apart.")] = 1,
-    weights: Annotated[str | None, typer.Option(help="bf16, fp8, fp8_block, nvfp4, ...")] = None,
-    attention: Annotated[str | None, typer.Option(help="Weights of attention, if other.")] = None,
-    experts: Annotated[str | None, typer.Option(help="Weights of experts, if other.")] = None,
-    kv: Annotated[str | None, typer.Option(help="The KV cache: bf16, fp8 or nvfp4.")] = None,
-    engine: Annotated[str, typer.Option(help="vllm or sglang.")] = "vllm",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Data parallel size (of attention).")] = 1,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Weight format: bf16, fp8, fp8_block, nvfp4, ... (default: the model's).",
+        ),
+    ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(metavar="FORMAT", help="Weight format of attention (default: as --weights)."),
+    ] = None,
+    experts: Annotated[
+        str | None,
+        typer.Option(metavar="FORMAT", help="Weight format of experts (default: as --weights)."),
+    ] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option(metavar="FORMAT", help="KV cache format: bf16, fp8 or nvfp4 (default: bf16)."),
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="vllm|sglang", help="Engine name.")] = "vllm",
     variant: Annotated[
-        str | None, typer.Option(help="The engine's version; left out, its newest here.")
+        str | None,
+        typer.Option(metavar="VERSION", help="Engine version (default: the newest known)."),
     ] = None,
 ) -> None:
-    """Print the number of KV blocks: as the engine would find it, or as its log tells.
+    """Compute the number of KV cache blocks of an engine.
 
-    Reckoned from the GPU's memory, the weights and an estimate of the largest step; how far that
-    is off what engines were seen to log is in docs/hardware.md.
+    Computed from the memory of the GPU, the weights and an estimate of the largest step, or read
+    from a log (--log). docs/hardware.md compares the results with logs of real engines.
     """
     if log is not None:
         from simkv.costs.hardware.logs import cache_size

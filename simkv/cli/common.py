@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 Junit = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write what was expected as JUnit XML.")
+    Path | None, typer.Option(metavar="FILE", help="Write the checked expectations as JUnit XML.")
 ]
 
 Perfetto = Annotated[
@@ -35,7 +35,7 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         callback=_trust,
-        help="Run the code of schedulers that the scenario names as files.",
+        help="Allow custom scheduler files named by the scenario to run.",
     ),
 ]
 

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 
 def conform(
-    files: Annotated[list[Path], typer.Argument(help="Recorded decision traces (.jsonl[.gz]).")],
+    files: Annotated[list[Path], typer.Argument(help="Decision recordings (.jsonl[.gz]).")],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only differences.")] = False,
     count: Annotated[
-        bool, typer.Option("--count", help="Print only how many each variant reproduces, as JSON.")
+        bool,
+        typer.Option(
+            "--count", help="Print only the number of equal recordings per variant, as JSON."
+        ),
     ] = False,
 ) -> None:
-    """Replay recorded decisions of real engines; exit 1 at a difference, 2 on bad input."""
+    """Compare decisions with recordings of real engines.
+
+    Exit 1 if a decision differs, 2 for bad input.
+    """
     from simkv.proof.conform.conform import check
     from simkv.proof.conform.count import count as count_by_variant
     from simkv.proof.conform.trace import TraceError
@@ -66,15 +72,20 @@ def _trace_report(result: TraceResult) -> str:
 
 
 def schema() -> None:
-    """Print the JSON schema of scenario files, for editors."""
+    """Print the JSON schema of scenario files.
+
+    Editors use it to complete and check fields.
+    """
     from simkv.scenario.schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
 
 
 def policies() -> None:
-    """List the engines and variants whose decisions simkv makes, where they come from, and which
-    were recorded on the real code or only read from source."""
+    """List simulated engines and versions with their sources.
+
+    Shows for each whether its decisions were recorded on the real code or only read from source.
+    """
     from simkv.proof.conform.count import PARTLY, READ, shipped
     from simkv.schedulers.registry import ENGINES, variants
 

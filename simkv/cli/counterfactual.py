@@ -22,17 +22,20 @@ if TYPE_CHECKING:
 
 
 File = Annotated[
-    Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+    Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."),
 ]
-Workers = Annotated[
+Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes at most; default one per core. The answer is the same."),
+    typer.Option(min=1, help="Maximum number of processes (default: one per core)."),
 ]
-MaxRuns = Annotated[int | None, typer.Option(min=1, help="Stop after so many runs.")]
+MaxRuns = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Stop after this number of runs (default: no limit)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -40,26 +43,42 @@ def shrink(
     scenario: File,
     keep: Annotated[
         str,
-        typer.Option(help="What must stay: a verdict, stalled, or a bound like preemptions>=1."),
+        typer.Option(
+            metavar="CONDITION",
+            help="What the smaller workload must still show: a verdict such as stalled, or a bound "
+            "such as preemptions>=1.",
+        ),
     ],
     variant: Annotated[
-        str | None, typer.Option(help="Of the scenario; default the first that shows it.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Variant of the scenario (default: the first that shows it)."
+        ),
     ] = None,
     set_: Overrides = None,
     _trusted: Trust = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Default: print it.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the scenario to this file (default: print it).",
+        ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
     knobs: Annotated[
-        bool, typer.Option(help="Make the engine smaller too where that matters.")
+        bool, typer.Option(help="Also reduce engine settings such as the number of KV blocks.")
     ] = True,
     max_runs: MaxRuns = None,
-    workers: Workers = None,
+    jobs: Jobs = None,
 ) -> None:
-    """Find the smallest workload that still shows a verdict; write it as a new scenario."""
+    """Reduce a workload to the smallest with the same verdict.
+
+    The result is a new scenario file.
+    """
     from simkv.search.whatif.condition import condition
     from simkv.search.whatif.shrink import shrink as smallest
     from simkv.search.whatif.write import header, write_shrunk
@@ -68,7 +87,7 @@ def shrink(
     path, variants = _load(scenario, set_)
     if out:
         check_new_file("--out", out, path, overwrite)
-    with _evaluator(path, workers, max_runs) as (evaluator, tell):
+    with _evaluator(path, jobs, max_runs) as (evaluator, tell):
         name = variant or _first_that_shows(wanted, variants, evaluator)
         chosen = _variant(variants, name)
         found = smallest(chosen, wanted, evaluator, knobs=knobs, tell=tell)
@@ -86,31 +105,43 @@ def bisect(
     over: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH=LOW..HIGH", help="A field and its range, or its values: PATH=A,B,C."
+            metavar="PATH=LOW..HIGH", help="Field and its range, or its values: PATH=A,B,C."
         ),
     ] = None,
     variants: Annotated[
-        bool, typer.Option("--variants", help="All variants of the engine; the default.")
+        bool,
+        typer.Option("--variants", help="Try all variants of the engine (default without --over)."),
     ] = False,
     when: Annotated[
         str | None,
-        typer.Option(metavar="BOUND", help="What may flip, if not the verdict: preemptions>=1."),
+        typer.Option(
+            metavar="BOUND",
+            help="Condition to watch instead of the verdict, such as preemptions>=1.",
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=2, help="Values that are sampled at first.")] = 17,
+    samples: Annotated[
+        int, typer.Option(min=2, help="Number of values that are tried first.")
+    ] = 17,
     step: Annotated[
         float | None,
         typer.Option(
-            help="Between two values; default 1, or a thousandth of a range of fractions."
+            help="Distance of neighboring values (default: 1, or 1/1000 of a range of fractions)."
         ),
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="Of the scenario; default the first.")] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Variant of the scenario (default: the first)."),
+    ] = None,
     set_: Overrides = None,
     _trusted: Trust = False,
     as_json: AsJson = False,
     max_runs: MaxRuns = None,
-    workers: Workers = None,
+    jobs: Jobs = None,
 ) -> None:
-    """Find where the verdict flips over the range of a knob, or across an engine's variants."""
+    """Find the value or version at which the verdict changes.
+
+    Searches the range of a setting (--over), or all variants of the engine.
+    """
     from simkv.report.whatif_tables import flips_json, flips_parts
     from simkv.search.whatif.bisect import flips_across_variants, flips_over, parse_over
     from simkv.search.whatif.condition import condition
@@ -122,7 +153,7 @@ def bisect(
     path, choice = _load(scenario, set_)
     name = variant or next(iter(choice))
     chosen = _variant(choice, name)
-    with _evaluator(path, workers, max_runs) as (evaluator, tell):
+    with _evaluator(path, jobs, max_runs) as (evaluator, tell):
         if field:
             found = flips_over(chosen, *field, evaluator, shown, samples, tell)
         else:
@@ -136,34 +167,44 @@ def bisect(
 
 def whatif(
     scenario: File,
-    variant: Annotated[str | None, typer.Option(help="Of the scenario; default the first.")] = None,
-    by: Annotated[
+    variant: Annotated[
         str | None,
-        typer.Option(metavar="FIGURE", help="Rank by a figure of summary.json: ttft_ms.p99."),
+        typer.Option(metavar="NAME", help="Variant of the scenario (default: the first)."),
+    ] = None,
+    rank_by: Annotated[
+        str | None,
+        typer.Option(
+            "--rank-by",
+            metavar="FIGURE",
+            help="Rank by this figure of summary.json, such as ttft_ms.p99 (default: by verdict).",
+        ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every value, not only the best of each field.")
+        bool, typer.Option("--all", help="Show every value, not only the best of each field.")
     ] = False,
     set_: Overrides = None,
     _trusted: Trust = False,
     as_json: AsJson = False,
-    workers: Workers = None,
+    jobs: Jobs = None,
 ) -> None:
-    """Change one rule or knob at a time and rank what would have helped, and whom."""
+    """Rank single changes that would have helped.
+
+    Changes one rule or setting at a time and reports which requests it would have helped.
+    """
     from simkv.core.figures import FIGURES
     from simkv.report.whatif_tables import whatif_json, whatif_parts
     from simkv.search.whatif.whatif import whatif as ask
 
-    if by is not None and by not in FIGURES:
+    if rank_by is not None and rank_by not in FIGURES:
         raise InputError(
-            f"--by {by}: is not a figure of summary.json{nearest(by, FIGURES)}; expected one of "
-            f"{', '.join(FIGURES)}"
+            f"--rank-by {rank_by}: is not a figure of summary.json{nearest(rank_by, FIGURES)}; "
+            f"expected one of {', '.join(FIGURES)}"
         )
     path, variants = _load(scenario, set_)
     name = variant or next(iter(variants))
     chosen = _variant(variants, name)
-    with _evaluator(path, workers) as (evaluator, tell):
-        found = ask(chosen, evaluator, by, tell)
+    with _evaluator(path, jobs) as (evaluator, tell):
+        found = ask(chosen, evaluator, rank_by, tell)
     if as_json:
         told = {"scenario": chosen.name, "variant": name, **whatif_json(found)}
         print(json.dumps(told, indent=1, allow_nan=False))
@@ -211,7 +252,7 @@ def _title(scenario: Scenario, variant: str) -> str:
 
 @contextmanager
 def _evaluator(
-    path: Path, workers: int | None, most_runs: int | None = None
+    path: Path, jobs: int | None, most_runs: int | None = None
 ) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
     """An evaluator, and what tells its progress: a bar on a terminal, nothing in a pipe."""
     from simkv.search.pool import cores
@@ -229,5 +270,5 @@ def _evaluator(
             nonlocal about
             about = line
 
-        with Evaluator(path.parent, workers or cores(), most_runs, ticked) as evaluator:
+        with Evaluator(path.parent, jobs or cores(), most_runs, ticked) as evaluator:
             yield evaluator, tell

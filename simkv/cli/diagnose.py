@@ -17,38 +17,67 @@ def diagnose(
         list[Path],
         typer.Argument(
             metavar="INPUT...",
-            help="Logs, spans, a client's results; or the folder of an earlier diagnosis.",
+            help="Server logs, OpenTelemetry spans, Prometheus data, benchmark results; or the "
+            "directory of an earlier diagnosis.",
         ),
     ],
-    engine: Annotated[str | None, typer.Option(help="Where no source tells it: vllm.")] = None,
-    version: Annotated[str | None, typer.Option(help="Of the engine, such as 0.11.0.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="By name: H100-SXM.")] = None,
-    model: Annotated[str | None, typer.Option(help="By name, where no source tells it.")] = None,
-    tp: Annotated[int | None, typer.Option(min=1, help="GPUs that share every layer.")] = None,
-    dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel ranks behind it.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Engine name, if the inputs do not identify it (e.g. vllm)."
+        ),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(help="Engine version, such as 0.11.0, if the inputs do not identify it."),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="GPU name, such as H100-SXM, if the inputs do not identify it."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model name, if the inputs do not identify it."),
+    ] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor parallel size.")] = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Data parallel size.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="engine.NAME=VALUE", help="A setting of the engine."),
+        typer.Option(
+            "--set",
+            metavar="engine.NAME=VALUE",
+            help="Engine setting that the inputs do not show; may be repeated.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for what is found; default diagnosis/.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write results to this directory (default: diagnosis/)."),
     ] = None,
     until: Annotated[
-        int, typer.Option(min=1, max=4, help="1 reads, 2 rebuilds, 3 calibrates, 4 explains.")
+        int,
+        typer.Option(
+            min=1,
+            max=4,
+            metavar="STAGE",
+            help="Last stage to run: 1 read, 2 rebuild, 3 calibrate, 4 explain.",
+        ),
     ] = 4,
-    flags: Annotated[
-        bool, typer.Option(help="Try what each flag of the engine would have changed.")
+    try_flags: Annotated[
+        bool, typer.Option(help="Simulate changes of the engine's flags to find a fix.")
     ] = True,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes at most; default one per core.")
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of processes (default: one per core).")
     ] = None,
     _trusted: Trust = False,
 ) -> None:
-    """Read what a server wrote, rebuild the incident, and say whom it hit, why, and what mends it.
+    """Diagnose an incident from a server's logs.
 
-    The answer begins with five lines; all of it is in the folder, as files that can be changed:
-    given that folder again, what is there is not made anew. Exit 0 if nothing is wrong, 3 if
-    something is, 1 if the incident could not be reproduced, 2 for bad input.
+    Rebuild the incident as a simulation and report the affected requests, the cause and a fix. All
+    results are files in one directory that may be edited: given that directory as INPUT, existing
+    files are used as they are. Exit 0 if nothing is wrong, 3 if something is, 1 if the incident
+    could not be reproduced, 2 for bad input.
     """
     from simkv.ingest import folder as files
     from simkv.ingest import stages
@@ -76,9 +105,9 @@ def diagnose(
         found = stages.explain_stage(
             target,
             asked,
-            workers=workers or cores(),
+            workers=jobs or cores(),
             tell=lambda done, expected: advance(done, expected),
-            try_flags=flags,
+            try_flags=try_flags,
         )
     show(*found.five)
     show(f"\nWritten to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}")

@@ -15,74 +15,94 @@ def evolve(
     scenario: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SCENARIO…", help="Scenario files (YAML), or the names of packaged ones."
+            metavar="SCENARIO…", help="Scenario files (YAML), or names of packaged scenarios."
         ),
     ],
     objective: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FIGURE[:min|:max]",
-            help="A figure that is to be better, as e2e_ms.p99, jain_index or recompute_tax. May "
-            "be repeated: then all are told that nothing beats in every one.",
+            help="Figure to improve, such as e2e_ms.p99, jain_index or recompute_tax. May be "
+            "repeated; then the Pareto front is reported.",
         ),
     ] = None,
-    budget: Annotated[int, typer.Option(min=1, help="How many candidates are tried.")] = 200,
+    budget: Annotated[int, typer.Option(min=1, help="Number of candidates to try.")] = 200,
     over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATH=VALUES",
-            help="Search knobs, not rules: as for 'simkv sweep', or a range LOW..HIGH[:log].",
+            help="Search settings instead of policies: values as for 'simkv sweep', or a range "
+            "LOW..HIGH[:log]; may be repeated.",
         ),
     ] = None,
     propose: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Search code: a program that is told on stdin what came of the last and answers "
-            "with a file of a scheduler, which is run; needs --trust.",
+            help="Search code: a program that reads the results of the last candidate on stdin and "
+            "prints the next scheduler file, which is run; needs --trust.",
         ),
     ] = None,
-    random: Annotated[
-        bool, typer.Option("--random", help="Draw all rules by chance, to compare.")
+    random_search: Annotated[
+        bool, typer.Option("--random-search", help="Sample all policies at random, as a baseline.")
     ] = False,
     goodput: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME:MS", help="Limits per request, for goodput: ttft:500."),
+        typer.Option(
+            metavar="NAME:MS", help="Limits per request in ms, for goodput, such as ttft:500."
+        ),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(help="Of the scenarios; default the first of each.")
+        str | None,
+        typer.Option(metavar="NAME", help="Variant of the scenarios (default: the first of each)."),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."
+        ),
     ] = None,
     train: Annotated[
-        int, typer.Option(min=1, help="Seeds, or windows of a trace, to search by.")
+        int, typer.Option(min=1, help="Number of seeds, or windows of a trace, for the search.")
     ] = 3,
-    final: Annotated[
-        int, typer.Option(min=1, help="Others, that the winner is chosen by among the best few.")
+    validation: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of other seeds or windows that select the winner among the best."
+        ),
     ] = 6,
-    test: Annotated[int, typer.Option(min=1, help="Others again, that it is judged by.")] = 6,
+    test: Annotated[
+        int,
+        typer.Option(min=1, help="Number of held-out seeds or windows for the final evaluation."),
+    ] = 6,
     profile_error: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE", min=0, max=0.9, help="Relative error of a step, if not the profile's."
+            metavar="SHARE",
+            min=0,
+            max=0.9,
+            help="Relative error of step times, such as 0.1 (default: the profile's own).",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the search.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder; default runs/<scenario>-evolve/. What it holds is not redone."),
+        typer.Option(
+            metavar="DIR",
+            help="Write results to this directory (default: runs/<scenario>-evolve/). Existing "
+            "results are reused.",
+        ),
     ] = None,
     jobs: Jobs = None,
     executor: Executor = "local",
     address: Address = None,
     _trusted: Trust = False,
 ) -> None:
-    """Look for a better scheduler: rules of a small language, knobs (--over), code (--propose).
+    """Search for a better scheduling policy.
 
-    The winner is judged by seeds or windows that it was not chosen by, at other cache sizes and
-    rates and on both sides of the profile's error. Exit 1 if nothing better holds everywhere.
+    Searches policies in a small language, settings (--over) or code (--propose). The winner is
+    evaluated on held-out seeds or windows, at other cache sizes and rates and at both ends of the
+    profile's error. Exit 1 if no candidate is better everywhere.
     """
     from simkv.scenario.load import load
     from simkv.scenario.packaged import find
@@ -98,12 +118,12 @@ def evolve(
         budget,
         tuple(over or ()),
         propose,
-        random,
+        random_search,
         tuple(goodput or ()),
         variant,
         tuple(set_ or ()),
         train,
-        final,
+        validation,
         test,
         seed,
         profile_error,

@@ -16,19 +16,25 @@ from simkv.core.errors import InputError, nearest
 def explain(
     run: Annotated[
         Path,
-        typer.Argument(help="A run folder, a scenario file or the name of a packaged scenario."),
+        typer.Argument(
+            help="Results directory of a run, scenario file, or name of a packaged scenario."
+        ),
     ],
     request: Annotated[
-        int | None, typer.Argument(min=0, help="The id of a request; default the whole run.")
+        int | None, typer.Argument(min=0, help="Request id (default: explain the whole run).")
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(help="A variant of the scenario; default all of them, in brief.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Variant to explain (default: a summary of all variants)."
+        ),
     ] = None,
     _trusted: Trust = False,
 ) -> None:
-    """Tell why a run, or one request, went as it did: who waited for what, and behind whom.
+    """Explain what a run, or one request, waited for.
 
-    Runs are deterministic: of a folder, its scenario.yaml is run again.
+    Shows the causes of waiting and the requests that blocked others. Runs are deterministic: for a
+    results directory, its scenario.yaml is run again.
     """
     from simkv.measure.simulate import run_scenario
     from simkv.report.explain import story, story_in_brief, story_of

@@ -15,12 +15,19 @@ from simkv.core.files import check_folder
 if TYPE_CHECKING:
     from simkv.search.bench import Bench
 
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time; default one per core.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of processes (default: one per core).")
+]
 Executor = Annotated[
-    Literal["local", "ray"], typer.Option(help="Where to run: here, or on a Ray cluster.")
+    Literal["local", "ray"], typer.Option(help="Run on this machine or on a Ray cluster.")
 ]
 Address = Annotated[
-    str | None, typer.Option(help="The Ray cluster; default RAY_ADDRESS, or one started here.")
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="Address of the Ray cluster (default: RAY_ADDRESS, or a cluster started here).",
+    ),
 ]
 #: By this a folder is known as one that keeps runs.
 STORE = "points.jsonl"

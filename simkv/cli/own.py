@@ -13,25 +13,33 @@ from simkv.core.files import check_new_file, write_text
 
 
 def check_scheduler(
-    file: Annotated[Path, typer.Argument(help="A scheduler of one's own (Python). It is run.")],
-    examples: Annotated[int, typer.Option(min=1, help="Random scenarios.")] = 200,
+    file: Annotated[Path, typer.Argument(help="Custom scheduler (Python). The file is executed.")],
+    examples: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of random scenarios.")
+    ] = 200,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KNOB=VALUE", help="A knob that is not drawn."),
+        typer.Option(
+            "--set", metavar="KNOB=VALUE", help="Fix a setting of the scheduler; may be repeated."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="The counterexample; default <file>-broken.yaml."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the counterexample to this file (default: <file>-broken.yaml).",
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
 ) -> None:
-    """Run random scenarios with a scheduler until one breaks a law; write the smallest such one.
+    """Test a custom scheduler on random scenarios.
 
-    Exit 0 if none does, 1 if one does.
+    Stops at the first violated invariant and writes the smallest scenario that shows it. Exit 0 if
+    there is none, 1 if there is one.
     """
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
@@ -62,36 +70,44 @@ def export_scheduler(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A rule over vLLM's decisions: Python, which is run, or a scenario that has one."
+            help="Custom policy for vLLM (Python, which is executed), or a scenario that has one."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Default <file>_for_vllm.py."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the class to this file (default: <file>_for_vllm.py).",
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KNOB=VALUE", help="A knob of the rule; may be repeated."),
+        typer.Option("--set", metavar="KNOB=VALUE", help="Setting of the policy; may be repeated."),
     ] = None,
     check: Annotated[
-        int, typer.Option(min=0, help="Compare so many random cases with vLLM's own scheduler.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Number of random cases to compare with vLLM's own scheduler."
+        ),
     ] = 0,
     source: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
             exists=True,
-            help="vLLM 0.33.0 for --check: a wheel or its folder.",
+            help="vLLM 0.33.0 for --check: a wheel or an unpacked wheel.",
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
 ) -> None:
-    """Write a rule out as a class for vLLM's --scheduler-cls; exit 1 if a check finds a difference.
+    """Export a custom policy as a vLLM scheduler class.
 
-    With --check the class is run in the wheel's scheduler, without a GPU, and every decision is
-    compared with the simulated one.
+    The class is for `vllm serve --scheduler-cls`. With --check it runs in vLLM's own scheduler,
+    without a GPU, and every decision is compared with the simulated one. Exit 1 if one differs.
     """
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")

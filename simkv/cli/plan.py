@@ -21,12 +21,16 @@ def plan(
     scenario: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCENARIO", help="A scenario file (YAML), or the name of a packaged one."
+            metavar="SCENARIO", help="Scenario file (YAML), or the name of a packaged scenario."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder; default runs/<scenario>-plan/. What it holds is not redone."),
+        typer.Option(
+            metavar="DIR",
+            help="Write results to this directory (default: runs/<scenario>-plan/). Existing "
+            "results are reused.",
+        ),
     ] = None,
     jobs: Jobs = None,
     executor: Executor = "local",
@@ -34,10 +38,11 @@ def plan(
     _trusted: Trust = False,
     **asked: Any,
 ) -> None:
-    """The smallest fleet or cache, or the highest rate, that meets the objectives; what it costs.
+    """Find the smallest deployment that meets the objectives.
 
-    Options that are not given are taken from the scenario's 'plan' section. Exit 1 if no candidate
-    meets the objectives. An interrupted plan goes on when the same command is given again.
+    Searches for the smallest fleet or cache, or the highest rate, and reports its cost. Options
+    that are not given are taken from the scenario's 'plan' section. Exit 1 if no candidate meets
+    the objectives. An interrupted plan continues when the same command is run again.
     """
     from simkv.scenario.packaged import find
     from simkv.search.plan.plan import make_plan

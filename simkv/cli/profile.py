@@ -1,4 +1,4 @@
-"""``simkv profile``: cost profiles from what others measured.
+"""``simkv profile``: list cost profiles, or build one from published measurements.
 
 simkv profile build llmservingsim FOLDER --model NAME --out mine.json
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simkv.cli.profile_list import profile_list
 from simkv.cli.words import Commands
 from simkv.core.errors import InputError
 from simkv.core.files import check_file, write_text
@@ -18,39 +19,45 @@ if TYPE_CHECKING:
     from simkv.costs.profile import Profile
 
 app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Cost profiles: what a step costs on which GPU."
+    cls=Commands, no_args_is_help=True, help="List cost profiles, or build one from measurements."
 )
 build = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Make a profile from published measurements."
+    cls=Commands, no_args_is_help=True, help="Build a cost profile from published measurements."
 )
+app.command("list")(profile_list)
 app.add_typer(build, name="build")
 
-Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write the profile (JSON).")]
-Model = Annotated[str, typer.Option(help="The model's name, as on the model hub.")]
-Tp = Annotated[int, typer.Option(min=1, help="GPUs that share the model (tensor parallel).")]
+Out = Annotated[
+    Path, typer.Option(metavar="FILE", help="Write the cost profile to this file (JSON).")
+]
+Model = Annotated[str, typer.Option(help="Model name, as on Hugging Face.")]
+Tp = Annotated[int, typer.Option(min=1, help="Tensor parallel size.")]
 Seqs = Annotated[
     int | None,
-    typer.Option(metavar="N", help="vLLM's max_num_seqs: pads steps to its CUDA graphs."),
+    typer.Option(
+        metavar="N", help="max_num_seqs of vLLM; batch sizes are padded to its CUDA graphs."
+    ),
 ]
 
 
 @build.command()
 def llmservingsim(
-    bundle: Annotated[Path, typer.Argument(help="Folder with meta.yaml and tp<N>/*.csv[.gz].")],
+    bundle: Annotated[Path, typer.Argument(help="Directory with meta.yaml and tp<N>/*.csv[.gz].")],
     model: Model,
     out: Out,
     tp: Tp = 1,
-    expert_ranks: Annotated[int, typer.Option(min=1, help="GPUs that share the experts.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
     max_num_seqs: Seqs = None,
     link: Annotated[
         str | None,
         typer.Option(
-            help="What joins the GPUs: a name of links.json, or latency (us) and bandwidth (GB/s) "
-            "of the host, as 20,16."
+            metavar="NAME|US,GB/S",
+            help="Interconnect: a name such as nvlink4, or latency in microseconds and bandwidth "
+            "in GB/s through the host, such as 20,16.",
         ),
     ] = None,
 ) -> None:
-    """From a bundle of LLMServingSim's kernel tables."""
+    """Build from a bundle of kernel tables of LLMServingSim."""
     from simkv.costs.hardware.catalog import find_model, known_model
     from simkv.costs.hardware.links import said_link
     from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
@@ -67,7 +74,7 @@ def llmservingsim(
         found.hidden,
         found.experts,
         found.experts_per_token,
-        expert_ranks,
+        ep,
         said_link(link) if link else None,
     )
     _write(out, bundle_profile(bundle, layout, sizes))
@@ -75,12 +82,12 @@ def llmservingsim(
 
 @build.command()
 def aiconfigurator(
-    folder: Annotated[Path, typer.Argument(help="Folder with the *_perf.parquet tables.")],
+    folder: Annotated[Path, typer.Argument(help="Directory with the *_perf.parquet tables.")],
     model: Model,
     out: Out,
     tp: Tp = 1,
 ) -> None:
-    """From the operator tables of NVIDIA's aiconfigurator."""
+    """Build from the operator tables of NVIDIA's aiconfigurator."""
     from simkv.costs.hardware.catalog import find_model
     from simkv.costs.sources.aiconfigurator import aiconfigurator_profile
 
@@ -90,14 +97,16 @@ def aiconfigurator(
 
 @build.command()
 def vidur(
-    mlp: Annotated[Path, typer.Argument(help="Table of all operators but attention (CSV[.gz]).")],
+    mlp: Annotated[
+        Path, typer.Argument(help="Table of all operators except attention (CSV[.gz]).")
+    ],
     attention: Annotated[Path, typer.Argument(help="Table of attention (CSV[.gz]).")],
     model: Model,
-    gpu: Annotated[str, typer.Option(help="The GPU that was measured; the tables do not say.")],
+    gpu: Annotated[str, typer.Option(help="Name of the GPU that was measured.")],
     out: Out,
     tp: Tp = 1,
 ) -> None:
-    """From the operator tables of Vidur's profiler."""
+    """Build from the operator tables of Vidur's profiler."""
     from simkv.costs.hardware.catalog import find_model
     from simkv.costs.sources.vidur import vidur_profile
 
@@ -105,18 +114,29 @@ def vidur(
     _write(out, vidur_profile(mlp, attention, find_model(model), gpu, tp))
 
 
-@build.command()
-def sync(
-    requests: Annotated[Path, typer.Argument(help="A row per request (CSV), times in ms.")],
+@build.command("single-request")
+def single_request(
+    requests: Annotated[
+        Path, typer.Argument(help="Table with one row per request (CSV), times in ms.")
+    ],
     model: Model,
-    gpu: Annotated[str, typer.Option(help="The GPU; a known one helps where rows do not.")],
+    gpu: Annotated[
+        str, typer.Option(help="GPU name; a known GPU supplies what the rows do not show.")
+    ],
     out: Out,
     tp: Tp = 1,
-    stage: Annotated[str, typer.Option(help="Rows to fit to, where there are stages.")] = "sync",
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Of the engine.")] = 2048,
-    block_size: Annotated[int, typer.Option(min=1, help="Of the engine, in tokens.")] = 16,
+    stage: Annotated[
+        str, typer.Option(help="Stage of the rows to fit to, if the table has stages.")
+    ] = "sync",
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="max_num_batched_tokens of the engine.")
+    ] = 2048,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block of the engine.")] = 16,
 ) -> None:
-    """From requests that were alone on the engine, the first of the file left out."""
+    """Build from requests that ran in isolation.
+
+    The first request of the file is excluded as a warm-up.
+    """
     from simkv.costs.hardware.catalog import find_model, known_gpu
     from simkv.costs.sources.alone import read_alone, traits
     from simkv.costs.sources.sync import sync_profile

@@ -13,31 +13,40 @@ if TYPE_CHECKING:
     from simkv.proof.conform.trace import DecisionTrace
     from simkv.proof.record.case import DrawnCase
 
-Driven = Annotated[Literal["vllm", "sglang", "trtllm"], typer.Argument(help="Whose scheduler.")]
-Followed = Annotated[Literal["vllm", "sglang"], typer.Argument(help="Whose scheduler.")]
-Version = Annotated[str, typer.Argument(help="Its version (0.33.0), or newest.")]
+Driven = Annotated[Literal["vllm", "sglang", "trtllm"], typer.Argument(help="Engine name.")]
+Followed = Annotated[Literal["vllm", "sglang"], typer.Argument(help="Engine name.")]
+Version = Annotated[str, typer.Argument(help="Engine version, such as 0.33.0, or newest.")]
 Source = Annotated[
     Path | None,
     typer.Option(
         metavar="PATH",
         exists=True,
-        help="A wheel, or a folder that one was unpacked to; else what is installed, or pip's.",
+        help="Wheel or unpacked wheel (default: the installed package, or a download by pip).",
     ),
 ]
-Cases = Annotated[int, typer.Option(min=1, help="How many random cases.")]
+Cases = Annotated[int, typer.Option(min=1, help="Number of random cases.")]
 
 
 def record(
     engine: Driven,
     version: Version,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the recordings go.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Write the recordings to this directory.")
+    ],
     cases: Cases = 200,
     source: Source = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the smallest that show every rule, and made ones.")
+        bool,
+        typer.Option(
+            "--keep",
+            help="Keep only the smallest recordings that cover every rule, and hand-made ones.",
+        ),
     ] = False,
 ) -> None:
-    """Record what a release's own scheduler decides; exit 1 if simkv decides otherwise."""
+    """Record the decisions of an engine's own scheduler.
+
+    Exit 1 if the simulation decides differently.
+    """
     from simkv.core.errors import InputError
     from simkv.core.files import make_folder, write_bytes
     from simkv.proof.record.engines import DRIVEN
@@ -84,9 +93,14 @@ def follow(
     version: Version,
     cases: Cases = 200,
     source: Source = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page too.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the result as a Markdown page.")
+    ] = None,
 ) -> None:
-    """Find the rules by which a release decides; exit 1 if no release before it has them."""
+    """Determine which rules a new engine release uses.
+
+    Exit 1 if they are not those of any earlier release.
+    """
     from simkv.core.files import write_bytes
     from simkv.proof.record import report as words
     from simkv.proof.record.engines import DRIVEN

@@ -16,32 +16,38 @@ def report(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUN…", help="Run folders, scenario files or names of packaged scenarios."
+            metavar="RUN…",
+            help="Results directories, scenario files or names of packaged scenarios.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The page; default RUN/report.html or runs/<scenario>.html."
+            metavar="FILE",
+            help="HTML file to write (default: RUN/report.html or runs/<scenario>.html).",
         ),
     ] = None,
     perfetto: Perfetto = None,
     whatif: Annotated[
         bool | None,
         typer.Option(
-            help="Try single changes and name those that would help; default for small workloads "
-            "of which no variant mends it."
+            help="Try single changes and list those that would help (default: for small workloads "
+            "that no variant fixes)."
         ),
     ] = None,
     gallery: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write reports of the zoo and an index instead."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Write reports of the packaged incidents and an index to this directory instead.",
+        ),
     ] = None,
     _trusted: Trust = False,
 ) -> None:
-    """Explain runs on one HTML page: who starved, behind whom, and what would fix it.
+    """Write an HTML report of runs with causes and fixes.
 
-    Runs are deterministic, so they are run again from their scenarios.
+    The report shows which requests waited, what blocked them and what would fix it. Runs are
+    deterministic, so they are run again from their scenarios.
     """
     if gallery:
         _report_gallery(gallery, runs or [], whatif is not False)

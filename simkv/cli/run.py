@@ -17,29 +17,36 @@ if TYPE_CHECKING:
 
 def run(
     scenario: Annotated[
-        Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+        Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
     ],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; default runs/<scenario>/.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write results to this directory (default: runs/<scenario>/)."
+        ),
     ] = None,
-    steps: Annotated[bool, typer.Option(help="Also write steps.csv, one row per step.")] = False,
+    steps: Annotated[bool, typer.Option(help="Write steps.csv, one row per step.")] = False,
     ledger: Annotated[
         bool,
-        typer.Option(help="Also write ledger.csv (what each second went to) and preemptions.csv."),
+        typer.Option(help="Write ledger.csv (time of each request by cause) and preemptions.csv."),
     ] = False,
     plots: Annotated[
         bool | None,
-        typer.Option(help="Draw the pictures; default those that fit into a second together."),
+        typer.Option(help="Render plots (default: plots that render within one second in total)."),
     ] = None,
-    leap: Annotated[
-        bool, typer.Option(help="Leap over dull stretches; changes nothing but the time it takes.")
-    ] = True,
+    leap: Annotated[bool, typer.Option(help="Skip uneventful steps: faster, same results.")] = True,
     full: Annotated[
-        bool, typer.Option("--full", help="Print all: a block per variant, sources, expectations.")
+        bool,
+        typer.Option(
+            "--full",
+            help="Print the full report: all figures per variant, sources and expectations.",
+        ),
     ] = False,
     junit: Junit = None,
     perfetto: Perfetto = None,
@@ -47,20 +54,21 @@ def run(
         str | None,
         typer.Option(
             metavar="KINDS",
-            help="Also write what the real server would: vllm-log (vllm-log-requests, "
-            "vllm-log-iterations), sglang-log, otel, prometheus, bench; several with commas.",
+            help="Write files as a real server would, comma-separated: vllm-log, "
+            "vllm-log-requests, vllm-log-iterations, sglang-log, otel, prometheus, bench.",
         ),
     ] = None,
     _trusted: Trust = False,
     exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", help="Exit 0 whoever starved; for those who only look.")
+        bool, typer.Option("--exit-zero", help="Always exit 0, even if requests failed.")
     ] = False,
 ) -> None:
-    """Run a scenario's variants side by side; print the answer and write tables and pictures.
+    """Run a scenario and compare its variants.
 
-    Exit 0 if every request was served, or cut off by the scenario's own horizon; 3 if one starved,
-    timed out, stalled, was lost or rejected in any variant. Where the scenario expects something,
-    that decides instead: 0 if all of it comes true, 1 if not. 2 is bad input.
+    Print the results and write tables and plots. Exit 0 if every request finished or was cut off by
+    the scenario's horizon; 3 if a request starved, timed out, stalled, was lost or was rejected in
+    any variant. If the scenario has expectations, they decide instead: 0 if all hold, 1 if not.
+    Exit 2 for bad input.
     """
     from simkv.report.files import check_run_folder
     from simkv.scenario.load import load

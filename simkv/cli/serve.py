@@ -24,58 +24,85 @@ NEEDS = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
 def serve(
     scenario: Annotated[
         Path | None,
-        typer.Argument(help="A scenario file (YAML), or the name of a packaged one."),
+        typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="In place of a scenario: an engine with its defaults,")
+        str | None, typer.Option(metavar="NAME", help="Engine to simulate if no scenario is given.")
     ] = None,
-    model: Annotated[str, typer.Option(help="for this model")] = "llama-3.1-8b",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Model name, with --engine.")
+    ] = "llama-3.1-8b",
     gpu: Annotated[
-        str, typer.Option(help="on this GPU (`simkv profiles` lists both).")
+        str,
+        typer.Option(
+            metavar="NAME", help="GPU name, with --engine (`simkv profile list` shows them)."
+        ),
     ] = "H100-SXM",
     list_: Annotated[
-        bool, typer.Option("--list", help="Show the packaged scenarios, and serve none.")
+        bool, typer.Option("--list", help="List the packaged scenarios and exit.")
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    ports: Annotated[
-        bool, typer.Option("--ports", help="A port for each replica of the fleet, from --port on.")
+    port_per_replica: Annotated[
+        bool,
+        typer.Option(
+            "--port-per-replica",
+            help="Serve each replica of the fleet on its own port, starting at --port.",
+        ),
     ] = False,
-    speed: Annotated[float, typer.Option(help="How many times as fast as real time.")] = 1.0,
-    variant: Annotated[str | None, typer.Option(help="A variant of the scenario.")] = None,
+    speed: Annotated[
+        float, typer.Option(metavar="FACTOR", help="Simulated seconds per real second.")
+    ] = 1.0,
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Variant of the scenario (default: the first)."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated."),
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."
+        ),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="SIMKV_API_KEY", help="The key that clients must have.")
+        str | None,
+        typer.Option(
+            envvar="SIMKV_API_KEY", help="API key that clients must send (default: none)."
+        ),
     ] = None,
-    model_name: Annotated[
-        str | None, typer.Option(help="What the model is called; default the scenario's.")
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model name in the API (default: from the scenario)."),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A tokenizer.json, for prompts as text.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A tokenizer.json, to count the tokens of text prompts."),
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what came as a trace, at the end.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write received requests to this trace file on shutdown."
+        ),
     ] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds for answers under way when told to end.")
+        float, typer.Option(metavar="SECONDS", help="Time to finish running requests on shutdown.")
     ] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of how long answers are.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of sampled output lengths.")] = 0,
     kv_events: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Publish what the prefix cache holds (ZMQ), as vLLM."),
+        typer.Option(
+            metavar="ADDRESS", help="ZMQ address for KV cache events, as vLLM publishes them."
+        ),
     ] = None,
     kv_replay: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where those ask who missed some of it.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="ZMQ address for replay of missed KV cache events."),
     ] = None,
     _trusted: Trust = False,
 ) -> None:
-    """Serve a scenario's engine over HTTP: clients take it for the real one, and it says why.
+    """Serve a simulated engine with an OpenAI-compatible API.
 
-    The clients are the workload. GET /explain/ID tells what a request waited for, GET /scenario is
-    a file to run it all again. SIGTERM ends it when the answers under way are complete.
+    GET /explain/ID reports what a request waited for. GET /scenario returns a scenario file that
+    repeats all received requests. On SIGTERM the server finishes running requests and exits.
     """
     if list_:
         from simkv.serve.scenario import listed
@@ -94,10 +121,10 @@ def serve(
         check_file("--record", record)
     from simkv.serve.house import Options, Street
 
-    options = Options(host, port, speed, api_key, model_name, tokenizer, grace, seed)
+    options = Options(host, port, speed, api_key, served_model_name, tokenizer, grace, seed)
     options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
     chosen, folder = _chosen(scenario, engine, (model, gpu), variant, set_ or [])
-    street = Street(chosen, folder, options, complain, apart=ports)
+    street = Street(chosen, folder, options, complain, apart=port_per_replica)
 
     def ready() -> None:
         for house in street.houses:
@@ -106,7 +133,9 @@ def serve(
     street.serve(ready)
     for house in street.houses if record else []:
         assert record is not None
-        path = record.with_stem(f"{record.stem}-{house.options.rank}") if ports else record
+        path = (
+            record.with_stem(f"{record.stem}-{house.options.rank}") if port_per_replica else record
+        )
         print(f"Written {path}: {house.write(path)} requests")
 
 

@@ -27,48 +27,67 @@ MOST_ROWS = 40
 
 def sweep(
     scenario: Annotated[
-        Path, typer.Argument(help="A scenario file (YAML), or the name of a packaged one.")
+        Path, typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario.")
     ],
     over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATH=VALUES",
-            help="A knob and its values: a,b,c, or LOW..HIGH:STEP, LOW..HIGH:n=COUNT, "
-            "LOW..HIGH:log=COUNT; for samples LOW..HIGH and LOW..HIGH:log. PATH as in --set, or "
-            "'variants'. May be repeated: all combinations are run.",
+            help="Setting and its values: a,b,c, LOW..HIGH:STEP, LOW..HIGH:n=COUNT or "
+            "LOW..HIGH:log=COUNT; with --sample LOW..HIGH or LOW..HIGH:log. PATH is as in --set, "
+            "or 'variants'. May be repeated; all combinations are run.",
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a field at all points."),
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Override a scenario field at all points; may be repeated.",
+        ),
     ] = None,
     _trusted: Trust = False,
     sample: Annotated[
-        str | None, typer.Option(metavar="random:N|lhs:N", help="Draw N points instead of a grid.")
+        str | None,
+        typer.Option(
+            metavar="random:N|lhs:N",
+            help="Sample N points (uniform or Latin hypercube) instead of a grid.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of --sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of --sample.")] = 0,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Run each point so often, each with a seed of its own.")
+        int, typer.Option(min=1, help="Number of runs per point, each with its own workload seed.")
     ] = 1,
     plot: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIGURE:KNOB", help="Draw a figure of summary.json against a knob."),
+        typer.Option(
+            metavar="FIGURE:KNOB",
+            help="Plot a figure of summary.json against a setting; may be repeated.",
+        ),
     ] = None,
     pareto: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIGURE:max,FIGURE:min", help="Draw what nothing else beats."),
+        typer.Option(
+            metavar="FIGURE:max,FIGURE:min",
+            help="Plot the Pareto front of these figures; may be repeated.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder; default runs/<scenario>-sweep/. What it holds is not redone."),
+        typer.Option(
+            metavar="DIR",
+            help="Write results to this directory (default: runs/<scenario>-sweep/). Existing "
+            "results are reused.",
+        ),
     ] = None,
     jobs: Jobs = None,
     executor: Executor = "local",
     address: Address = None,
 ) -> None:
-    """Run a scenario at many settings of its knobs; one table, plots and Pareto fronts.
+    """Run a scenario over ranges of its settings.
 
-    An interrupted sweep goes on where it was when the same command is given again.
+    Write one table, plots and Pareto fronts. An interrupted sweep continues when the same command
+    is run again.
     """
     from simkv.core.figures import OF_FLEETS
     from simkv.report.sweep_pictures import parse_pareto, parse_plot
@@ -81,7 +100,7 @@ def sweep(
     if not over:
         raise InputError("--over: missing; expected a knob, as in engine.block_size=16,32")
     if address is not None and executor != "ray":
-        raise InputError(f"--address {address}: is for --executor ray")
+        raise InputError(f"--ray-address {address}: is for --executor ray")
     axes = [parse_axis(text) for text in over]
     knobs = [axis.path for axis in axes if axis.path != VARIANTS]
     plots = [parse_plot(text, knobs) for text in plot or []]

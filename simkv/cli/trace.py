@@ -1,4 +1,4 @@
-"""``simkv trace``: look into traces, convert them, take samples."""
+"""``simkv trace``: inspect, convert and sample request traces."""
 
 from __future__ import annotations
 
@@ -21,24 +21,39 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Look into request traces, convert them to simkv's own form, take samples.",
+    help="Inspect, convert and sample request traces.",
 )
 
-File = Annotated[Path, typer.Argument(help="A trace: CSV, JSON, Parquet, a folder or a tar.")]
+File = Annotated[Path, typer.Argument(help="Trace: CSV, JSON, Parquet, a directory or a tar.")]
 FormatName = Annotated[
-    str, typer.Option("--format", help="The trace's format; default: known from the file.")
+    str,
+    typer.Option(
+        "--format", metavar="NAME", help="Trace format (`simkv trace formats` lists them)."
+    ),
 ]
-Start = Annotated[float, typer.Option(help="Seconds of the trace to skip.")]
-Duration = Annotated[float | None, typer.Option(help="Seconds of the trace to take.")]
-RateScale = Annotated[float, typer.Option(help="How many times as fast requests shall arrive.")]
-Limit = Annotated[int | None, typer.Option(help="Take the first so many requests.")]
+Start = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Skip this time at the start of the trace.")
+]
+Duration = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Length of the part to read (default: all).")
+]
+RateScale = Annotated[
+    float, typer.Option(metavar="FACTOR", help="Multiply the request rate by this factor.")
+]
+Limit = Annotated[
+    int | None, typer.Option(metavar="N", help="Read only the first N requests (default: all).")
+]
 Sample = Annotated[
     str | None,
-    typer.Option(help="Take a random part: a fraction (0.1) or a number of requests (1000)."),
+    typer.Option(help="Read a random sample: a fraction (0.1) or a number of requests (1000)."),
 ]
-Seed = Annotated[int, typer.Option(help="Of the sample, and of a trace that is drawn (ServeGen).")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out and count bad rows.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+Seed = Annotated[
+    int, typer.Option(help="Random seed of the sample, and of generated traces (ServeGen).")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Skip and count bad rows instead of failing.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 
 
 @app.command()
@@ -52,30 +67,31 @@ def inspect(
     sample: Sample = None,
     seed: Seed = 0,
     skip_bad: SkipBad = False,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV block.")] = 16,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
     kv_bytes_per_token: Annotated[
-        int | None, typer.Option(min=1, help="KV bytes of a token, to tell demand in GiB.")
+        int | None,
+        typer.Option(min=1, metavar="BYTES", help="KV bytes per token, to report demand in GiB."),
     ] = None,
     prefill_rate: Annotated[
-        float, typer.Option(help="Assumed prefill speed (tokens/s), for KV in flight.")
+        float, typer.Option(metavar="TOKENS/S", help="Assumed prefill rate, for peak KV demand.")
     ] = 10_000.0,
     tpot: Annotated[
-        float, typer.Option(help="Assumed time per output token (ms), for KV in flight.")
+        float, typer.Option(metavar="MS", help="Assumed time per output token, for peak KV demand.")
     ] = 30.0,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="PNG", help="Also draw what was found.")
+    plot: Annotated[
+        Path | None, typer.Option(metavar="PNG", help="Plot the results to this file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Rates, burstiness, lengths, shared prefixes and peak KV demand of a trace."""
+    """Show rates, lengths, shared prefixes and KV demand."""
     from simkv.workload import inspect as survey
     from simkv.workload.trace import Reader
 
     if not (prefill_rate > 0 and tpot > 0):
         raise InputError("--prefill-rate and --tpot should be above 0")
-    if picture:
-        check_new_file("--picture", picture, file, overwrite)
+    if plot:
+        check_new_file("--plot", plot, file, overwrite)
     wanted = _selection(start, duration, rate_scale, limit, sample, seed, skip_bad)
     with progress(file.name, file=file) as advance:
         reader = Reader(file, wanted, format, advance)
@@ -92,16 +108,16 @@ def inspect(
 
         show(figures_table(str(file), reader.format.what, figures))
         _tell(reader.tally)
-    if picture:
+    if plot:
         from simkv.report.trace_picture import draw
 
-        draw(found, file.name, picture)
+        draw(found, file.name, plot)
 
 
 @app.command()
 def convert(
     file: File,
-    out: Annotated[Path, typer.Argument(help="The new file: .csv, .csv.gz or .parquet.")],
+    out: Annotated[Path, typer.Argument(help="New file: .csv, .csv.gz or .parquet.")],
     format: FormatName = "auto",
     start: Start = 0.0,
     duration: Duration = None,
@@ -114,13 +130,13 @@ def convert(
         str | None,
         typer.Option(
             metavar="OURS=THEIRS,…",
-            help="For a log of one's own (CSV, JSON lines): what its columns are called, as in "
+            help="Column names of a custom log (CSV, JSON lines), such as "
             "arrival=ts,prompt_tokens=in_tok,output_tokens=out_tok.",
         ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Convert a trace, or a part of it, to simkv's own form."""
+    """Convert a trace, or a part of it, to simkv's format."""
     from simkv.workload.convert import convert as write
     from simkv.workload.trace import Reader
     from simkv.workload.traces.mapped import parse_columns
@@ -148,12 +164,15 @@ def take_sample(
     rate_scale: RateScale = 1.0,
     limit: Limit = None,
     sample: Annotated[
-        str, typer.Option(help="How many: a number of requests (10) or a fraction (0.001).")
+        str, typer.Option(help="Sample size: a number of requests (10) or a fraction (0.001).")
     ] = "10",
     seed: Seed = 0,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Print some requests of a trace, drawn at random, as CSV in simkv's own form."""
+    """Print a random sample of requests as CSV.
+
+    The columns are those of simkv's own trace format.
+    """
     from simkv.workload.convert import print_rows
     from simkv.workload.trace import Reader
 
@@ -167,7 +186,7 @@ def take_sample(
 
 @app.command()
 def formats() -> None:
-    """List the formats that are known."""
+    """List the supported trace formats."""
     from simkv.workload.traces.find import FORMATS
 
     for format in FORMATS:

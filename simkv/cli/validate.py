@@ -1,8 +1,7 @@
-"""``simkv validate``: a simulation judged by what really happened.
+"""``simkv validate``: simulations compared with measurements.
 
 simkv validate CASE...                recorded runs of real engines, simulated and compared
 simkv validate budgets                profiles at token budgets that they were not fitted at
-simkv validate gpu OUT --profile P    serve a set of scenarios on a device, and compare
 simkv validate silicon ROWS.csv       published serving points, replayed and compared
 """
 
@@ -15,7 +14,6 @@ from typer.core import TyperGroup
 
 from simkv.cli.validate_budgets import validate_budgets
 from simkv.cli.validate_case import validate_case
-from simkv.cli.validate_gpu import validate_gpu
 from simkv.cli.validate_silicon import validate_silicon
 
 #: The command that is meant where none is named.
@@ -35,10 +33,9 @@ class DefaultCommand(TyperGroup):
 app = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
 app.command("case")(validate_case)
 app.command("budgets")(validate_budgets)
-app.command("gpu")(validate_gpu)
 app.command("silicon")(validate_silicon)
 
 
 @app.callback()
 def validate() -> None:
-    """Compare simulations with what was measured."""
+    """Compare simulations with measurements."""

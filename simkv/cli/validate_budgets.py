@@ -12,21 +12,25 @@ from simkv.core.errors import InputError
 
 
 def validate_budgets(
-    calibration: Annotated[
+    kernel_tables: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Kernel tables in folders of their own, as truth too."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Directory of kernel tables that serve as additional ground truth.",
+        ),
     ] = None,
 ) -> None:
-    """Fit to requests alone at one token budget, predict a load at every other.
+    """Test profiles at token budgets they were not fitted at.
 
-    The truth is made: of devices that are planted, and of those that kernel tables describe.
+    Fits a profile to requests in isolation at one token budget and predicts a load at all others.
+    The ground truth is synthetic: made-up devices, and those that kernel tables describe.
     """
     from simkv.proof.validation.budgets.devices import of_tables, planted
     from simkv.proof.validation.budgets.pairs import pairs_of, table
 
-    if calibration and not calibration.is_dir():
-        raise InputError(f"--calibration {calibration}: there is no such folder")
-    devices = [*planted(), *(of_tables(calibration) if calibration else [])]
+    if kernel_tables and not kernel_tables.is_dir():
+        raise InputError(f"--kernel-tables {kernel_tables}: there is no such folder")
+    devices = [*planted(), *(of_tables(kernel_tables) if kernel_tables else [])]
     found = []
     with progress("devices", len(devices)) as advance:
         for device in devices:

@@ -22,51 +22,62 @@ if TYPE_CHECKING:
 def validate_case(
     cases: Annotated[
         list[Path],
-        typer.Argument(metavar="CASE…", help="Folders of recorded runs, or one that holds some."),
+        typer.Argument(
+            metavar="CASE…", help="Directories of recorded runs, or of several such directories."
+        ),
     ],
     profile: Annotated[
         Path | None,
-        typer.Option(help="Cost profile (JSON) for all cases; else each case's own calibration."),
+        typer.Option(
+            metavar="FILE",
+            help="Cost profile (JSON) for all cases (default: each case's own calibration data).",
+        ),
     ] = None,
-    calibration: Annotated[
+    kernel_tables: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Look for LLMServingSim's kernel tables here too."),
+        typer.Option(
+            metavar="FOLDER", help="Additional directory with kernel tables of LLMServingSim."
+        ),
     ] = None,
     sensitivity: Annotated[
-        bool, typer.Option(help="Also simulate with what was not recorded changed.")
+        bool, typer.Option(help="Also vary the settings that were not recorded.")
     ] = False,
-    steps: Annotated[
+    host_times: Annotated[
         bool,
-        typer.Option(help="Also measure what steps took above their kernels, by kind of step."),
+        typer.Option(help="Also report the time of steps beyond their kernels, by kind of step."),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the figures as CSV files.")
-    ] = None,
-    docs: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the report: Markdown, pictures."),
+        typer.Option(metavar="FOLDER", help="Write the figures as CSV files to this directory."),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a report to this Markdown file, with plots beside it."
+        ),
     ] = None,
 ) -> None:
-    """Simulate recorded runs and print measured, predicted and the error.
+    """Simulate recorded runs and compare the figures.
 
-    The costs come from the case's calibration data: kernel tables for its model and GPU near it,
-    else its own requests that were alone, which then are not compared. Nothing is tuned. Of several
-    cases those that cannot be used are named at the end, and the command ends with 2.
+    Prints measured and predicted figures and the error. Costs come from the calibration data of a
+    case: kernel tables for its model and GPU, else its requests that ran in isolation, which are
+    then not compared. Nothing is tuned. If some cases cannot be used, they are listed at the end
+    and the exit code is 2.
     """
     from simkv.proof.validation.cases.case import find_cases
     from simkv.proof.validation.cases.crossed import others_load
     from simkv.proof.validation.cases.show import all_parts, case_parts
 
-    _check_options(out, docs, calibration)
+    _check_options(out, report, kernel_tables)
     folders = [folder for named in cases for folder in find_cases(named)]
-    found = _judged(folders, profile, calibration, varied=sensitivity or docs is not None)
+    found = _judged(folders, profile, kernel_tables, varied=sensitivity or report is not None)
     for scored in found.scores:
         show(*case_parts(scored, found.changed[scored.case.name] if sensitivity else []))
     crossed = [] if profile else list(others_load(found.scores, found.costs))
     if len(found.scores) > 1:
         show(*all_parts(found.scores, crossed))
-    above, untold = _above_kernels(found) if steps or docs else ([], [])
-    if steps:
+    above, untold = _above_kernels(found) if host_times or report else ([], [])
+    if host_times:
         from simkv.proof.validation.cases.show import steps_parts
 
         show(*steps_parts(above, untold))
@@ -76,28 +87,28 @@ def validate_case(
         make_folder(out)
         written = write_scores(out, found.scores, found.changed, above)
         show(f"\nWritten to {out}: {', '.join(written)}")
-    if docs:
+    if report:
         from simkv.proof.validation.budgets.pairs import made
         from simkv.proof.validation.cases.docs import write_docs
 
-        make_folder(docs.parent)
-        pairs = list(made(_tables(folders, calibration)))
-        names = write_docs(docs, found.scores, found.changed, crossed, pairs, above)
-        show(f"\nWritten to {docs.parent}: {', '.join(names)}")
+        make_folder(report.parent)
+        pairs = list(made(_tables(folders, kernel_tables)))
+        names = write_docs(report, found.scores, found.changed, crossed, pairs, above)
+        show(f"\nWritten to {report.parent}: {', '.join(names)}")
     for reason in found.unusable:
         complain(reason)
     if found.unusable:
         raise typer.Exit(2)
 
 
-def _check_options(out: Path | None, docs: Path | None, calibration: Path | None) -> None:
-    for option, folder in (("--out", out), ("--docs", docs and docs.parent)):
+def _check_options(out: Path | None, report: Path | None, kernel_tables: Path | None) -> None:
+    for option, folder in (("--out", out), ("--report", report and report.parent)):
         if folder:
             check_folder(option, folder)
-    if docs and docs.is_dir():
-        raise InputError(f"--docs {docs}: is a folder; expected a file")
-    if calibration and not calibration.is_dir():
-        raise InputError(f"--calibration {calibration}: there is no such folder")
+    if report and report.is_dir():
+        raise InputError(f"--report {report}: is a folder; expected a file")
+    if kernel_tables and not kernel_tables.is_dir():
+        raise InputError(f"--kernel-tables {kernel_tables}: there is no such folder")
 
 
 @dataclass
@@ -112,7 +123,7 @@ class _Judged:
 
 
 def _judged(
-    folders: list[Path], profile: Path | None, calibration: Path | None, *, varied: bool
+    folders: list[Path], profile: Path | None, kernel_tables: Path | None, *, varied: bool
 ) -> _Judged:
     """All cases that can be used. Raises InputError if the only one, or none, can be."""
     from simkv.proof.validation.cases.calibration import calibrate
@@ -128,7 +139,7 @@ def _judged(
                 case = read_case(folder)
                 if case.name in found.costs:
                     raise InputError(f"{case.name}: two cases have this name; give each once")
-                costs = calibrate(case, profile, calibration)
+                costs = calibrate(case, profile, kernel_tables)
                 scored = judge(case, costs, *engine_of(case))
                 found.changed[case.name] = otherwise(case, costs) if varied else []
                 found.scores.append(scored)

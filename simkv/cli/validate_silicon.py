@@ -21,35 +21,43 @@ if TYPE_CHECKING:
 
 
 def validate_silicon(
-    rows: Annotated[Path, typer.Argument(metavar="ROWS.csv", help="Measured points.")],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS.csv", help="Table of measured points.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the predictions: points.csv.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the predictions (points.csv) to this directory."),
     ] = None,
-    docs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --fit: write the report.")
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --fit: write a report to this Markdown file."),
     ] = None,
     fit: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Fit constants.json and spreads.json, and write them."),
+        typer.Option(
+            metavar="DIR",
+            help="Fit constants.json and spreads.json and write them to this directory.",
+        ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; else one for each core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Maximum number of processes (default: one per core).")
+    ] = None,
 ) -> None:
-    """Replay published serving points (TTFT, TPOT at a concurrency), and compare.
+    """Compare with published serving points.
 
-    Each row is served in a closed loop by its engine's scheduler with the lengths and flags of its
-    benchmark. Without measured columns there are predictions only. With --fit, constants for kinds
-    of configurations are fitted to the measured rows and judged on those left out.
+    A point is TTFT and TPOT at a concurrency. Each row is simulated in a closed loop with its
+    engine's scheduler and the lengths and flags of its benchmark. Without measured columns only
+    predictions are printed. With --fit, constants per kind of configuration are fitted to the
+    measured rows and evaluated on held-out rows.
     """
     from simkv.costs.operators.spreads import read_spreads
     from simkv.proof.validation.silicon.predict import predict
     from simkv.proof.validation.silicon.rows import read_rows
 
-    _check(out, docs, fit, jobs)
+    _check(out, report, fit, jobs)
     found = read_rows(rows)
     if fit:
         if not any(row.measured for row in found):
             raise InputError(f"{rows}: line 1: --fit needs the columns ttft_ms and tpot_ms")
-        _fit(rows, found, fit, docs, jobs)
+        _fit(rows, found, fit, report, jobs)
         return
     spreads = read_spreads()
     with progress("points", None) as advance:
@@ -61,14 +69,14 @@ def validate_silicon(
         show(f"Written to {write_points(out, predictions)}")
 
 
-def _check(out: Path | None, docs: Path | None, fit: Path | None, jobs: int | None) -> None:
-    for option, folder in (("--out", out), ("--docs", docs and docs.parent), ("--fit", fit)):
+def _check(out: Path | None, report: Path | None, fit: Path | None, jobs: int | None) -> None:
+    for option, folder in (("--out", out), ("--report", report and report.parent), ("--fit", fit)):
         if folder:
             check_folder(option, folder)
-    if docs and not fit:
-        raise InputError("--docs: the report is of what --fit left out; give both")
-    if docs and docs.is_dir():
-        raise InputError(f"--docs {docs}: is a folder; expected a file")
+    if report and not fit:
+        raise InputError("--report: the report is of what --fit left out; give both")
+    if report and report.is_dir():
+        raise InputError(f"--report {report}: is a folder; expected a file")
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs {jobs}: expected 1 or more")
 
@@ -86,7 +94,7 @@ def _lines(rows: list[MeasuredRow], predictions: list[Prediction]) -> Iterator[R
 
 
 def _fit(
-    path: Path, rows: list[MeasuredRow], folder: Path, docs: Path | None, jobs: int | None
+    path: Path, rows: list[MeasuredRow], folder: Path, report: Path | None, jobs: int | None
 ) -> None:
     from simkv.proof.validation.silicon.calibrate import calibrate, write
 
@@ -96,12 +104,12 @@ def _fit(
     make_folder(folder)
     write(folder, found)
     show(f"Written to {folder}: constants.json, spreads.json")
-    if docs:
+    if report:
         from simkv.proof.validation.silicon.page import write_page
 
-        make_folder(docs.parent)
+        make_folder(report.parent)
         command = f"make calibrate-silicon ROWS={path.name}"
-        show(f"Written to {docs.parent}: {', '.join(write_page(docs, found, command))}")
+        show(f"Written to {report.parent}: {', '.join(write_page(report, found, command))}")
 
 
 def _fit_lines(found: Calibrated) -> Iterator[RenderableType]:

@@ -1,4 +1,4 @@
-"""A command or an option that is not there, in one plain line."""
+"""Groups of commands: help under headings, and one plain line for an unknown command or option."""
 
 from __future__ import annotations
 
@@ -11,7 +11,22 @@ from simkv.core.errors import InputError, in_plain_words, nearest
 
 
 class Commands(TyperGroup):
-    """A group of commands that says in one line that there is no such one."""
+    """Group of commands with help under headings and one line for an unknown command."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write a section per heading, as typer's panels are, without rich."""
+        shown = {name: one for name, one in self.commands.items() if not one.hidden}
+        width = max(map(len, shown), default=0)
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in shown.items():
+            heading = getattr(command, "rich_help_panel", None)
+            line = command.get_short_help_str(formatter.width - 6 - width)
+            sections.setdefault(heading if isinstance(heading, str) else "Commands", []).append(
+                (name.ljust(width), line)
+            )
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As in click; raises InputError for an unknown command."""

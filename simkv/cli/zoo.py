@@ -11,11 +11,18 @@ from simkv.core.files import check_file
 
 
 def zoo(
-    names: Annotated[list[str] | None, typer.Argument(help="Incidents; default all.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List them and run nothing.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of incidents (default: all).")
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the incidents without running them.")
+    ] = False,
     junit: Junit = None,
 ) -> None:
-    """Replay public incidents of starvation; exit 1 if one does not come out as expected."""
+    """Replay the packaged public incidents.
+
+    Exit 1 if a result differs from what the incident's report describes.
+    """
     from simkv.proof.zoo import replay
     from simkv.scenario.packaged import incidents
 

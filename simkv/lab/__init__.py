@@ -16,10 +16,10 @@ Read in this order; each file is about one thing.
     runner.py     runs batches: prepare, launch (graph or eager), wait
     executor.py   the seam: wall clock, a scheduler watched, an executor that measures
     overlap.py    steps of pipelined schedulers, prepared while the device runs the last
-    serve.py      `simkv gpu serve`: a scenario for real
+    serve.py      `simkv gpu run`: a scenario for real
     served.py     what it was and did, and what it leaves behind
-    trials.py     `simkv validate gpu`: the scenarios that judge a profile, one after another
-    probes.py     `simkv calibrate`: which parts of steps are measured, the most useful first
+    trials.py     `simkv gpu validate`: the scenarios that judge a profile, one after another
+    probes.py     `simkv gpu calibrate`: which parts of steps are measured, the most useful first
     stand.py      a model to time them on
     campaign.py   all points within a time, every measurement written at once
     steadied.py   the measurements without the device's drift; stalls counted

@@ -2,7 +2,7 @@
 
     served = serve_cases(cases, setup, folder, deadline)
 
-Every case leaves a folder ``runs/<case>-<n>`` as `simkv gpu serve` does, complete or not at all;
+Every case leaves a folder ``runs/<case>-<n>`` as `simkv gpu run` does, complete or not at all;
 what is there already is not served again, so an interrupted validation goes on. Before, between
 and after them one and the same step is timed (``sentinels.csv``), and the device tells of itself
 all the while (``clocks.csv``).
@@ -86,5 +86,5 @@ def check_device(profile: Profile, setup: Setup, *, other_gpu: bool) -> None:
     if found != profile.gpu and not other_gpu:
         raise InputError(
             f"{profile.name}: is a profile of {profile.gpu}, this is {found}; "
-            "use --other-gpu if that is what you want to know"
+            "use --allow-other-gpu to judge it here all the same"
         )

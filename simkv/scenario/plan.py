@@ -63,15 +63,15 @@ class PlanSection(BaseModel):
         str | None,
         Flag(metavar="PATH=VALUES"),
         Field(
-            description="The knob of which as little as possible is wanted, and its candidates: "
-            "fleet.replicas=1..20, engine.num_gpu_blocks=256..8192:64; see 'simkv sweep --over'."
+            description="Setting to minimize and its candidates, such as fleet.replicas=1..20 or "
+            "engine.num_gpu_blocks=256..8192:64; see 'simkv sweep --over'."
         ),
     ] = None
     largest: Annotated[
         str | None,
         Flag(metavar="PATH=VALUES"),
         Field(
-            description="The knob of which as much as possible is wanted, as a rate: "
+            description="Setting to maximize and its candidates, such as "
             "workload.rate_scale=0.5..8:0.25."
         ),
     ] = None
@@ -79,8 +79,8 @@ class PlanSection(BaseModel):
         list[Annotated[str, AfterValidator(_objective)]],
         Flag("--slo", "FIGURE<=NUMBER"),
         Field(
-            description="An objective, as 'ttft_ms.p99<=500' or 'jain_index>=0.5'; in quotes. May "
-            "be repeated. That everybody is served is assumed unless something is said about it."
+            description="Objective in quotes, such as 'ttft_ms.p99<=500' or 'jain_index>=0.5'; "
+            "may be repeated. Every request must be served unless an objective says otherwise."
         ),
     ] = []
     goodput: Annotated[
@@ -88,17 +88,19 @@ class PlanSection(BaseModel):
         AfterValidator(_limits),
         Flag(metavar="ttft:MS tpot:MS e2el:MS"),
         Field(
-            description="Limits per request as in 'vllm bench serve'. Of all requests 99 % must "
-            "keep to them unless an objective bounds goodput (per second) or goodput_share."
+            description="Limits per request in ms, as in 'vllm bench serve'. 99 % of requests must "
+            "meet them unless an objective bounds goodput (per second) or goodput_share."
         ),
     ] = {}
     survive: Annotated[
         int,
-        Field(ge=0, le=1, description="Also with so many replicas failing when that is worst."),
+        Field(
+            ge=0, le=1, description="Number of replicas (0 or 1) that may fail at the worst moment."
+        ),
     ] = 0
     repeats: Annotated[
         int | None,
-        Field(ge=1, description="Seeds; default 6 where the workload is drawn by chance."),
+        Field(ge=1, description="Number of seeds (default: 6 if the workload is random, else 1)."),
     ] = None
     profile_error: Annotated[
         float | None,
@@ -106,17 +108,18 @@ class PlanSection(BaseModel):
         Field(
             ge=0,
             le=0.9,
-            description="Relative error of a step (0.1: a tenth), if the profile tells none or "
-            "another.",
+            description="Relative error of step times, such as 0.1 (default: the profile's own).",
         ),
     ] = None
     prices: Annotated[
         str | None,
         Flag(metavar="FILE"),
-        Field(description="Prices of a GPU hour, YAML 'H100: 2.5' or CSV."),
+        Field(description="Prices per GPU hour: YAML such as 'H100: 2.5', or CSV."),
     ] = None
-    gpu: Annotated[str | None, Field(description="Which GPU; default that of the profile.")] = None
+    gpu: Annotated[
+        str | None, Field(description="GPU whose price is used (default: that of the profile).")
+    ] = None
     gpus_per_replica: Annotated[
         int | None,
-        Field(ge=1, description="How many GPUs make a replica; default what hardware says, or 1."),
+        Field(ge=1, description="GPUs per replica (default: from hardware, or 1)."),
     ] = None

@@ -51,7 +51,7 @@ def opened(
     Raises InputError if there is no Ray, or no cluster at ``address``.
     """
     if address is not None and executor != "ray":
-        raise InputError(f"--address {address}: is for --executor ray")
+        raise InputError(f"--ray-address {address}: is for --executor ray")
     if executor == "ray":
         with _session(address, jobs):
             yield partial(on_ray, address=address, jobs=jobs)
@@ -223,4 +223,4 @@ def _connect(address: str, jobs: int | None) -> None:
         more = ours if address == "local" else {}
         ray.init(address=address, log_to_driver=False, logging_level="error", **more)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"--address {address}: no Ray cluster there: {error}") from error
+        raise InputError(f"--ray-address {address}: no Ray cluster there: {error}") from error

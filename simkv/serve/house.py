@@ -63,7 +63,7 @@ class Options:
             )
         if self.kv_replay is not None and self.kv_events is None:
             raise InputError("--kv-replay: has no effect without --kv-events; expected both")
-        for name, value in (("host", self.host), ("model-name", self.model)):
+        for name, value in (("host", self.host), ("served-model-name", self.model)):
             if value is not None and not (value.strip() and value.isprintable()):
                 raise InputError(f"--{name} {value!r}: expected a name of printable characters")
         # A header cannot carry other keys: no client could send them.

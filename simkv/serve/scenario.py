@@ -72,9 +72,13 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
     """
     fleet = scenario.fleet
     if fleet is None:
-        raise InputError("--ports: the scenario has no fleet; expected fleet: {replicas: 2}")
+        raise InputError(
+            "--port-per-replica: the scenario has no fleet; expected fleet: {replicas: 2}"
+        )
     if fleet.disaggregated or fleet.lockstep:
-        raise InputError("--ports: these replicas need each other; expected ones of role both")
+        raise InputError(
+            "--port-per-replica: these replicas need each other; expected ones of role both"
+        )
     found = []
     for group, (_, costs) in zip(fleet.groups, all_costs(scenario), strict=True):
         own = {"engine": costs.engine, "profile": costs.profile, "hardware": costs.hardware}

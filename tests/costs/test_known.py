@@ -37,16 +37,16 @@ def test_what_fits_nowhere_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_says_how_to_use_what_it_lists() -> None:
     run = CliRunner().invoke
-    done = run(app, ["profiles", "qwen3", "8b", "l40s"])
+    done = run(app, ["profile", "list", "qwen3", "8b", "l40s"])
     assert "hardware: {gpu: NVIDIA L40S, model: Qwen/Qwen3-8B}" in done.output
-    everything = run(app, ["profiles"]).output
+    everything = run(app, ["profile", "list"]).output
     assert "openai/gpt-oss-120b" in everything and "unit-step" in everything  # noqa: PT018
-    assert isinstance(run(app, ["profiles", "abacus"]).exception, InputError)
+    assert isinstance(run(app, ["profile", "list", "abacus"]).exception, InputError)
 
 
 def test_names_stay_whole_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "console", lambda: Console(width=50))
-    table = CliRunner().invoke(app, ["profiles", "mistralrs"]).output
+    table = CliRunner().invoke(app, ["profile", "list", "mistralrs"]).output
     assert "l4-mistralrs-slow-prefill" in table and "…" not in table  # noqa: PT018
     assert "No room for: " in table
 

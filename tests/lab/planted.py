@@ -288,7 +288,7 @@ class Found(NamedTuple):
 
 
 def calibrated(device: Device, *, repeats: int = 1) -> Found:
-    """The campaign, the real runs and the fit, as `simkv calibrate` does them."""
+    """The campaign, the real runs and the fit, as `simkv gpu calibrate` does them."""
     points = plan(LIMITS)
     stand: Any = PlantedStand(device, 2 * len(points))
     clock = count()

@@ -10,8 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from simkv.cli import app
-from simkv.cli import lab as cli_lab
+from simkv.cli import app, gpu_options
 from simkv.core.errors import InputError
 from simkv.proof.conform.conform import check
 
@@ -33,7 +32,7 @@ def served(tmp_path):
     path = tmp_path / "short.yaml"
     path.write_text(SCENARIO)
     out = tmp_path / "out"
-    arguments = ["gpu", "serve", str(path), "--device", "cpu", "--model", "tiny", "--out", str(out)]
+    arguments = ["gpu", "run", str(path), "--device", "cpu", "--model", "tiny", "--out", str(out)]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert result.output.count("all the same") == 2
@@ -88,7 +87,7 @@ def test_replay_finds_a_changed_time(served):
         (["--model", "tinny"], "did you mean 'tiny'"),
         (["--model", "tiny", "--device", "gpu"], "expected cuda, cuda:<n> or cpu"),
         (["--model", "tiny", "--device", "meta"], "finds no such device"),
-        (["--model", "tiny", "--layout", "row"], "expected block or layer"),
+        (["--model", "tiny", "--kv-layout", "row"], "expected block or layer"),
         (["--model", "tiny", "--variant", "asinc"], "did you mean 'async'"),
         (["--model", "llama-3-8b"], "do not fit"),
     ],
@@ -99,20 +98,20 @@ def test_what_cannot_be_served_is_refused(arguments, message, tmp_path):
     if "--device" not in arguments:
         arguments = [*arguments, "--device", "cpu"]
     with pytest.raises(InputError, match=message):
-        CliRunner().invoke(app, ["gpu", "serve", str(path), *arguments], catch_exceptions=False)
+        CliRunner().invoke(app, ["gpu", "run", str(path), *arguments], catch_exceptions=False)
     assert [file.name for file in tmp_path.iterdir()] == ["short.yaml"]
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch, tmp_path):
     path = tmp_path / "short.yaml"
     path.write_text(SCENARIO)
-    monkeypatch.setattr(cli_lab, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu_options, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"simkv\[gpu\]"):
-        CliRunner().invoke(app, ["gpu", "serve", str(path)], catch_exceptions=False)
+        CliRunner().invoke(app, ["gpu", "run", str(path)], catch_exceptions=False)
 
 
 def test_replay_of_something_else(tmp_path):
-    with pytest.raises(InputError, match="not a folder of `simkv gpu serve`"):
+    with pytest.raises(InputError, match="not a folder of `simkv gpu run`"):
         CliRunner().invoke(app, ["gpu", "replay", str(tmp_path)], catch_exceptions=False)
 
 

@@ -141,7 +141,7 @@ def test_a_rehearsal_of_the_second_command(tmp_path):
     from tests.lab.test_validate_gpu import PROFILE, invoke
 
     (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
-    assert invoke(tmp_path, "--budget", "7s", "--repeats", "1", "--only-plan").exit_code == 0
+    assert invoke(tmp_path, "--budget", "7s", "--repeats", "1", "--plan-only").exit_code == 0
     plan = tmp_path / "out/plan/plan.json"
     about = json.loads(plan.read_text())
     about["cases"] = [case for case in about["cases"] if case["name"] == "prefill-heavy"]

@@ -23,7 +23,7 @@ def test_a_real_run_is_judged(tmp_path):
     write_served(tmp_path / "out", runs, setup)
     (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
     arguments = ["gpu", "validate", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
-    arguments += ["--again", str(tmp_path / "out"), "--out", str(tmp_path / "v.json")]
+    arguments += ["--repeat-run", str(tmp_path / "out"), "--out", str(tmp_path / "v.json")]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     assert "all the same" in result.output

@@ -1,4 +1,4 @@
-"""`simkv validate gpu` from the profile to the page, on a CPU with the tiny model."""
+"""`simkv gpu validate` from the profile to the page, on a CPU with the tiny model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
     """A validation of half of the cases, each served once."""
     path = tmp_path_factory.mktemp("validation")
     (path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
-    run = invoke(path, "--budget", "7s", "--repeats", "1", "--only-plan")
+    run = invoke(path, "--budget", "7s", "--repeats", "1", "--plan-only")
     assert run.exit_code == 0
     assert {p.name for p in (path / "out").iterdir()} == {"plan"}
     plan = json.loads((path / "out/plan/plan.json").read_text())
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
 
 
 def invoke(path, *arguments):
-    command = ["validate", "gpu", str(path / "out"), "--profile", str(path / "p.json"), "--small"]
+    command = ["gpu", "validate", str(path / "out"), "--profile", str(path / "p.json"), "--small"]
     command += ["--device", "cpu", "--model", "tiny", *arguments]
     return CliRunner().invoke(app, command, catch_exceptions=False)
 
@@ -131,7 +131,7 @@ def test_a_profile_of_another_device_is_refused(folder, tmp_path):
     plan.write_text(json.dumps(about | {"profile_hash": hash_of(other)}))
     with pytest.raises(InputError, match="a profile of NVIDIA H100 80GB HBM3, this is"):
         invoke(tmp_path, "--budget", "0.01s")
-    run = invoke(tmp_path, "--budget", "0.01s", "--repeats", "1", "--other-gpu")
+    run = invoke(tmp_path, "--budget", "0.01s", "--repeats", "1", "--allow-other-gpu")
     assert "Not served for want of time" in run.output
 
 
@@ -160,8 +160,8 @@ def test_a_decision_that_differs_is_an_error(folder, tmp_path):
 
 def test_a_plan_needs_no_torch(tmp_path):
     (tmp_path / "p.json").write_text(PROFILE.model_dump_json(exclude_none=True))
-    command = ["validate", "gpu", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
-    command += ["--small", "--budget", "5s", "--repeats", "1", "--only-plan"]
+    command = ["gpu", "validate", str(tmp_path / "out"), "--profile", str(tmp_path / "p.json")]
+    command += ["--small", "--budget", "5s", "--repeats", "1", "--plan-only"]
     code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = eval(sys.argv[1]);"
     code += "from simkv.cli import main; main()"
     done = subprocess.run(

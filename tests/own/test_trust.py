@@ -31,7 +31,7 @@ def refused(*words: object) -> str:
 
 
 def recorded(folder: Path) -> Path:
-    """What is there first of a folder of `simkv gpu serve`, with a scenario that names code."""
+    """What is there first of a folder of `simkv gpu run`, with a scenario that names code."""
     (folder / "passes.csv").write_text("variant,kind,seconds\n")
     (folder / "summary.json").write_text("{}")
     write(folder, LOUD).rename(folder / "scenario.yaml")
@@ -42,9 +42,9 @@ def test_gpu_serve_refuses_code_and_then_what_only_simulates(tmp_path: Path) -> 
     pytest.importorskip("torch")
     path = write(tmp_path, LOUD)
     options = ["--device", "cpu", "--model", "tiny", "--out", tmp_path / "out"]
-    assert NOT_TRUSTED in refused("gpu", "serve", path, *options)
+    assert NOT_TRUSTED in refused("gpu", "run", path, *options)
     assert not (tmp_path / "mine.py.ran").exists()
-    assert "runs in simulations only" in refused("gpu", "serve", path, *options, "--trust")
+    assert "runs in simulations only" in refused("gpu", "run", path, *options, "--trust")
 
 
 @pytest.mark.parametrize("command", ["replay", "validate"])
@@ -54,7 +54,7 @@ def test_recorded_runs_are_not_of_code(command: str, tmp_path: Path) -> None:
     words = ["gpu", command, folder, *(profile if command == "validate" else [])]
     assert NOT_TRUSTED in refused(*words)
     assert not (tmp_path / "mine.py.ran").exists()
-    assert "not a folder of `simkv gpu serve`" in refused(*words, "--trust")
+    assert "not a folder of `simkv gpu run`" in refused(*words, "--trust")
 
 
 def test_a_plan_of_validations_is_not_of_code(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_plan_of_validations_is_not_of_code(tmp_path: Path) -> None:
     about = {"profile": profile.name, "profile_hash": hash_of(profile), "cases": [one]}
     (tmp_path / "plan" / "plan.json").write_text(json.dumps(about))
     file = Path("simkv/costs/profiles/unit-step.json").resolve()
-    words = ["validate", "gpu", tmp_path, "--profile", file, "--only-plan"]
+    words = ["gpu", "validate", tmp_path, "--profile", file, "--plan-only"]
     assert NOT_TRUSTED in refused(*words)
     assert not (tmp_path / "plan" / "mine.py.ran").exists()
 
@@ -89,9 +89,9 @@ def test_an_incident_is_gone_on_with_under_code_only_where_told_so(tmp_path: Pat
     (incident / "scenario.yaml").write_text(
         f"{lines[:start]}engine: {{name: mine, file: mine.py, num_blocks: 519}}\n{lines[end:]}"
     )
-    assert NOT_TRUSTED in refused("diagnose", incident, "--no-flags")
+    assert NOT_TRUSTED in refused("diagnose", incident, "--no-try-flags")
     assert not (incident / "mine.py.ran").exists()
-    assert invoke("diagnose", incident, "--no-flags", "--trust").exit_code in (0, 1, 3)
+    assert invoke("diagnose", incident, "--no-try-flags", "--trust").exit_code in (0, 1, 3)
     assert (incident / "mine.py.ran").exists()
 
 

@@ -128,7 +128,7 @@ def test_deep_nesting_is_refused(form: bytes, opening: bytes) -> None:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    with serving(folder, scenario(), "--model-name", "m") as server:
+    with serving(folder, scenario(), "--served-model-name", "m") as server:
         yield server
 
 

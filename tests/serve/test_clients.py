@@ -17,7 +17,7 @@ from tests.serve.house import Served, scenario, serving
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    with serving(folder, scenario(), "--record", "came.csv", "--model-name", "m") as server:
+    with serving(folder, scenario(), "--record", "came.csv", "--served-model-name", "m") as server:
         yield server
 
 

@@ -48,7 +48,7 @@ UNUSABLE = {
     "--port": (*EXTREMES, "1e-300", "65536"),
     "--api-key": ("", " ", "a b", "é", "\udcff"),
     "--host": ("", " ", "no such host", "\udcff"),
-    "--model-name": ("", " ", "a\nb", "\udcff"),
+    "--served-model-name": ("", " ", "a\nb", "\udcff"),
     "--variant": ("",),
     "--set": ("",),
     "--tokenizer": ("",),
@@ -121,7 +121,7 @@ def test_options_at_their_bounds_are_taken() -> None:
         (["mistralrs-six", "--speed", "0"], "--speed 0: expected"),
         (["mistralrs-six", "--variant", "none"], "there is no such variant"),
         (["mistralrs-six", "--port", "99999"], "--port 99999"),
-        (["mistralrs-six", "--ports"], "the scenario has no fleet"),
+        (["mistralrs-six", "--port-per-replica"], "the scenario has no fleet"),
         (["mistralrs-six", "--tokenizer", "none.json"], "there is no such file"),
         (["nowhere.yaml"], "there is no such file"),
         ([], "one of a scenario and --engine is needed"),
@@ -160,7 +160,7 @@ def test_an_engine_by_its_name() -> None:
 
 def test_every_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
     (tmp_path / COSTS.name).write_text(COSTS.read_text())
-    options = ("--ports", "--record", "came.csv", "--model-name", "m")
+    options = ("--port-per-replica", "--record", "came.csv", "--served-model-name", "m")
     with serving(tmp_path, scenario() + FLEET, *options) as served:
         assert served.process.stdout is not None
         lines = [served.process.stdout.readline() for _ in range(2)]

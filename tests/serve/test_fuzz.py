@@ -45,7 +45,9 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    with serving(folder, scenario(200, 2048), "--model-name", "m", "--speed", "1000") as server:
+    with serving(
+        folder, scenario(200, 2048), "--served-model-name", "m", "--speed", "1000"
+    ) as server:
         yield server
         server.wait_for_load(0)
         text = server.get("/metrics").text

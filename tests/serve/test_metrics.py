@@ -26,7 +26,9 @@ def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Served]]:
     folder = tmp_path_factory.mktemp("served")
-    with serving(folder, ENGINES[request.param], "--model-name", "m", "--speed", "10") as server:
+    with serving(
+        folder, ENGINES[request.param], "--served-model-name", "m", "--speed", "10"
+    ) as server:
         for tokens in (5, 3):
             prompt = {"prompt": list(range(100)), "max_tokens": tokens, "stream": tokens == 5}
             assert server.post("/v1/completions", prompt).status_code == 200

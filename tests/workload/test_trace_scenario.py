@@ -159,7 +159,7 @@ def test_inspect_prints_a_table_or_json(
     scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, picture = scenario.parent / "t.csv", scenario.parent / "p.png"
-    arguments = ("trace", "inspect", trace, "--picture", picture, "--kv-bytes-per-token", "1024")
+    arguments = ("trace", "inspect", trace, "--plot", picture, "--kv-bytes-per-token", "1024")
     assert simkv(monkeypatch, *arguments) == 0
     told = capsys.readouterr()
     assert "Requests" in told.out

@@ -1,11 +1,11 @@
 """Host time of steps, which no table of kernels has.
 
 A step that runs as a CUDA graph takes as long as its kernels: on two hosts decodes were off by 0.4
-ms at most (``simkv validate CASE --steps``, docs/validation.md). One that is over the largest graph
-is launched kernel by kernel, and what that takes longer is the host's: 5.9 ms (standard error 0.2)
-whatever its tokens and decodes on that of an RTX PRO 6000, nothing on that of an RTX 4090, where
-such steps took 1 % less than their kernels in the tables (both vLLM 0.19.0 and Llama-3.1-8B, from
-LLMServingSim's records). Any other host is taken to be like the first: 881 published points of
+ms at most (``simkv validate CASE --host-times``, docs/validation.md). One that is over the largest
+graph is launched kernel by kernel, and what that takes longer is the host's: 5.9 ms (standard error
+0.2) whatever its tokens and decodes on that of an RTX PRO 6000, nothing on that of an RTX 4090,
+where such steps took 1 % less than their kernels in the tables (both vLLM 0.19.0 and Llama-3.1-8B,
+from LLMServingSim's records). Any other host is taken to be like the first: 881 published points of
 others say 7.1 ms for a step with prefill (``operators/constants.json``).
 """
 

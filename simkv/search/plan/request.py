@@ -27,35 +27,37 @@ class PlanRequest(PlanSection):
     overrides: Annotated[
         tuple[str, ...],
         Flag("--set", "PATH=VALUE"),
-        Field(description="Override a field; may be repeated."),
+        Field(description="Override a scenario field; may be repeated."),
     ] = ()
     variants: Annotated[
         tuple[str, ...],
         Flag("--variant"),
-        Field(description="Plan for this variant only; may be repeated."),
+        Field(description="Plan only for this variant; may be repeated."),
     ] = ()
     each: Annotated[
         tuple[str, ...],
         Flag("--over", "PATH=VALUES"),
         Field(
-            description="A plan for each of these values, as hardware.gpu=H100,L40S; may be "
-            "repeated, all combinations are tried."
+            description="Make one plan per value, such as hardware.gpu=H100,L40S; may be repeated "
+            "for all combinations."
         ),
     ] = ()
     held_back: Annotated[
         tuple[str, ...],
-        Flag(metavar="PATH=VALUE"),
+        Flag("--held-out", "PATH=VALUE"),
         Field(
-            description="Check the answer on this other scenario, as workload.start=1200; may be "
-            "repeated, all apply together."
+            description="Validate the answer on a held-out scenario with this override, such as "
+            "workload.start=1200; may be repeated, all apply together."
         ),
     ] = ()
     neighbours: Annotated[
         int,
-        Field(ge=0, description="So many candidates on both sides of an answer are tried."),
+        Field(ge=0, description="Number of candidates tried on each side of an answer."),
     ] = NEIGHBOURS
     exhaustive: Annotated[bool, Field(description="Try all candidates.")] = False
-    cliff: Annotated[bool, Field(description="Try the answer at other rates too.")] = True
+    cliff: Annotated[
+        bool, Field(description="Also simulate the answer at other rates, to find where it fails.")
+    ] = True
 
     @field_validator("objectives", "overrides", "variants", "each", "held_back", mode="before")
     @classmethod

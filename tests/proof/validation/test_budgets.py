@@ -59,5 +59,5 @@ def test_the_table_has_a_row_for_each_budget_that_is_asked_for() -> None:
 
 
 def test_a_folder_of_tables_that_is_not_there_is_named() -> None:
-    done = CliRunner().invoke(app, ["validate", "budgets", "--calibration", "nowhere"])
+    done = CliRunner().invoke(app, ["validate", "budgets", "--kernel-tables", "nowhere"])
     assert "there is no such folder" in str(done.exception)

@@ -276,7 +276,15 @@ def test_outputs_of_one_token_and_odd_names_are_shown(made_up: Path, tmp_path: P
     table.to_csv(made_up / "requests.csv.gz", index=False)
     (made_up / "requests.csv").unlink()
     docs, out = tmp_path / "page.md", tmp_path / "out"
-    arguments = ["validate", str(made_up), "--sensitivity", "--docs", str(docs), "--out", str(out)]
+    arguments = [
+        "validate",
+        str(made_up),
+        "--sensitivity",
+        "--report",
+        str(docs),
+        "--out",
+        str(out),
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "a|b [bold]x[/nope]: test/model" in done.output
@@ -343,8 +351,8 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
     for option, place, complaint in (
         ("--out", "file", "file: is a file; expected a folder"),
         ("--out", "file/below", "file is a file; expected a folder"),
-        ("--docs", "file/page.md", "file: is a file; expected a folder"),
-        ("--docs", "made-up", "made-up: is a folder; expected a file"),
+        ("--report", "file/page.md", "file: is a file; expected a folder"),
+        ("--report", "made-up", "made-up: is a folder; expected a file"),
     ):
         done = CliRunner().invoke(app, ["validate", str(made_up), option, str(tmp_path / place)])
         assert complaint in str(done.exception), (option, place)
@@ -356,7 +364,7 @@ def test_the_page_and_its_picture_are_written_and_the_same_again(
 ) -> None:
     pages = []
     for name in ("a", "b"):
-        arguments = ["validate", str(made_up), "--docs", str(tmp_path / name / "validation.md")]
+        arguments = ["validate", str(made_up), "--report", str(tmp_path / name / "validation.md")]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
         folder = tmp_path / name

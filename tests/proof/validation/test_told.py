@@ -101,7 +101,7 @@ def test_the_command_tells_and_writes_it_beside_others(tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     costs.write_text(profile().model_dump_json())
     arguments = ["validate", str(folder), str(tmp_path / "y"), "--profile", str(costs)]
-    docs = ["--docs", str(tmp_path / "page.md"), "--steps", "--sensitivity"]
+    docs = ["--report", str(tmp_path / "page.md"), "--host-times", "--sensitivity"]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out"), *docs])
     assert done.exit_code == 0, done.output
     assert "not told: " in done.output

@@ -123,7 +123,10 @@ def test_no_answer_ends_in_1(small: Path, tmp_path: Path, plan: Plan) -> None:
         (["--smallest", "timeout=1..3", "--goodput", "tft:5"], "did you mean 'ttft'"),
         (["--smallest", "timeout=1..3", "--slo", "steps<=x"], "expected a number"),
         (["--smallest", "timeout=1..3", "--slo", "steps>=0", "more.yaml"], "expected one scenario"),
-        (["--smallest", "timeout=1..3", "--slo", "steps>=0", "--address", "x"], "--executor ray"),
+        (
+            ["--smallest", "timeout=1..3", "--slo", "steps>=0", "--ray-address", "x"],
+            "--executor ray",
+        ),
         (["--smallest", "timeout=-1..3", "--slo", "steps>=0"], "timeout"),
         (["--smallest", "timeout=1..3", "--slo", "steps>=0", "--survive", "1"], "needs a fleet"),
     ],

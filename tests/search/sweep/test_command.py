@@ -124,7 +124,7 @@ def test_table_plots_and_front(small: Path, tmp_path: Path, sweep: Sweep) -> Non
         ([], "--over: missing"),
         (["--over", "engine.num_gpu_blocks=0,-5"], "num_gpu_blocks=-5"),
         (["--over", "timeout=1", "--plot", "steps:x"], "not a knob"),
-        (["--over", "timeout=1", "--address", "auto"], "is for --executor ray"),
+        (["--over", "timeout=1", "--ray-address", "auto"], "is for --executor ray"),
         (["--over", "timeout=1", "--sample", "x"], "random:N or lhs:N"),
     ],
 )

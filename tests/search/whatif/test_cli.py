@@ -15,7 +15,7 @@ LOOP = "mistralrs-2043-queue-loop"
 
 
 def simkv(*arguments: str) -> str:
-    result = CliRunner().invoke(app, [*arguments, "--workers", "1"])
+    result = CliRunner().invoke(app, [*arguments, "--jobs", "1"])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -102,7 +102,7 @@ def test_whatif_answers_in_a_line() -> None:
 
 
 def test_whatif_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(InputError, match=r"--by preemption: .*did you mean 'preemptions'"):
-        simkv("whatif", LOOP, "--by", "preemption")
+    with pytest.raises(InputError, match=r"--rank-by preemption: .*did you mean 'preemptions'"):
+        simkv("whatif", LOOP, "--rank-by", "preemption")
     with pytest.raises(InputError, match="no such file, nor a packaged scenario"):
         simkv("whatif", "nonesuch.yaml")

@@ -53,7 +53,7 @@ def calibrate(case: Case, given: Path | None = None, tables: Path | None = None)
             f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}, tensor_parallel "
             f"{setup.tensor_parallel}: of the kernel tables that case.json names or that are in a "
             f"folder 'calibration' near it ({near}) none are for these, and no request is of stage "
-            f"'sync'; give a profile with --profile, or where tables are with --calibration"
+            f"'sync'; give a profile with --profile, or where tables are with --kernel-tables"
         )
     engine = (setup.max_num_batched_tokens, setup.block_size)
     shape = Traits(

@@ -69,12 +69,12 @@ def events_of(case: Case, requests: list[Request]) -> Events:
     missing = [name for name in ("queue_ms", "ttft_ms", "e2e_ms") if rows[name].isna().any()]
     if missing:
         raise InputError(
-            f"{case.table}: {missing[0]}: not recorded for all requests; --steps needs when each "
-            f"was scheduled and had its tokens"
+            f"{case.table}: {missing[0]}: not recorded for all requests; --host-times needs when "
+            f"each was scheduled and had its tokens"
         )
     if not case.from_queue and "prefill_ms" not in rows:
         raise InputError(
-            f"{case.table}: neither queued_s nor prefill_ms is there; --steps needs when each "
+            f"{case.table}: neither queued_s nor prefill_ms is there; --host-times needs when each "
             f"request was scheduled"
         )
     base = rows["queued_s"] if case.from_queue else rows["arrival_s"]
@@ -98,7 +98,7 @@ def paced(case: Case, profile: Profile, config: VllmConfig) -> list[PacedStep]:
     if ranks > 1:
         raise InputError(
             f"{case.folder}: {ranks} data-parallel ranks, and the record does not say which served "
-            f"a request; --steps needs a run of one engine"
+            f"a request; --host-times needs a run of one engine"
         )
     requests = requests_of(case)
     events = events_of(case, requests)

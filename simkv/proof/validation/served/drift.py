@@ -45,7 +45,7 @@ def read_sentinels(folder: Path) -> list[Sentinel]:
     try:
         return [Sentinel(float(r["unix_s"]), r["before"], float(r["seconds"])) for r in rows]
     except (KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: not sentinels of `simkv validate gpu`: {error}") from error
+        raise InputError(f"{path}: not sentinels of `simkv gpu validate`: {error}") from error
 
 
 def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def read_plan(folder: Path, profile: Profile) -> list[Trial] | None:
             for one in about["cases"]
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a plan of `simkv validate gpu`: {error}") from error
+        raise InputError(f"{path}: not a plan of `simkv gpu validate`: {error}") from error
 
 
 def _text(profile: Profile) -> str:

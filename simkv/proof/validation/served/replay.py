@@ -108,7 +108,7 @@ class Recorded:
 
 
 def read_runs(folder: Path) -> dict[str, Recorded]:
-    """What `simkv gpu serve` has left in ``folder``, by variant, replayed. Raises InputError."""
+    """What `simkv gpu run` has left in ``folder``, by variant, replayed. Raises InputError."""
     try:
         with (folder / "passes.csv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -123,7 +123,7 @@ def read_runs(folder: Path) -> dict[str, Recorded]:
             for name, scenario in load(folder / "scenario.yaml").items()
         }
     except (OSError, KeyError, ValueError, TraceError) as error:
-        raise InputError(f"{folder}: not a folder of `simkv gpu serve`: {error}") from error
+        raise InputError(f"{folder}: not a folder of `simkv gpu run`: {error}") from error
 
 
 def _recorded(

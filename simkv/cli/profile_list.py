@@ -1,4 +1,4 @@
-"""``simkv profiles``: which costs there are, for which GPUs and models."""
+"""``simkv profile list``: known step costs, by GPU and model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from simkv.core.errors import InputError
 MOST = 40
 
 
-def profiles(
+def profile_list(
     words: Annotated[
-        list[str] | None, typer.Argument(help="Words that must be in it: llama 70b h100.")
+        list[str] | None,
+        typer.Argument(help="Words that a row must contain, such as llama 70b h100."),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help=f"Show more than {MOST} rows.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help=f"Show all rows, not only the first {MOST}.")
+    ] = False,
 ) -> None:
-    """List what is known of step costs: packaged profiles, and models on GPUs.
+    """List known step costs: packaged profiles, and models on GPUs.
 
-    A model on a GPU goes into a scenario as hardware: {gpu: ..., model: ...}; a packaged profile
-    as profile: NAME. What is composed of measured operators needs the extra simkv[hardware].
+    To use a model on a GPU in a scenario, write hardware: {gpu: ..., model: ...}; to use a packaged
+    profile, write profile: NAME. Costs composed of measured operators need simkv[hardware].
     """
     from simkv.costs.hardware.catalog import architectures, gpus
     from simkv.costs.known import known_costs
@@ -54,7 +57,7 @@ def profiles(
     if not words:
         show(f"models: {', '.join(model.name for model in architectures())}")
         show(f"GPUs: {', '.join(gpu.name for gpu in gpus())}")
-        show("any model goes with any GPU that holds it; simkv profiles WORDS shows which")
+        show("any model goes with any GPU that holds it; simkv profile list WORDS shows which")
     elif len(shown) > len(rows) - len(named):
         show(f"and {len(shown) - len(rows) + len(named)} more: --all, or more words")
     if pairs and shown:

@@ -1,0 +1,108 @@
+"""Options of the commands of ``simkv gpu``, and the checked setup of a device."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from simkv.core.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from simkv.lab.served import Setup
+
+Device = Annotated[str, typer.Option(help="Torch device: cuda, cuda:N or cpu (slow, for tests).")]
+Model = Annotated[str, typer.Option(help="Model whose shape is used; weights are random.")]
+Small = Annotated[bool, typer.Option(help="Use small sizes, for the tiny model.")]
+KvLayout = Annotated[
+    str,
+    typer.Option(
+        "--kv-layout",
+        metavar="block|layer",
+        help="Unit of the KV cache that is contiguous in memory.",
+    ),
+]
+WarmUp = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", help="Time of steps before measuring (default: 10 on a GPU, 0 on a CPU)."
+    ),
+]
+Threads = Annotated[int, typer.Option(help="Number of torch threads on a CPU.")]
+Clock = Annotated[
+    str,
+    typer.Option(
+        metavar="wall|cpu", help="Clock to measure by; cpu is CPU time, for a shared machine."
+    ),
+]
+Repeats = Annotated[
+    int, typer.Option(help="Number of measurements of each point; the median is used.")
+]
+RunFolder = Annotated[Path, typer.Argument(help="A directory written by `simkv gpu run`.")]
+
+
+def seconds_of(text: str) -> float:
+    """A span of time such as 90s, 8m or 1h, in seconds. Raises InputError."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--budget {text}: expected a time such as 90s, 8m or 1h")
+    return seconds
+
+
+def device_setup(
+    device: str,
+    model: str,
+    layout: str,
+    graphs: bool,
+    warm_up: float | None,
+    threads: int,
+    seed: int,
+    clock: str = "wall",
+) -> Setup:
+    """Checked options. Raises InputError for what there is not."""
+    if find_spec("torch") is None:
+        raise InputError("torch is not installed; install simkv with the extra: simkv[gpu]")
+    from simkv.costs.hardware.shapes import MODELS
+
+    if model not in MODELS:
+        known = ", ".join(MODELS)
+        raise InputError(f"--model {model}: not known{nearest(model, MODELS)}; expected {known}")
+    layouts: dict[str, Literal["block", "layer"]] = {"block": "block", "layer": "layer"}
+    if layout not in layouts:
+        raise InputError(f"--kv-layout {layout}: expected block or layer")
+    import torch
+
+    from simkv.lab.served import Setup
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"--device {device}: expected cuda, cuda:<n> or cpu") from error
+    if kind not in ("cuda", "cpu") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"--device {device}: torch {torch.__version__} finds no such device here")
+    _use_clock(clock, kind, threads)
+    if kind == "cpu":
+        torch.set_num_threads(threads)
+    if warm_up is None:
+        warm_up = 10.0 if kind == "cuda" else 0.0
+    shape = MODELS[model]
+    largest = 2816 if graphs else 0
+    return Setup(shape, device, layouts[layout], largest, warm_up, seed, overlap=kind == "cuda")
+
+
+def _use_clock(clock: str, kind: str, threads: int) -> None:
+    """Take the clock for all that is timed. Raises InputError for one that would tell nothing."""
+    from simkv.lab import ticks
+
+    clocks: dict[str, ticks.ClockName] = {"wall": "wall", "cpu": "cpu"}
+    if clock not in clocks:
+        raise InputError(f"--clock {clock}: expected wall or cpu")
+    if clock == "cpu" and (kind != "cpu" or threads != 1):
+        raise InputError("--clock cpu: is that of one thread; use --device cpu --threads 1")
+    ticks.use(clocks[clock])

@@ -1,0 +1,211 @@
+"""``simkv gpu validate``: judge a cost profile by runs on a device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simkv.cli.common import Trust, progress
+from simkv.cli.gpu_options import (
+    Clock,
+    Device,
+    KvLayout,
+    Model,
+    Small,
+    Threads,
+    WarmUp,
+    device_setup,
+    seconds_of,
+)
+from simkv.core.errors import InputError, nearest
+from simkv.core.files import check_file, write_text
+
+if TYPE_CHECKING:
+    from simkv.costs.profile import Profile
+    from simkv.proof.validation.served.sizing import Trial
+
+#: Share of the time for planning and serving; the rest is for comparing.
+SERVING = 0.85
+#: Cases of a plan; two of them may take four times as long, and there is a start.
+CASES = 15
+#: Options that are for a recorded run, and thus not for serving.
+FOR_RECORDED = {"repeat_run": "--repeat-run", "out": "--out"}
+#: Arguments that are for either.
+FOR_BOTH = {"folder", "profile", "_trusted"}
+
+
+def validate(
+    context: typer.Context,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Directory for plan, runs and results; continued if it has been started. Or one "
+            "that `simkv gpu run` has written: that run is judged, nothing is served."
+        ),
+    ],
+    profile: Annotated[Path, typer.Option(metavar="FILE", help="Cost profile to judge (JSON).")],
+    device: Device = "cuda",
+    model: Model = "llama-3-8b",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Total time, such as 9m or 90s.")
+    ] = "9m",
+    small: Small = False,
+    repeats: Annotated[int, typer.Option(help="Maximum number of runs of each case.")] = 3,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Write the plan and its predictions; serve nothing.")
+    ] = False,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Serve only this case of the plan; may be repeated."),
+    ] = None,
+    allow_other_gpu: Annotated[
+        bool,
+        typer.Option("--allow-other-gpu", help="Accept a profile of a GPU other than this one."),
+    ] = False,
+    layout: KvLayout = "block",
+    warm_up: WarmUp = None,
+    threads: Threads = 1,
+    clock: Clock = "wall",
+    seed: Annotated[int, typer.Option(help="Random seed of the workloads.")] = 0,
+    repeat_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For a recorded run: a second run of the same scenario, to measure noise.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For a recorded run: write the tables as JSON."),
+    ] = None,
+    _trusted: Trust = False,
+) -> None:
+    """Validate a cost profile against runs on this device.
+
+    Three levels. L0: a simulation that is fed the measured step times makes the same decisions.
+    L1: predicted and measured step times. L2: a simulation with predicted times and the run,
+    compared with simple cost models and with the noise between repeated runs. The plan and its
+    predictions are written before anything is served. Its cases are sized by the data sheet of
+    the GPU, not by the profile. An existing plan in FOLDER is used. Exit 1 if a decision differs.
+    """
+    from simkv.costs.profile import load_profile
+
+    recorded = _is_run(folder)
+    _check_options(context, folder, recorded)
+    judged = load_profile(profile.name, profile.parent)
+    if recorded:
+        same = _judge_recorded(folder, judged, repeat_run, out)
+        if not same:
+            raise typer.Exit(1)
+        return
+    begin = perf_counter()
+    from simkv.proof.validation.served import suite
+    from simkv.proof.validation.served.drift import read_sentinels
+    from simkv.proof.validation.served.judge import judge
+    from simkv.proof.validation.served.nominal import nominal
+    from simkv.proof.validation.served.page import write
+    from simkv.proof.validation.served.plan import read_plan, write_plan
+
+    budget_s = seconds_of(budget)
+    if repeats < 1:
+        raise InputError(f"--repeats {repeats}: expected 1 or more")
+    setup = None
+    if not plan_only:
+        setup = device_setup(device, model, layout, True, warm_up, threads, 0, clock)
+    trials = read_plan(folder, judged)
+    if trials is None:
+        scale = suite.SMALL if small else suite.FULL
+        seconds = SERVING * budget_s / (CASES * repeats)
+        trials = suite.plan(judged, scale, seconds, seed, sized_by=nominal(judged))
+        write_plan(folder, trials, judged)
+    trials = _wanted(trials, case or [])
+    for trial in trials:
+        size, preemptions = trial.scenario.workload.size, trial.predicted["preemptions"]
+        print(
+            f"{trial.name}: {size} requests, predicted {trial.predicted_s:.2f} s, "
+            f"{preemptions} preemptions"
+        )
+    if setup is None:
+        print(f"Written to {folder / 'plan'}")
+        return
+
+    from simkv.lab.trials import check_device, serve_cases
+
+    check_device(judged, setup, other_gpu=allow_other_gpu)
+    with progress("requests") as advance:
+        skipped = serve_cases(
+            trials,
+            setup,
+            folder,
+            lambda: SERVING * budget_s - (perf_counter() - begin),
+            repeats=repeats,
+            say=lambda line: print(line, flush=True),
+            advance=advance,
+        )
+    found = judge(trials, judged, folder)
+    files = write(folder, found, judged, skipped, read_sentinels(folder))
+    print((folder / "validation.md").read_text(encoding="utf-8"))
+    print(f"Written to {folder}: {', '.join(path.name for path in files)}, runs/")
+    if any(one.found.verdict.step is not None for one in found):
+        raise typer.Exit(1)
+
+
+def _is_run(folder: Path) -> bool:
+    """Return whether a directory is a recorded run, complete or damaged."""
+    return any((folder / name).exists() for name in ("passes.csv", "summary.json"))
+
+
+def _check_options(context: typer.Context, folder: Path, recorded: bool) -> None:
+    """Raise InputError for an option that has no effect on this directory."""
+    for param in context.command.params:
+        name = param.name or ""
+        source = context.get_parameter_source(name)
+        if name in FOR_BOTH or source is None or source.name != "COMMANDLINE":
+            continue
+        if recorded and name not in FOR_RECORDED:
+            raise InputError(f"{param.opts[0]}: {folder} is a recorded run; nothing is served")
+        if not recorded and name in FOR_RECORDED:
+            raise InputError(
+                f"{param.opts[0]}: is for a recorded run; {folder} is not a folder of "
+                "`simkv gpu run`"
+            )
+
+
+def _judge_recorded(
+    folder: Path, profile: Profile, repeat_run: Path | None, out: Path | None
+) -> bool:
+    """Print the three levels of a recorded run; return whether all decisions are the same."""
+    from simkv.proof.validation.served.levels import validation
+    from simkv.proof.validation.served.page import report
+    from simkv.proof.validation.served.replay import read_runs
+
+    if out:
+        check_file("--out", out)
+    repeated = read_runs(repeat_run) if repeat_run else {}
+    found = {
+        variant: validation(run, profile, [repeated[variant]] if variant in repeated else [])
+        for variant, run in read_runs(folder).items()
+    }
+    for variant, result in found.items():
+        for line in report(variant, result):
+            print(line)
+    if out:
+        tables = {name: asdict(result) for name, result in found.items()}
+        text = json.dumps(tables, indent=1, default=lambda error: error.model_dump())
+        write_text(out, text + "\n")
+    return all(result.verdict.step is None for result in found.values())
+
+
+def _wanted(trials: list[Trial], names: list[str]) -> list[Trial]:
+    """Return the trials of these names, or all if there are none. Raises InputError."""
+    known = [trial.name for trial in trials]
+    for name in names:
+        if name not in known:
+            hint = nearest(name, known)
+            raise InputError(f"--case {name}: is not in the plan{hint}; {', '.join(known)}")
+    return [trial for trial in trials if not names or trial.name in names]

@@ -1,0 +1,84 @@
+"""Old names of commands and options: accepted for one version, with one notice.
+
+To rename a command or an option, change it where it is defined and add a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+#: Version that no longer accepts the old names.
+REMOVED_IN = "0.4"
+
+#: Old command: new command.
+COMMANDS = {
+    "calibrate": "gpu calibrate",
+    "gpu serve": "gpu run",
+    "profile build sync": "profile build single-request",
+    "profiles": "profile list",
+    "validate gpu": "gpu validate",
+}
+
+_RAY = {"--address": "--ray-address"}
+_JOBS = {"--workers": "--jobs"}
+
+#: Command under its new name: its options, old name: new name. Those of a group are for all of its
+#: commands.
+OPTIONS = {
+    "bisect": _JOBS,
+    "diagnose": {**_JOBS, "--flags": "--try-flags", "--no-flags": "--no-try-flags"},
+    "evolve": {**_RAY, "--final": "--validation", "--random": "--random-search"},
+    "gpu": {"--layout": "--kv-layout"},
+    "gpu validate": {
+        "--again": "--repeat-run",
+        "--only-plan": "--plan-only",
+        "--other-gpu": "--allow-other-gpu",
+    },
+    "plan": {**_RAY, "--held-back": "--held-out"},
+    "profile build": {"--expert-ranks": "--ep"},
+    "serve": {"--model-name": "--served-model-name", "--ports": "--port-per-replica"},
+    "shrink": _JOBS,
+    "sweep": _RAY,
+    "trace inspect": {"--picture": "--plot"},
+    "validate": {
+        "--calibration": "--kernel-tables",
+        "--docs": "--report",
+        "--steps": "--host-times",
+    },
+    "whatif": {**_JOBS, "--by": "--rank-by"},
+}
+
+
+def use_new_names(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """Return the arguments with new names in place of old ones, and a notice ("" if none is old).
+
+    Words after ``--`` stay as they are.
+    """
+    words, notices = list(arguments), []
+    for old, new in COMMANDS.items():
+        if _starts(words, old):
+            words[: len(old.split())] = new.split()
+            notices.append(f"'simkv {old}' is now 'simkv {new}'")
+            break
+    names = dict(_options(words))
+    last = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[:last]):
+        name, equals, value = word.partition("=")
+        if name in names:
+            words[place] = names[name] + equals + value
+            notices.append(f"{name} is now {names[name]}")
+    notice = ", ".join(dict.fromkeys(notices))
+    return words, f"{notice}; version {REMOVED_IN} removes the old name" if notice else ""
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield old and new names of the options of a command and of its groups."""
+    for command, names in OPTIONS.items():
+        if _starts(words, command):
+            yield from names.items()
+
+
+def _starts(words: Sequence[str], command: str) -> bool:
+    """Return whether the words begin with those of a command."""
+    named = command.split()
+    return list(words[: len(named)]) == named
