@@ -374,5 +374,13 @@ def _document(scenario: Source) -> Document:
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
-    """A loaded scenario as the contents of a file."""
-    return scenario.model_dump(exclude_unset=True, exclude={"expect", "published"})
+    """A loaded scenario as the contents of a file, without what the launchers of engines chose:
+    they choose again, by what overrides make of the hardware."""
+    fields = scenario.model_dump(exclude_unset=True, exclude={"expect", "published"})
+    for place, settings in scenario.origins.sections.items():
+        section: Any = fields
+        for key in place:
+            section = section[key]
+        for name in settings.default:
+            section.pop(name, None)
+    return fields

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+import simkv
 from simkv.core.errors import InputError
 from simkv.measure.simulate import run_scenario
 from simkv.report.settings import settings_lines
@@ -197,3 +198,16 @@ def test_another_field_keeps_the_values_and_other_hardware_chooses_anew(tmp_path
     moved = with_field(scenario, "hardware.gpu", "A100", tmp_path)
     assert values(moved)["max_num_batched_tokens"] == 2048
     assert values(moved)["max_num_seqs"] == 64
+
+
+def test_a_loaded_scenario_chooses_anew_on_other_hardware(tmp_path: Path) -> None:
+    text = TEXT + "fleet: {replicas: [{count: 1}, {hardware: {model: qwen3-8b}}]}\n"
+    scenario = one(tmp_path, "engine.max_num_seqs=64", text=text)
+    moved = simkv.run(scenario, **{"hardware.gpu": "A100"}).results["run"].scenario
+    assert values(moved)["max_num_batched_tokens"] == 2048
+    assert values(moved)["max_num_seqs"] == 64
+    assert moved.fleet
+    assert moved.fleet.groups[1].hardware
+    engine: Any = moved.fleet.groups[1].engine
+    assert (engine.max_num_seqs, engine.max_model_len) == (64, 40960)
+    assert simkv.run(scenario).results["run"].scenario == scenario

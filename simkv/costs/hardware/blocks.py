@@ -15,7 +15,8 @@ of tests/costs/hardware/recorded_blocks.csv:
 - from 0.20 on CUDA graphs, too (1 GB).
 
 SGLang takes ``mem_fraction_static`` of what is free before the weights are loaded. Left out, it
-reserves memory for the largest chunk, the graphs and collectives (``server_args.py``).
+reserves memory for the largest chunk, the graphs and collectives (``server_args.py``, from 0.5.20
+on ``arg_groups/memory_hook.py``).
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ SGLANG_GRAPHS = (
     (160 * 1024, 256, 512),
     (float("inf"), 512, 512),
 )
+#: The release from which on GPUs of 20 to 35 GiB have larger graphs, and that from which on graphs
+#: of prefills are reserved for (of those that were read: 0.5.15, 0.5.20, 0.5.22, 0.5.23).
+SGLANG_RAISED, RAISED = (0, 5, 20), (35 * 1024, 48, 160)
+SGLANG_PREFILL_GRAPHS = (0, 5, 15)
+#: MiB that a graph of a prefill takes outside of torch, and all of them with latent attention.
+PREFILL_GRAPH, LATENT_PREFILL_GRAPHS = 8, 1536
 
 
 @dataclass(frozen=True)
@@ -144,17 +151,36 @@ def _static_share(hardware: Hardware, setting: EngineSetting) -> float:
     parallelism counts all GPUs.
     """
     memory = hardware.gpu.memory_bytes / MIB
-    largest = next(
-        few if hardware.gpus < 4 else many for below, few, many in SGLANG_GRAPHS if memory < below
-    )
+    release = tuple(int(part) for part in re.findall(r"\d+", setting.release)[:3])
+    few, many = next((few, many) for below, few, many in SGLANG_GRAPHS if memory < below)
+    if 20 * 1024 <= memory < RAISED[0] and release >= SGLANG_RAISED:
+        few, many = RAISED[1:]
+    largest = few if hardware.gpus < 4 else many
     graphs = largest if setting.graph_sizes else 0
     reserved = 512 + 1.5 * max(setting.max_num_batched_tokens * hardware.dp, 2048)
     reserved += 2 * graphs + hardware.gpus / 8 * 1024
     if hardware.dp > 1:
         reserved += graphs * hardware.dp * (4.5 if graphs > 300 else 3)
+    if setting.graph_sizes and release >= SGLANG_PREFILL_GRAPHS:
+        latent = any(isinstance(part.attention, Mla) for part in hardware.architecture.layers)
+        sizes = _prefill_graphs(setting.max_num_batched_tokens * hardware.dp)
+        reserved += LATENT_PREFILL_GRAPHS if latent else PREFILL_GRAPH * len(sizes)
     if memory > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     return round((memory - reserved) / memory, 3)
+
+
+def _prefill_graphs(most: int) -> list[int]:
+    """Tokens of the graphs of prefills (``generate_prefill_cuda_graph_batch_sizes``)."""
+    sizes = (
+        *range(4, 33, 4),
+        *range(48, 257, 16),
+        *range(288, 513, 32),
+        *range(576, 1025, 64),
+        *range(1280, 4097, 256),
+        *range(4608, most + 1, 512),
+    )
+    return [size for size in sizes if size <= most]
 
 
 def block_bytes(hardware: Hardware, setting: EngineSetting) -> int:

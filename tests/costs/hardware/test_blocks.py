@@ -88,16 +88,26 @@ def test_graphs_are_left_free_from_0_20_on_and_eager_steps_need_none() -> None:
 
 
 def test_sglang_reserves_for_graphs_by_gpu_and_for_ranks_of_dp_attention() -> None:
-    """The sums of ``_handle_gpu_memory_settings`` by hand, in MiB."""
-    model = find_architecture("Qwen3-30B-A3B")
-    for gpu, tp, dp, reserved in (
-        ("RTX 4090", 1, 1, 512 + 1.5 * 8192 + 2 * 24 + 128),
-        ("H100", 2, 1, 512 + 1.5 * 8192 + 2 * 256 + 256),
-        ("H100", 4, 1, 512 + 1.5 * 8192 + 2 * 512 + 512),
-        ("H100", 1, 4, 512 + 1.5 * 8192 + 2 * 512 + 512 + 512 * 4 * 4.5),
+    """The sums of ``handle_gpu_memory_settings`` by hand, in MiB."""
+    model, latent = "Qwen3-30B-A3B", "DeepSeek-V3"
+    prefills = 8 * (8 + 14 + 8 + 8 + 12 + 8)  # graphs of up to 8192 tokens
+    for name, version, gpu, tp, dp, reserved in (
+        (model, "0.5.23", "RTX 4090", 1, 1, 512 + 1.5 * 8192 + 2 * 48 + 128 + prefills),
+        (model, "0.5.15", "RTX 4090", 1, 1, 512 + 1.5 * 8192 + 2 * 24 + 128 + prefills),
+        (model, "0.5.23", "H100", 2, 1, 512 + 1.5 * 8192 + 2 * 256 + 256 + prefills),
+        (model, "0.5.23", "H100", 4, 1, 512 + 1.5 * 8192 + 2 * 512 + 512 + prefills),
+        (
+            *(model, "0.5.23", "H100", 1, 4),
+            512 + 1.5 * 8192 + 2 * 512 + 512 + 512 * 4 * 4.5 + prefills,
+        ),
+        (latent, "0.5.23", "H200", 8, 1, 512 + 1.5 * 8192 + 2 * 512 + 1024 + 1.5 * 1024),
     ):
-        hardware = make_hardware(find_gpu(gpu), model, tp=tp, dp=dp)
-        config = SglangConfig(enable_dp_attention=dp > 1, dp_size=dp)
+        hardware = make_hardware(find_gpu(gpu), find_architecture(name), tp=tp, dp=dp)
+        config = SglangConfig(
+            variant=version,  # type: ignore[arg-type]
+            enable_dp_attention=dp > 1,
+            dp_size=dp,
+        )
         memory = hardware.gpu.memory_bytes
         free = memory - 0.5 * 2**30 - (1.9 * 2**30 if tp * dp > 1 else 0)
         share = round((memory / 2**20 - reserved) / (memory / 2**20), 3)
