@@ -18,8 +18,8 @@ def base_of(version: str) -> str:
 
 
 #: Plain, with clients that leave, with little room, with adapters, by priority, with everything on,
-#: with prompts that wait for others.
-KINDS = ("rand", "gone", "tight", "lora", "urgent", "whole", "delay")
+#: with prompts that wait for others, with each order of the queue by turns.
+KINDS = ("rand", "gone", "tight", "lora", "urgent", "whole", "delay", "order")
 
 #: Knobs for each of which recordings are kept that are otherwise without it.
 SHOWN_KNOBS = (
@@ -44,8 +44,16 @@ PLAIN = ("fcfs", "lpm", "hrrn")
 
 #: Cases of a release that show rules and knobs which few do.
 RARE = {
-    "0.5.23": ["tight-1294", "tight-598", "tight-1544", "urgent-303", "urgent-022", "delay-300"],
-    "0.5.22": ["tight-2498", "tight-1246", "tight-1946", "urgent-358", "delay-252"],
+    "0.5.23": [
+        "tight-1294",
+        "tight-598",
+        "tight-1544",
+        "urgent-303",
+        "urgent-022",
+        "delay-300",
+        "order-643",
+    ],
+    "0.5.22": ["tight-2498", "tight-1246", "tight-1946", "urgent-358", "delay-252", "order-048"],
     "0.5.20": [
         "tight-1931",
         "tight-1888",
@@ -67,7 +75,9 @@ def names_of(_: str, count: int) -> list[str]:
 def sglang_case(version: str, name: str) -> DrawnCase:
     """The case of this name: a kind of ``KINDS`` and a number."""
     draw, base = random.Random(f"{version} {name}"), base_of(version)
-    kind, _ = name.split("-")
+    kind, number = name.split("-")
+    if kind == "order":
+        return _ordered(draw, base, int(number))
     small = kind == "tight" or (kind in ("urgent", "whole") and draw.random() < 0.5)
     config = _tight(draw, base) if small else _config(draw, base)
     room = config.max_total_num_tokens - max(2 * config.page_size + 2, 7)
@@ -206,6 +216,35 @@ def _whole(draw: random.Random, case: DrawnCase) -> DrawnCase:
     requests = [_decorated(draw, request, config) for request in case.requests]
     leave = draw.random() < 0.3
     return DrawnCase(config, requests, _aborts(draw, requests) if leave else ())
+
+
+def _ordered(draw: random.Random, base: str, number: int) -> DrawnCase:
+    """In one order of the queue: small chunks, and prompts that share nearly all or nothing."""
+    rules, page = RULES[base], draw.choice([1, 1, 2, 4])
+    policy = rules.policies[number % len(rules.policies)]
+    knobs: dict[str, Any] = {
+        "schedule_policy": policy,
+        "page_size": page,
+        "max_total_num_tokens": page * draw.randint(-(-40 // page), -(-300 // page)),
+        "chunked_prefill_size": page * draw.randint(1, 12),
+        "max_running_requests": draw.randint(2, 12),
+        "prefill_decode_interval": draw.choice([0, 0, 1, 3, 5]),
+        "disable_radix_cache": draw.random() < 0.1 and policy != "shortest-prefill-first",
+    }
+    known = {knob: value for knob, value in knobs.items() if knob not in rules.lacks}
+    config = replace(_config(draw, base), **known)
+    room = config.max_total_num_tokens - max(2 * page + 2, 7)
+    common = draw.randint(1, max(room * 3 // 4, 1))
+    requests = _requests(draw, room)
+    for i, request in enumerate(requests):
+        own = draw.randint(1, 6)
+        if draw.random() < 0.5 and common + own <= room:
+            request["prompt_tokens"] = common + own
+            request["segments"] = [["g0", 0, common], [f"u{i}", 0, own]]
+        if policy == "routing-key" and (key := draw.choice(["", "x", "y", "z"])):
+            request["routing_key"] = key
+    case = DrawnCase(config, requests, _aborts(draw, requests) if draw.random() < 0.2 else ())
+    return _loras(case, draw)._replace(aborts=case.aborts) if draw.random() < 0.3 else case
 
 
 def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:

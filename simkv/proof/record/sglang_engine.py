@@ -11,11 +11,12 @@ import inspect
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 from simkv.proof.record.hollow import Hollow, Off, called, taken
-from simkv.proof.record.sglang_hollow import PARALLEL, SCHEDULE, Disaggregation
+from simkv.proof.record.sglang_hollow import PARALLEL, SETTINGS, Disaggregation
 from simkv.schedulers.sglang.config import SglangConfig
 
 
@@ -137,7 +138,7 @@ def recv_skipper() -> Callable[[Any], bool] | None:
     managers, name = "sglang.srt.managers.", "SchedulerRecvSkipper"
     kind: Any = _real(managers + "scheduler_components.recv_skipper", name)
     kind = kind or _real(managers + "scheduler_recv_skipper", name)  # where 0.5.15 has it
-    skipper = kind.maybe_create(**called(kind.maybe_create, {"server_args": SCHEDULE}))
+    skipper = kind.maybe_create(**called(kind.maybe_create, {"server_args": SETTINGS}))
     if skipper and "last_forward_mode" in inspect.signature(skipper.handle).parameters:
         return lambda last: bool(skipper.handle(last and last.forward_mode))  # up to 0.5.15
     receives: Callable[[Any], bool] | None = skipper and skipper.handle
@@ -185,7 +186,7 @@ def _parts(
 ) -> dict[str, Any]:
     """What the scheduler is set up with, and the parts of it that decide nothing here."""
     return {
-        "server_args": SCHEDULE,
+        "server_args": SETTINGS,
         "ps": PARALLEL,
         "tree_cache": memory.tree,
         "req_to_token_pool": memory.rows,
@@ -256,19 +257,10 @@ def _parts(
 
 
 def _set(config: SglangConfig) -> None:
-    """Put the knobs where SGLang looks for them."""
-    knobs = (
-        "schedule_conservativeness prefill_max_requests enable_mixed_chunk max_prefill_tokens "
-        "chunked_prefill_size prefill_decode_interval prefill_decode_interval_min_bs "
-        "scheduler_recv_interval max_queued_requests disable_overlap_schedule "
-        "enable_prefill_delayer prefill_delayer_max_delay_passes prefill_delayer_max_delay_ms "
-        "prefill_delayer_token_usage_low_watermark prefill_delayer_queue_min_ratio "
-        "schedule_low_priority_values_first disable_priority_preemption retraction_policy"
-    )
-    for knob in knobs.split():
-        setattr(SCHEDULE, knob, getattr(config, knob))
-    SCHEDULE.page_size = config.page_size
-    for place in (PARALLEL, SCHEDULE):
+    """Put all knobs where SGLang looks for them, as its launcher does."""
+    for knob in fields(config):
+        setattr(SETTINGS, knob.name, getattr(config, knob.name))
+    for place in (PARALLEL, SETTINGS):
         place.pp_max_micro_batch_size = config.rows
     for name, value in {
         "INIT_NEW_TOKEN_RATIO": config.init_new_token_ratio,

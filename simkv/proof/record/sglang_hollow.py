@@ -133,9 +133,16 @@ class NoDiffusion:
     _init_fill_ids_for_dllm = init_diffusion_llm
 
 
-#: What the settings say; ``SCHEDULE`` and ``PARALLEL`` get the rest from who drives the scheduler.
-SCHEDULE: Any = Off(
-    dict.fromkeys(("enable_mamba_extra_buffer", "enable_mamba_extra_buffer_lazy"), lambda: False)
+#: What the settings of all kinds say; the knobs of a case are added by the driver. What is in none
+#: is off, which is its default in the launcher.
+SETTINGS: Any = Off(
+    dict.fromkeys(("enable_mamba_extra_buffer", "enable_mamba_extra_buffer_lazy"), lambda: False),
+    attn=Off(backend="torch_native"),
+    features=Off(),
+    mamba=Off(),
+    disaggregation_mode="null",
+    radix_eviction_policy="lru",
+    is_config_namespace_published=lambda _: False,
 )
 ONE_RANK = dict.fromkeys(
     [
@@ -151,14 +158,6 @@ ONE_RANK = dict.fromkeys(
     1,
 )
 PARALLEL: Any = Off(ONE_RANK, num_dp_ranks=1, tp_rank=0, attn_tp_rank=0, tp_group=Off())
-REST = Off(
-    attn=Off(backend="torch_native"),
-    features=Off(),
-    mamba=Off(),
-    disaggregation_mode="null",
-    radix_eviction_policy="lru",
-    is_config_namespace_published=lambda _: False,
-)
 
 
 class PrefillRange(NamedTuple):
@@ -229,7 +228,9 @@ UTILITIES: dict[str, Any] = {
     **dict.fromkeys(("is_pin_memory_available", "support_triton"), _no),
     **dict.fromkeys((f"is_{kind}" for kind in ("cuda", "cpu", "hip", "npu", "xpu")), _no),
 }
-_SETTINGS = [
+#: Kinds of settings that are not about ranks.
+_KINDS = [
+    "schedule",
     "memory",
     "exec",
     "disagg",
@@ -251,12 +252,11 @@ _SETTINGS = [
 
 GIVEN: dict[str, dict[str, Any]] = {
     "runtime_context": {
-        **{f"get_{name}": lambda: REST for name in _SETTINGS},
-        "get_schedule": lambda: SCHEDULE,
+        **{f"get_{name}": lambda: SETTINGS for name in _KINDS},
         "get_parallel": lambda: PARALLEL,
         "attention_backends": lambda: ("torch_native", "torch_native"),
     },
-    "server_args": {"get_global_server_args": lambda: SCHEDULE},  # where older releases look
+    "server_args": {"get_global_server_args": lambda: SETTINGS},  # where older releases look
     "model_executor.forward_batch_info": {
         "ForwardMode": Mode,
         "CaptureHiddenMode": Capture,

@@ -46,6 +46,9 @@ class PrefillAdder:
         self.chunk = config.chunk - decodes if config.chunk > 0 else None
         self.can: list[Req] = []
         self.chunked: Req | None = None
+        # In this order others may get room beside an unfinished prompt, of which there may be one.
+        self._cuts_one = config.schedule_policy == "shortest-prefill-first"
+        self._continues = False
         self._lasting: list[tuple[float, int]] | None = None
 
     def promise(self, r: Req) -> float:
@@ -81,7 +84,8 @@ class PrefillAdder:
         if most is not None:
             limit = min(limit, most)
         todo = r.fill - r.prefix
-        self._take(r, min(todo, limit), cut=todo > limit)
+        self._continues = todo > limit
+        self._take(r, min(todo, limit), cut=self._continues)
 
     def add(self, r: Req) -> Admission:
         """Take the head of the queue, whole or its first chunk, if the budgets allow it.
@@ -135,6 +139,8 @@ class PrefillAdder:
             enough = bool(self.can) and up(tokens) >= self.inputs
             return Admission.OTHER if enough else tokens
         if up(tokens) > self.chunk:
+            if self._cuts_one and self._continues:
+                return Admission.OTHER
             tokens = self.chunk // page * page
         return tokens if tokens > 0 else Admission.OTHER
 
