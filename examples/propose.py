@@ -9,15 +9,15 @@ import sys
 
 RULE = '''"""Short prompts first, but {per_second} tokens are forgiven for each second of age."""
 
-from simkv.own import RuleView, VllmKnobs, VllmRule
+from simkv.custom import PolicyRequest, CustomVllmConfig, CustomVllmScheduler
 
 
-class Forgiving(VllmRule):
+class Forgiving(CustomVllmScheduler):
     """Short prompts first; whoever came earlier is let off some of its length."""
 
-    config: VllmKnobs
+    config: CustomVllmConfig
 
-    def waiting_order(self, r: RuleView) -> float:
+    def waiting_order(self, r: PolicyRequest) -> float:
         return r.prompt_tokens + {per_second} * r.arrival
 '''
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from simkv.core.engine import EngineSpec
 from simkv.core.errors import InputError
+from simkv.custom import OLD_NAMES
 from simkv.proof.conform.conform import Mismatch, compare, replay
 from simkv.proof.conform.trace import DecisionTrace
 from simkv.proof.export_rule import ruled, written_out
@@ -33,6 +34,8 @@ from simkv.schedulers.vllm.spec import VLLM
 #: The release whose scheduler the class is for.
 RELEASE = "0.33.0"
 
+#: Classes that the top of the file defines.
+_STUBS = {"PolicyRequest", "CustomVllmConfig", "CustomVllmScheduler"}
 _TOP = '''"""{title}
 
 A rule over the decisions of vLLM {release}, written out by simkv from {file} (SHA-256 {digest}):
@@ -51,7 +54,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 
-class RuleView(NamedTuple):
+class PolicyRequest(NamedTuple):
     """A request as the rule sees it, in tokens; arrival is in seconds."""
 
     prompt_tokens: int
@@ -64,11 +67,11 @@ class RuleView(NamedTuple):
 
 
 @dataclass(frozen=True)
-class VllmKnobs:
+class CustomVllmConfig:
     """The rule's knobs are its subclass."""
 
 
-class VllmRule:
+class CustomVllmScheduler:
     """vLLM's decisions as they are."""
 
     def __init__(self, config):
@@ -89,7 +92,7 @@ class VllmRule:
 
 # The rule.
 
-'''
+{aliases}'''
 _END = '''
 
 # What asks it.
@@ -98,7 +101,7 @@ CONFIG = {config}
 
 
 def _view(request):
-    return RuleView(
+    return PolicyRequest(
         request.num_prompt_tokens,
         request.max_tokens,
         request.num_output_tokens,
@@ -151,8 +154,8 @@ def rule_of(file: Path) -> tuple[EngineSpec, Any, OwnCode]:
         of, source = sources.from_file(file, file.stem)
     if not (issubclass(of, VllmRule) and issubclass(spec.config, VllmKnobs)):
         raise InputError(
-            f"{file}: {of.__name__} is no VllmRule with VllmKnobs; only such can be written out "
-            "(rules over mistral.rs, SGLang and FastDeploy are simulated only)"
+            f"{file}: {of.__name__} is no CustomVllmScheduler with CustomVllmConfig; only such "
+            "can be written out (rules over mistral.rs, SGLang and FastDeploy are simulated only)"
         )
     return spec, of, source
 
@@ -173,6 +176,7 @@ def exported(file: Path, knobs: dict[str, Any], module: str) -> str:
         )
     given = asdict(spec.config(**knobs))
     values = ", ".join(f"{name}={given[name]!r}" for name in sorted(own))
+    code = source.code.decode()
     knobs_class = spec.config.__mro__[1].__name__
     parts = {
         "title": (of.__doc__ or of.__name__).strip().splitlines()[0],
@@ -181,9 +185,25 @@ def exported(file: Path, knobs: dict[str, Any], module: str) -> str:
         "digest": source.digest,
         "module": module,
         "rule": of.__name__,
-        "config": f"{knobs_class}({values})",
+        "config": f"{_name(knobs_class)}({values})",
+        "aliases": "".join(f"{old} = {new}\n" for old, new in _aliases(code)),
     }
-    return _TOP.format(**parts) + _without_imports(source.code.decode()) + _END.format(**parts)
+    return _TOP.format(**parts) + _without_imports(code) + _END.format(**parts)
+
+
+def _aliases(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names by which a rule's file knows the classes at the top, where they differ."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv":
+            for one in node.names:
+                old, new = one.asname or one.name, _name(one.name)
+                if old != new and new in _STUBS:
+                    yield old, new
+
+
+def _name(name: str) -> str:
+    """The name in ``simkv.custom`` of what ``simkv.own`` had under another."""
+    return OLD_NAMES.get(name, name)
 
 
 def _is_scenario(file: Path) -> bool:

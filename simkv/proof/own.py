@@ -111,6 +111,7 @@ def _hash_otherwise(file: Path, found: Checked, trees: list[dict[str, Any]]) -> 
     told = json.dumps(crowded)
     command = [
         sys.executable,
+        "-Wignore::FutureWarning:simkv.own",  # this process has given the notice
         "-P",  # no modules from the current folder; -I would also ignore PYTHONHASHSEED
         "-c",
         "import sys; from simkv.proof.own import fates; "

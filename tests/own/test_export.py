@@ -24,11 +24,11 @@ from tests.proof.record.test_wheels import WHEELS
 TRACES = sorted(RECORDED.glob("*.jsonl.gz"))
 OF_FOUND = sorted(FOUND.parent.glob("*.jsonl.gz"))
 BOTH = pytest.mark.parametrize("rule", [RULE, FOUND], ids=["written", "found"])
-PLAIN = """from simkv.own import VllmKnobs, VllmRule
+PLAIN = """from simkv.custom import CustomVllmConfig, CustomVllmScheduler
 
 
-class Mine(VllmRule):
-    config: VllmKnobs
+class Mine(CustomVllmScheduler):
+    config: CustomVllmConfig
 """
 
 
@@ -92,7 +92,7 @@ def test_a_rule_that_takes_no_decision_changes_none(tmp_path: Path) -> None:
 
 def test_only_rules_over_vllm_can_be_written_out(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(InputError, match="no VllmRule"):
+    with pytest.raises(InputError, match="no CustomVllmScheduler"):
         exported(tmp_path / "mine.py", {}, "x")
     with pytest.raises(InputError, match="no knob of the rule; expected one of alike, few"):
         exported(RULE, {"many": 1}, "x")

@@ -110,7 +110,8 @@ def _config_of(of: type[Any], source: OwnCode) -> type[Any]:
     needed = {"num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"}
     if missing := sorted(needed - own.__dataclass_fields__.keys()):
         raise InputError(
-            f"{source.shown}:1: {own.__name__} lacks {', '.join(missing)}; derive it from OwnConfig"
+            f"{source.shown}:1: {own.__name__} lacks {', '.join(missing)}; "
+            "derive it from CustomConfig"
         )
     return own
 

@@ -119,8 +119,9 @@ def _letter(contest: Contest, last: Entry | None, number: int, budget: int) -> l
     """What the program is told."""
     lines = [
         f"# Proposal {number} of {budget}",
-        "Write one Python file with a scheduler class for simkv (from simkv.own import",
-        "OwnScheduler, or VllmRule over vLLM's decisions). Answer with the file and nothing else.",
+        "Write one Python file with a scheduler class for simkv (from simkv.custom import",
+        "CustomScheduler, or CustomVllmScheduler to change single decisions of vLLM).",
+        "Answer with the file and nothing else.",
         "Wanted: " + "; ".join(map(str, contest.goals)) + "; everybody served; short code.",
         "",
         "## The scenario, first trial",

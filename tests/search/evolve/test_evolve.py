@@ -237,13 +237,13 @@ print("```python")
 if first:
     print("import nonsense")
 else:
-    print("""from simkv.own import RuleView, VllmKnobs, VllmRule
+    print("""from simkv.custom import PolicyRequest, CustomVllmConfig, CustomVllmScheduler
 
 
-class Proposed(VllmRule):
-    config: VllmKnobs
+class Proposed(CustomVllmScheduler):
+    config: CustomVllmConfig
 
-    def waiting_order(self, r: RuleView) -> float:
+    def waiting_order(self, r: PolicyRequest) -> float:
         return r.prompt_tokens
 """)
 print("```")
@@ -279,7 +279,9 @@ def test_a_program_that_says_nothing_ends_the_search(tmp_path: Path) -> None:
 
 def test_a_proposal_takes_over_the_knobs_that_it_has(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
-    file.write_text("from simkv.own import OwnScheduler\n\n\nclass A(OwnScheduler):\n    pass\n")
+    file.write_text(
+        "from simkv.custom import CustomScheduler\n\n\nclass A(CustomScheduler):\n    pass\n"
+    )
     scenario = load(write(tmp_path))["run"]
     with trusting(True):
         found = propose.code_of(file, Tryout("", scenario, tmp_path))
