@@ -24,6 +24,7 @@ from simkv.proof.conform.conform import check
 from simkv.proof.conform.recorder import write_trace
 from simkv.proof.validation.served.replay import compare, replay
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.vllm.versions import RULES
 from simkv.workload.forms import Listed
 from simkv.workload.workload import Workload
 from tests.lab import reference
@@ -136,7 +137,7 @@ def for_a_device(scenario: Scenario) -> Scenario:
 
 
 #: Under priority these compute requests whose blocks are gone, and are refused on a device.
-FCFS_ONLY = ("0.10.0", "0.10.2", "0.11.0")
+FCFS_ONLY = {name for name, rules in RULES.items() if not rules.drops_victims}
 
 
 @every_engine
