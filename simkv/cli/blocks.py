@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    from simkv.core.engine import EngineSpec
 
 
 def blocks(
@@ -70,7 +73,10 @@ def blocks(
         str | None,
         typer.Option(metavar="FORMAT", help="KV cache format: bf16, fp8 or nvfp4 (default: bf16)."),
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="vllm|sglang", help="Engine name.")] = "vllm",
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="vllm|sglang", help="Engine name (default: vllm)."),
+    ] = None,
     variant: Annotated[
         str | None,
         typer.Option(metavar="VERSION", help="Engine version (default: the newest known)."),
@@ -103,26 +109,29 @@ def blocks(
         "experts": experts,
         "kv": kv,
     }
-    if engine == "sglang":
-        knobs = {
-            "page_size": block_size,
-            "chunked_prefill_size": max_num_batched_tokens,
-            "max_running_requests": max_num_seqs,
-            "mem_fraction_static": mem_fraction_static,
-            **({"enable_dp_attention": True, "dp_size": dp} if dp > 1 else {}),
-        }
-        other = ("--gpu-memory-utilization", gpu_memory_utilization, "--mem-fraction-static")
-    else:
-        knobs = {
-            "block_size": block_size,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_num_seqs": max_num_seqs,
-            "gpu_memory_utilization": gpu_memory_utilization,
-        }
-        other = ("--mem-fraction-static", mem_fraction_static, "--gpu-memory-utilization")
-    if other[1] is not None:
-        raise InputError(f"{other[0]}: {engine} has no such flag; its own is {other[2]}")
-    _reckon(engine, _said(given), _said({**knobs, "variant": variant}))
+    from simkv.schedulers.registry import DEFAULT, ENGINES
+
+    engine = engine or DEFAULT.name
+    able = {name: spec.memory_share for name, spec in ENGINES.items() if spec.memory_share}
+    if engine not in able:
+        raise InputError(f"--engine {engine}: expected {' or '.join(sorted(able, reverse=True))}")
+    spec, own = ENGINES[engine], able[engine]
+    shares = {
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "mem_fraction_static": mem_fraction_static,
+    }
+    for share, value in shares.items():
+        if value is not None and share != own:
+            flag, other = (f"--{name.replace('_', '-')}" for name in (share, own))
+            raise InputError(f"{flag}: {engine} has no such flag; its own is {other}")
+    knobs = {
+        spec.block: block_size,
+        spec.step_tokens: max_num_batched_tokens,
+        spec.seats: max_num_seqs,
+        own: shares[own],
+        **spec.rank_knobs(dp),
+    }
+    _reckon(spec, _said(given), _said({**knobs, "variant": variant}))
 
 
 #: Settings with a line of their own.
@@ -133,7 +142,7 @@ def _said(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
+def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
     from simkv.core.errors import nearest
@@ -142,11 +151,7 @@ def _reckon(engine: str, given: dict[str, Any], knobs: dict[str, Any]) -> None:
     from simkv.costs.hardware.setting import setting_of
     from simkv.scenario.defaults import launched
     from simkv.scenario.hardware import HardwareSection, hardware_of
-    from simkv.schedulers.registry import ENGINES
 
-    if engine not in ("vllm", "sglang"):
-        raise InputError(f"--engine {engine}: expected vllm or sglang")
-    spec = ENGINES[engine]
     if (variant := knobs.get("variant")) and variant not in spec.variants:
         raise InputError(
             f"--variant {variant}: not known{nearest(variant, spec.variants)}; "

@@ -86,7 +86,7 @@ def policies() -> None:
 
     Shows for each whether its decisions were recorded on the real code or only read from source.
     """
-    from simkv.proof.conform.count import PARTLY, READ, shipped
+    from simkv.proof.conform.count import shipped
     from simkv.schedulers.registry import ENGINES, variants
 
     counts = shipped()
@@ -94,7 +94,7 @@ def policies() -> None:
         for summary, group in groupby(variants(engine).items(), lambda item: item[1].summary):
             for name, variant in group:
                 found = counts[engine].get(name)
-                recorded = PARTLY.get(engine, "recorded on the real code")
+                recorded = ENGINES[engine].partly_recorded or "recorded on the real code"
                 proof = recorded if found else "read from source"
                 traces = (
                     f"reproduces {found['equal']} of {found['recorded']} recorded traces"
@@ -103,4 +103,5 @@ def policies() -> None:
                 )
                 print(f"{engine:<12}{name:<24}{proof:<28}{traces}\n{'':<36}{variant.source}")
             print(f"{'':<36}{summary}")
-        print(f"{'':<12}of {engine} in no recording, only read from source: {READ[engine]}")
+        unrecorded = ENGINES[engine].unrecorded
+        print(f"{'':<12}of {engine} in no recording, only read from source: {unrecorded}")

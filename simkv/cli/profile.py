@@ -61,13 +61,13 @@ def llmservingsim(
     from simkv.costs.hardware.catalog import find_model, known_model
     from simkv.costs.hardware.links import said_link
     from simkv.costs.sources.llmservingsim import Sharding, bundle_model, bundle_profile
-    from simkv.schedulers.vllm.setting import graph_sizes
+    from simkv.schedulers.registry import DEFAULT
 
     check_file("--out", out)
     found, measured = find_model(model), known_model(bundle_model(bundle))
     if measured and measured != found:
         raise InputError(f"{bundle}: measured with {measured.name}; --model {model} is another")
-    sizes = graph_sizes(max_num_seqs) if max_num_seqs else None
+    sizes = DEFAULT.graph_sizes(max_num_seqs) if max_num_seqs else None
     layout = Sharding(
         found.layers,
         tp,

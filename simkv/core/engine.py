@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+from simkv.core.blocks import BlockPool
 from simkv.core.launch import Launch
 from simkv.core.recording import Recording
 from simkv.core.rule import Seam
@@ -74,6 +75,20 @@ def _itself(name: str) -> str:
 
 def _nothing(*_: Any) -> None:
     return None
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+def _no_knobs(_: int) -> Mapping[str, Any]:
+    return {}
+
+
+#: A server measures its largest step and takes what a share of memory leaves, where constants
+#: depend on the release or are those of the newest vLLM; or it takes a share of memory without a
+#: measurement (``static``), or a share of what is left after one (``rest``).
+KvSizing = Literal["measured", "measured by release", "static", "rest"]
 
 
 @dataclass(frozen=True)
@@ -172,6 +187,39 @@ class EngineSpec:
     """Whether its server turns a switch off with ``--no-SWITCH``."""
     logs_all_options: bool = False
     """Whether its log begins with the value of every option."""
+    sizing: KvSizing = "measured"
+    """How its server finds the size of the KV cache."""
+    states_in_blocks_since: tuple[int, int] | None = None
+    """Release from which on states of layers are kept in blocks like KV; None: never."""
+    step_tokens: str = "max_num_batched_tokens"
+    """Knob for the most tokens of a step, of those that have one."""
+    memory_share: str | None = None
+    """Knob for the share of the GPU's memory, with its flag; None: ``simkv blocks`` does not take
+    the engine."""
+    graph_sizes: Callable[[int], list[int]] = lambda _: []
+    """Sizes in tokens of the CUDA graphs that a server with this number of seats captures."""
+    unrecorded: str = ""
+    """What of the engine no recording shows, though others of its decisions were recorded."""
+    partly_recorded: str | None = None
+    """What was recorded, of an engine of which it was less than all that decides."""
+    rank_knobs: Callable[[int], Mapping[str, Any]] = _no_knobs
+    """Knobs of a server with this number of data-parallel attention groups."""
+    rank_router: Mapping[str, Any] = field(default_factory=lambda: {"router": "round_robin"})
+    """Router in front of data-parallel ranks, as ``fleet`` of a scenario describes it."""
+    ranks_in_lockstep: bool = False
+    """Whether data-parallel ranks with a mixture of experts step together."""
+    disk: Callable[[Any], bool] | None = None
+    """Whether KV in host memory goes on to a disk; None: never."""
+    in_priority_order: Callable[[Any], bool] = _always
+    """Whether a config heeds the priorities of requests."""
+    lora_slots: str | None = None
+    """Knob for the number of LoRA adapters that run at once, where the engine reports their use."""
+    lora_by_model: bool = False
+    """Whether clients may name an adapter as ``model:adapter``."""
+    published_cache: Callable[[Any], BlockPool | None] | None = None
+    """Prefix cache of a scheduler whose changes its server publishes; None: it publishes none."""
+    published_cache_knob: str | None = None
+    """Knob without which nothing is published."""
 
     def variant(self, name: str) -> Variant:
         """The variant that a config calls by this name."""
@@ -194,6 +242,31 @@ class EngineSpec:
     def offloads(self, config: EngineConfig) -> bool:
         """Whether the KV of prompts is copied to host memory."""
         return self.host is not None and self.host(config)
+
+    def uses_disk(self, config: EngineConfig) -> bool:
+        """Whether KV in host memory goes on to a disk."""
+        return self.disk is not None and self.disk(config)
+
+    def drafted_tokens(self, config: EngineConfig) -> int:
+        """Tokens that are drafted for a request in a step."""
+        return self._number(config, self.drafts)
+
+    def lora_capacity(self, config: EngineConfig) -> int:
+        """LoRA adapters that run at once; 0 if the engine does not report their use."""
+        return self._number(config, self.lora_slots)
+
+    def tokens_per_chunk(self, config: EngineConfig) -> int:
+        """Tokens that are sent to a client at a time."""
+        return self._number(config, self.stream) or 1
+
+    def length_limit(self, config: EngineConfig) -> int | None:
+        """Most tokens of a request; None if the engine has no such limit."""
+        return self._number(config, self.longest) or None
+
+    def _number(self, config: EngineConfig, knob: str | None) -> int:
+        """Value of a knob; 0 if the engine has none or it is not set."""
+        value: int | None = getattr(config, knob) if knob else None
+        return value or 0
 
     def block_size(self, config: EngineConfig) -> int:
         """Tokens in a block of KV."""

@@ -10,9 +10,10 @@ Fixes, versions and logs depend on these; the text under a field is documentatio
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import get_type_hints
+from typing import Any, cast, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,13 @@ class Env(Source):
     """The environment variable of the engine's server that sets a knob."""
 
 
-@cache
 def sources(config: type[object]) -> dict[str, Source]:
     """Return the declared source of each knob of a config class, by field, in their order."""
+    return _sources(cast(Hashable, config))
+
+
+@cache
+def _sources(config: Any) -> dict[str, Source]:
     hints = get_type_hints(config, include_extras=True)
     return {
         name: mark

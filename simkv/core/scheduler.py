@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, cast
 
 from simkv.core.request import Prompt
 
@@ -348,12 +348,16 @@ class Clocked(Scheduler, Protocol):
         """It is ``now`` (s): said before each iteration's ``add`` and ``schedule``."""
 
 
-class Offloader(Scheduler, Protocol):
-    """A scheduler that has KV copied to host memory and back (``Batch.moves``)."""
+class KvWaiter(Scheduler, Protocol):
+    """A scheduler whose requests may wait for KV that is being copied or sent."""
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are under way, so that a standstill will end by itself."""
+        """Whether KV is on its way, so that a standstill will end by itself."""
+
+
+class Offloader(KvWaiter, Protocol):
+    """A scheduler that has KV copied to host memory and back (``Batch.moves``)."""
 
     @property
     def unsaid(self) -> bool:
@@ -366,12 +370,8 @@ class Offloader(Scheduler, Protocol):
         """These transfers of a disk are done, and it is known what these looks were for."""
 
 
-class KvConnector(Scheduler, Protocol):
+class KvConnector(KvWaiter, Protocol):
     """A scheduler that works with others: one replica keeps the KV that another one loads."""
-
-    @property
-    def awaits_kv(self) -> bool:
-        """Whether KV is on its way, so that a standstill will end by itself."""
 
     def keep(self, request_id: int) -> None:
         """When this request ends, which is about to be added, its blocks stay until ``sent``."""
@@ -384,3 +384,22 @@ class KvConnector(Scheduler, Protocol):
 
     def loaded(self, request_id: int) -> None:
         """The KV of a request is there."""
+
+
+# Custom schedulers need none of the above, and wrappers pass attributes on, so neither isinstance
+# nor a base class can tell. An engine asks once, when it is built.
+
+
+def clocked(scheduler: Scheduler) -> Clocked | None:
+    """Return the scheduler if it looks at the clock, else None."""
+    return cast(Clocked, scheduler) if hasattr(scheduler, "tell_time") else None
+
+
+def kv_waiter(scheduler: Scheduler) -> KvWaiter | None:
+    """Return the scheduler if its requests may wait for KV, else None."""
+    return cast(KvWaiter, scheduler) if hasattr(scheduler, "awaits_kv") else None
+
+
+def offloader(scheduler: Scheduler) -> Offloader | None:
+    """Return the scheduler if it has KV copied to host memory, else None."""
+    return cast(Offloader, scheduler) if hasattr(scheduler, "unsaid") else None

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from simkv.costs.load import Executor, Floats, Load
+from simkv.costs.load import Executor, Floats, Load, wants_spread
 from simkv.costs.profile import StepError
 from simkv.costs.simulated import later
 
@@ -68,7 +68,7 @@ class Erring:
         self.inner = inner
         self._scale = scale
         self._wider = wider
-        self.wants_spread: bool = getattr(inner, "wants_spread", False)
+        self.wants_spread = wants_spread(inner)
 
     def run(self, load: Load) -> float:
         return self.inner.run(load) * self._of(load)

@@ -20,6 +20,7 @@ from simkv.costs.operators.roofline import estimate_errors
 from simkv.costs.operators.spreads import told
 from simkv.costs.operators.tables import installed
 from simkv.costs.profile import load_profile, packaged_profiles
+from simkv.schedulers.registry import DEFAULT
 
 FROM_SHEET = "estimated from the data sheet"
 #: GPUs of a replica that are tried for whether the weights fit.
@@ -76,7 +77,7 @@ def _measured(tables: Path, system: str) -> bool:
 @lru_cache(maxsize=4096)
 def fits(model: Architecture, gpu: Gpu) -> int | None:
     """The least of 1, 2, 4, 8 and 16 GPUs that hold the model and 8,192 tokens of KV."""
-    setting = EngineSetting("vllm", "0.33.0", 8192, 256, memory_share=0.92)
+    setting = EngineSetting(DEFAULT.name, DEFAULT.config().variant, 8192, 256, memory_share=0.92)
     for tp in GPUS:
         try:
             room = kv_room(make_hardware(gpu, model, tp=tp), setting)

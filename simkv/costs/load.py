@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -111,10 +111,7 @@ def _with_drafts(load: Load, batch: Batch, drafted: Drafted) -> Load:
 
 
 class Executor(Protocol):
-    """Runs a batch, for real or on paper.
-
-    One that has ``wants_spread`` true is told the shortest and longest decode of each step.
-    """
+    """Runs a batch, for real or on paper; see ``SpreadExecutor``."""
 
     def run(self, load: Load) -> float:
         """Seconds that a step with this load takes."""
@@ -131,3 +128,14 @@ class Executor(Protocol):
 
     def idle(self) -> float:
         """Seconds that a pass takes in which the scheduler finds nothing to run."""
+
+
+class SpreadExecutor(Executor, Protocol):
+    """An executor that may ask for the shortest and longest decode of each step."""
+
+    wants_spread: bool
+
+
+def wants_spread(executor: Executor) -> bool:
+    """Whether an executor asks for the shortest and longest decode; asked once per engine."""
+    return hasattr(executor, "wants_spread") and cast(SpreadExecutor, executor).wants_spread

@@ -29,8 +29,6 @@ from simkv.scenario.defaults import machine_with
 from simkv.schedulers.registry import ENGINES, spec_of
 
 Floats = npt.NDArray[np.float64]
-#: How often vLLM's balancer of data-parallel ranks hears of their queues (s).
-BALANCER_S = 0.1
 #: Requests that waited longer than this (s) waited for something.
 WAITED = 0.5
 
@@ -77,10 +75,9 @@ class ServerSetup:
         """The section on data-parallel ranks behind one endpoint, with their engine's balancer."""
         if self.ranks == 1:
             return None
-        if self.engine["name"] != "vllm":
-            return {"replicas": self.ranks, "router": "round_robin"}
-        told = {"router": "least_loaded", "refresh_interval": BALANCER_S}
-        return {"replicas": self.ranks, **told, "lockstep": self.lockstep}
+        spec = ENGINES[self.engine["name"]]
+        fleet = {"replicas": self.ranks, **spec.rank_router}
+        return fleet | {"lockstep": self.lockstep} if spec.ranks_in_lockstep else fleet
 
 
 def set_up(evidence: Evidence, asked: Asked) -> ServerSetup:

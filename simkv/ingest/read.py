@@ -20,7 +20,15 @@ from simkv.workload.traces.measured import read_measured
 
 
 class LogReader(Protocol):
-    """A module that knows a kind of log."""
+    """A module that knows the log of an ``ENGINE``, which messages call ``TITLE``.
+
+    ``LOGS_ITERATIONS``: its ``steps`` are single iterations with their durations, not what ran
+    between two lines.
+    """
+
+    ENGINE: str
+    TITLE: str
+    LOGS_ITERATIONS: bool
 
     def known(self, text: str) -> bool:
         """Whether lines of this text are its own."""
@@ -28,9 +36,23 @@ class LogReader(Protocol):
     def read(self, source: Source) -> Evidence:
         """All that a log tells."""
 
+    def computed_only(self, version: str) -> bool:
+        """Whether the prompt tokens of a version's lines exclude those found in the cache."""
+
 
 #: Kinds of text that no trace is; each says whether a piece of text is its own, and reads a file.
 LOGS: tuple[LogReader, ...] = (vllm_log, sglang_log)
+
+
+def log_reader(engine: str | None) -> LogReader | None:
+    """The reader of an engine's logs; None if there is none."""
+    return next((reader for reader in LOGS if engine == reader.ENGINE), None)
+
+
+def logs_iterations(engine: str | None) -> bool:
+    """Whether the log of an engine has single iterations with their durations."""
+    reader = log_reader(engine)
+    return reader is not None and reader.LOGS_ITERATIONS
 
 
 def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
@@ -46,8 +68,8 @@ def read(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
         return prometheus.read(source)
     if all(words.search(beginning) for words in _BOTH):
         raise InputError(
-            f"{path}: has stats lines of vLLM and of SGLang; expected the log of one server: give "
-            "each a file of its own"
+            f"{path}: has stats lines of {_titles(' and of ')}; expected the log of one "
+            "server: give each a file of its own"
         )
     plain = head.kind in ("text", "csv", "yaml") or _STAMPED.match(beginning)
     if plain or is_json_log(beginning) or sglang_log.EVENT in beginning:
@@ -71,6 +93,10 @@ _BOTH = (re.compile(r"Avg prompt throughput: "), re.compile(r"(Prefill|Decode) b
 _STAMPED = re.compile(r"\s*\[(\d{4}-\d\d-\d\d[ T]|\d\d:\d\d:\d\d[ \]])")
 
 
+def _titles(between: str) -> str:
+    return between.join(reader.TITLE for reader in LOGS)
+
+
 def _beginning(source: Source) -> str:
     with source.text() as lines:
         return lines.read(HEAD_BYTES)
@@ -84,8 +110,8 @@ def _anywhere(path: Path, advance: Callable[[int], None] | None) -> Evidence:
         if found.settings or found.series is not None or found.arrivals is not None:
             return found
     raise InputError(
-        f"{path}: nothing that is known: no line of vLLM's or SGLang's log, no spans, no metrics "
-        "and no requests of a client; `simkv diagnose --help` lists what is read"
+        f"{path}: nothing that is known: no line of the log of {_titles(' or ')}, no spans, no "
+        "metrics and no requests of a client; `simkv diagnose --help` lists what is read"
     )
 
 

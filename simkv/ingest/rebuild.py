@@ -13,7 +13,7 @@ from simkv.ingest.ensemble import can_draw, drawn
 from simkv.ingest.evidence import Evidence
 from simkv.ingest.from_lines import KnownEngine, drawn_from_lines
 from simkv.ingest.from_steps import usable
-from simkv.ingest.vllm_log import computed_only
+from simkv.ingest.read import log_reader, logs_iterations
 from simkv.ingest.windows import can_cut, of_steps
 from simkv.schedulers.registry import ENGINES, spec_of
 from simkv.workload.rows import NAME, Pieces, Rows
@@ -114,24 +114,27 @@ def _known(setup: ServerSetup, shared: float) -> KnownEngine:
     """What the lines are read with."""
     config = ENGINES[setup.engine["name"]].config(**setup.engine)
     spec = spec_of(config)
-    longest = getattr(config, spec.longest) if spec.longest else None
+    reader = log_reader(spec.name)
     return KnownEngine(
         tokens=kv_tokens(config) if setup.sized else float("nan"),
         block=spec.block_size(config),
-        longest=longest or 1 << 20,
+        longest=spec.length_limit(config) or 1 << 20,
         shared=shared,
-        computed_only=spec.name == "vllm" and computed_only(config.variant),
+        computed_only=reader is not None and reader.computed_only(config.variant),
     )
 
 
 def _iterations(evidence: Evidence, setup: ServerSetup) -> pd.DataFrame | None:
-    """Lines made of vLLM's iterations, where it logged them."""
+    """Lines made of iterations, where the engine logged them."""
     steps, series = evidence.steps, evidence.series
-    if steps is None or series is None or evidence.engine != "vllm" or not usable(steps):
+    engine = evidence.engine
+    if engine is None or not logs_iterations(engine):
+        return None
+    if steps is None or series is None or not usable(steps):
         return None
     if (series["engine"] < 0).any():  # lines of several ranks together
         return None
-    config = ENGINES["vllm"].config(**setup.engine)
+    config = ENGINES[engine].config(**setup.engine)
     return of_steps(steps, series, config.max_num_batched_tokens)
 
 

@@ -260,6 +260,17 @@ def _died(log: _Log, line: LogLine) -> bool:
 _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (_batch, _request, _start, _died)
 
 
+#: The engine whose log it is, and how it is called in messages.
+ENGINE, TITLE = "sglang", "SGLang"
+#: Whether ``steps`` are single iterations with their durations.
+LOGS_ITERATIONS = False
+
+
+def computed_only(version: str) -> bool:  # noqa: ARG001
+    """Whether the prompt tokens of this version's lines exclude those found in the cache."""
+    return False
+
+
 def known(text: str) -> bool:
     """Whether lines of this text are SGLang's."""
     words = ("Prefill batch", "Decode batch", "server_args=", "sglang", EVENT)

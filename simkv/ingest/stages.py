@@ -33,7 +33,7 @@ from simkv.ingest.join import join
 from simkv.ingest.members import members, others, spread, write_members, write_rebuilt
 from simkv.ingest.mend import mend, off_by_error
 from simkv.ingest.picture import write_picture
-from simkv.ingest.read import read
+from simkv.ingest.read import logs_iterations, read
 from simkv.ingest.rebuild import Rebuilt, is_drawn, rebuild
 from simkv.ingest.replay import times
 from simkv.ingest.timeline import HEAD, rows, timeline
@@ -95,7 +95,7 @@ def calibrate_stage(folder: Path, asked: Asked, tell: Tell = lambda _done, _tota
     _same(rebuilt, requests, folder)
     evidence = files.read_evidence(folder)
     steps = evidence.steps
-    if evidence.engine == "sglang" and evidence.requests is not None:
+    if not logs_iterations(evidence.engine) and evidence.requests is not None:
         steps = None  # its lines tell the time between two lines, whatever ran in it
     if steps is not None:
         steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))

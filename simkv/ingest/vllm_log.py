@@ -304,6 +304,12 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
 )
 
 
+#: The engine whose log it is, and how it is called in messages.
+ENGINE, TITLE = "vllm", "vLLM"
+#: Whether ``steps`` are single iterations with their durations.
+LOGS_ITERATIONS = True
+
+
 def computed_only(version: str) -> bool:
     """Whether the prompt tokens of this version's stats line leave out those found in the cache."""
     minor = re.match(r"0\.(\d+)", version)

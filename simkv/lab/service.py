@@ -16,6 +16,7 @@ from simkv.lab.runner import Runner, covering
 from simkv.lab.serve import check_fits, runner_config, serve_steadily
 from simkv.lab.served import Served, Setup
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.registry import DEFAULT
 
 #: What the name of a run with a pipelined scheduler ends in.
 OVERLAPPED = "-overlapped"
@@ -61,7 +62,7 @@ class ServiceLoad:
                     },
                 },
                 "engine": {
-                    "name": "vllm",
+                    "name": DEFAULT.name,
                     "block_size": limits.block_size,
                     "num_gpu_blocks": limits.kv_tokens // limits.block_size,
                     "max_num_seqs": limits.decodes,

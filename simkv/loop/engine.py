@@ -16,7 +16,15 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.core.scheduler import Batch, Completion, Livelock, Scheduler
+from simkv.core.scheduler import (
+    Batch,
+    Completion,
+    Livelock,
+    Scheduler,
+    clocked,
+    kv_waiter,
+    offloader,
+)
 from simkv.costs.load import Executor, Floats, Load
 from simkv.loop.ahead import InFlight, Leap, Rest, alike, ends_of
 from simkv.loop.clock import Process, passed
@@ -73,7 +81,9 @@ class Engine(Replica):
         self._rest: Rest | None = None
         self._idle_passes = 0  # in a row
         self._watch = CycleWatch(scheduler.fingerprint, lambda: scheduler.free_blocks)
-        self._tell_time: Callable[[float], None] | None = getattr(scheduler, "tell_time", None)
+        self._clocked = clocked(scheduler)
+        self._kv_waiter = kv_waiter(scheduler)
+        self._offloader = offloader(scheduler)
         self._group_row = self._completed_row = -1
         # Tokens of each request that no step has been asked for yet, and the rows of the step log
         # in which members of the decode group will get their last one.
@@ -128,10 +138,11 @@ class Engine(Replica):
         if delivered:  # what came from outside may have changed nothing
             self.record.standstill = None
         working = bool(batch or oldest.batch) or any(f.batch for f in self.in_flight)
-        if not working and not getattr(self.scheduler, "unsaid", False):
+        unsaid = self._offloader is not None and self._offloader.unsaid
+        if not working and not unsaid:
             if not self._busy():
                 return "sleep"
-            if getattr(self.scheduler, "awaits_kv", False):
+            if self._kv_waiter is not None and self._kv_waiter.awaits_kv:
                 if self._watch.repeats(working=True, now=self.env.now):
                     self._circles = True
                     self._stand_still(self._watch.since)
@@ -176,8 +187,8 @@ class Engine(Replica):
     def _hear(self) -> None:
         """Tell the scheduler what time it is and what has come."""
         now = self.env.now
-        if self._tell_time is not None:
-            self._tell_time(now)
+        if self._clocked is not None:
+            self._clocked.tell_time(now)
         for message in self.inbox:
             if isinstance(message, Request):
                 self.scheduler.add(message)

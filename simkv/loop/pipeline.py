@@ -1,11 +1,11 @@
-"""FastDeploy's asynchronous pipeline: engine, worker and token processor as SimPy processes.
+"""A pipeline such as FastDeploy's: engine, worker and token processor as SimPy processes.
 
     engine ──tasks──▶ worker ──messages──▶ token processor
        ▲                                        │
        └───────────── shared memory ────────────┘
 
-What the three do is in ``simkv.schedulers.fastdeploy``; here they only get a clock. Each is one
-process, each arrow one store. The engine decides on what the token processor has heard so far,
+The engine's package has the three actors (``core/threads.py``); here they only get a clock. Each is
+one process, each arrow one store. The engine decides on what the token processor has heard so far,
 while tokens are still on their way; PaddlePaddle/FastDeploy PR #5796 is about that.
 """
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import simpy
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.core.scheduler import Batch
+from simkv.core.scheduler import Batch, Scheduler
+from simkv.core.threads import Heard, Message, Threads, WorkerCrash
 from simkv.costs.load import Executor
 from simkv.loop.clock import Process
 from simkv.loop.cycles import CycleWatch
@@ -27,9 +28,6 @@ from simkv.loop.record import Record, Standstill
 from simkv.loop.replica import Replica
 from simkv.loop.steplog import Backlog
 from simkv.scenario.pacing import Pacing
-from simkv.schedulers.fastdeploy.memory import Heard, Planned, Seq
-from simkv.schedulers.fastdeploy.scheduler import FastDeploy, aside_of, batch_of
-from simkv.schedulers.fastdeploy.worker import Message, Parcel, Slot, Task, Work, WorkerCrash
 
 
 class Received(NamedTuple):
@@ -41,7 +39,7 @@ class Received(NamedTuple):
 
 
 class Pipeline(Replica):
-    """One replica of FastDeploy whose three threads run side by side; used as an ``Engine`` is.
+    """One replica whose three threads run side by side; used as an ``Engine`` is.
 
     Every run ends. Where all three wait for each other, where they work but no client gets a
     token any more, or where the worker dies, ``record.standstill`` says so, and why.
@@ -50,7 +48,7 @@ class Pipeline(Replica):
     def __init__(
         self,
         env: simpy.Environment,
-        actors: FastDeploy,
+        actors: Threads,
         executor: Executor,
         pacing: Pacing,
         ready: float = 0.0,
@@ -58,7 +56,8 @@ class Pipeline(Replica):
         *,
         rank: int = 0,
     ) -> None:
-        super().__init__(env, actors, executor, ready, resolved, rank)
+        super().__init__(env, cast(Scheduler, actors), executor, ready, resolved, rank)
+        self.actors = actors
         self.manager, self.worker, self.processor = actors.manager, actors.worker, actors.processor
         self.pacing = pacing
         self.tasks = simpy.Store(env, capacity=1)
@@ -81,7 +80,7 @@ class Pipeline(Replica):
         self.env.process(self._work())
         self.env.process(self._listen())
         pacing, last_call = self.pacing, None
-        planned: list[Planned] = []
+        planned: list[Any] = []
         while True:
             self._pull()
             this_call = self._heard, self.manager.fingerprint()
@@ -103,12 +102,12 @@ class Pipeline(Replica):
     def _work(self) -> Process:
         """The worker thread: at a step border take tasks, run a step, send its message."""
         while True:
-            tasks: list[Task] = []
+            tasks: list[Any] = []
             if self.tasks.items or not self.worker.work():
                 tasks = yield from self._take()
             if self.dead:
                 return
-            self.record.set_aside(aside_of(self.manager, self.worker), self.env.now)
+            self.record.set_aside(self.actors.aside(), self.env.now)
             work, message = self.worker.work(), self.step()
             if message is None:
                 continue
@@ -132,9 +131,9 @@ class Pipeline(Replica):
             self.hear(message)
             self.stir()
 
-    def _take(self) -> Generator[simpy.Event, Any, list[Task]]:
+    def _take(self) -> Generator[simpy.Event, Any, list[Any]]:
         """The worker takes the tasks of one put, waiting for them if there are none."""
-        parcel: Parcel = yield self.tasks.get()
+        parcel = yield self.tasks.get()
         self._taken.succeed()
         self._decided = self._planned_at
         try:
@@ -142,7 +141,8 @@ class Pipeline(Replica):
         except WorkerCrash as crash:
             lost = [task.id for task in parcel.tasks if task.slot is None]
             self.die("engine died", f"raised: {crash}", lost)
-        return parcel.tasks
+        tasks: list[Any] = parcel.tasks
+        return tasks
 
     def _await_news(self, interval: float) -> Process:
         """Look every ``interval`` seconds whether anything is new; here, skip to when it is.
@@ -163,7 +163,7 @@ class Pipeline(Replica):
 
     # What they do, for whoever wants to watch.
 
-    def decide(self) -> list[Planned]:
+    def decide(self) -> list[Any]:
         """One ``schedule`` call."""
         manager, now = self.manager, self.env.now
         planned = manager.schedule()
@@ -176,7 +176,7 @@ class Pipeline(Replica):
             self._planned_at = now
         return planned
 
-    def put(self, planned: list[Planned]) -> Parcel:
+    def put(self, planned: list[Any]) -> Any:
         """Serialise the tasks of a decision."""
         self.changed = True
         return self.manager.put(planned)
@@ -218,18 +218,18 @@ class Pipeline(Replica):
             self.record.lives[request.id].seen = self.env.now
         del self._new[:count]
 
-    def _begin(self, work: list[Work], tasks: list[Task]) -> float:
+    def _begin(self, work: list[Any], tasks: list[Any]) -> float:
         """Note a step that begins now; returns its seconds."""
         if not work:  # only an acknowledgement
             self.record.idle_passes += 1
             return self.executor.idle()
         prefills = sum(task.kind == "prefill" for task in tasks)
-        batch = batch_of(work, prefills, self._preempted)
+        batch = self.actors.batch_of(work, prefills, self._preempted)
         self._preempted = []
         load = self.load(batch)
         seconds = self.executor.run(load)
-        actors = self.scheduler
-        queues = Backlog(actors.num_waiting, actors.num_running, actors.free_blocks)
+        engine = self.scheduler
+        queues = Backlog(engine.num_waiting, engine.num_running, engine.free_blocks)
         now = self.env.now
         self.record.step(batch, load, now, now + seconds, queues, self._decided)
         return seconds
@@ -303,7 +303,7 @@ class Pipeline(Replica):
                 yield f"slot {i}: {_disagreement(seq, slot)}"
 
 
-def _disagreement(seq: Seq, slot: Slot) -> str:
+def _disagreement(seq: Any, slot: Any) -> str:
     """Why a request does not go on that ``seq``, the engine's view of it, believes to decode."""
     if slot.state == "chunk stopped":
         tokens = "one token" if slot.length == slot.end + 1 else f"{slot.length - slot.end} tokens"

@@ -12,7 +12,7 @@ from mypy_extensions import mypyc_attr
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler import Batch, Moves, Refusal, Scheduler
-from simkv.costs.load import Executor, Load, load_of
+from simkv.costs.load import Executor, Load, load_of, wants_spread
 from simkv.loop.clock import Moment, Process
 from simkv.loop.door import Door
 from simkv.loop.outcomes import cut_off, give_outcomes
@@ -78,7 +78,7 @@ class Replica(ABC):
         self.inbox: list[Request | int | Callable[[], None]] = []
         self.wake: simpy.Event | None = None
         self.resolved = resolved
-        self._spread: bool = getattr(executor, "wants_spread", False)
+        self._spread = wants_spread(executor)
 
     # What clients and routers do.
 

@@ -151,10 +151,10 @@ def replica_of(
     executor = executor_of(scenario, spec, changed)
     ready, pacing = scenario.engine_ready, scenario.pipeline
     if pacing:
+        from simkv.core.threads import Threads
         from simkv.loop.pipeline import Pipeline
-        from simkv.schedulers.fastdeploy.scheduler import FastDeploy
 
-        if isinstance(chosen, FastDeploy):
+        if isinstance(chosen, Threads):
             return Pipeline(env, chosen, executor, pacing, ready, rank=rank)
     engine = Engine(env, chosen, executor, ready, leaping=leaping, rank=rank)
     engine.door = door_of(spec.engine)
@@ -163,12 +163,11 @@ def replica_of(
         asked = scenario.offload
         link = OffloadLink(asked.bytes_per_token, asked.host_gb_s * 1e9, asked.latency_us / 1e6)
         disk = None
-        if getattr(spec.engine, "secondary_tiers", ()):
+        if spec_of(spec.engine).uses_disk(spec.engine):
             read, write = asked.disk_read_gb_s * 1e9, asked.disk_write_gb_s * 1e9
             disk = OffloadLink(asked.bytes_per_token, read, asked.disk_latency_us / 1e6, write)
         with_copies(engine, link, disk)
-    if knob := spec_of(spec.engine).stream:
-        engine.record.every = getattr(spec.engine, knob)
+    engine.record.every = spec_of(spec.engine).tokens_per_chunk(spec.engine)
     return engine
 
 

@@ -17,6 +17,9 @@ ENGINES: Mapping[str, EngineSpec] = {
     engine.name: engine for engine in (MISTRALRS, VLLM, SGLANG, FASTDEPLOY, TRTLLM)
 }
 
+#: The engine that stands for others where none is named.
+DEFAULT = VLLM
+
 
 def spec_of(config: EngineConfig) -> EngineSpec:
     """The engine that ``config`` is for; a config of one's own brings its own."""

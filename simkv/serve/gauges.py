@@ -46,8 +46,9 @@ class Meters:
             return found
         streamed = self._desk.streamed.__contains__
         meter = Meter(replica, self._block_size, self._bounds, streamed, self._reason)
-        meter.lora_slots = getattr(self._config, "max_loras_per_batch", 0)
-        meter.accepted = [0] * getattr(self._config, "num_speculative_tokens", 0)
+        spec = spec_of(self._config)
+        meter.lora_slots = spec.lora_capacity(self._config)
+        meter.accepted = [0] * spec.drafted_tokens(self._config)
         self._meters[id(replica)] = meter
         return meter
 

@@ -47,7 +47,7 @@ class Front:
 
     ``longest`` is the most tokens of prompt and answer together, None where the engine has no such
     limit; ``lengths`` draws how long answers are that may end by themselves, ``loras`` are the
-    adapters that clients ask for by their names.
+    adapters that clients ask for by their names, or with ``lora_by_model`` by ``model:adapter``.
     """
 
     engine: str
@@ -59,16 +59,17 @@ class Front:
     seed: int = 0
     by_priority: bool = True
     loras: Sequence[str] = ()
+    lora_by_model: bool = False
 
     def adapter(self, model: str | None) -> str | None:
         """The LoRA adapter that a client means by a model's name.
 
-        vLLM knows adapters by their names, SGLang by ``model:adapter``, too. Raises Refused if
-        nothing has the name.
+        It is known by its name, with ``lora_by_model`` by ``model:adapter``, too. Raises Refused
+        if nothing has the name.
         """
         if not model or model == self.model:
             return None
-        name = model.removeprefix(f"{self.model}:") if self.engine == "sglang" else model
+        name = model.removeprefix(f"{self.model}:") if self.lora_by_model else model
         if name not in self.loras:
             shown = model if len(model) <= LONGEST_NAME else f"{model[:LONGEST_NAME]}…"
             raise Refused(404, f"The model `{shown}` does not exist.", "model")

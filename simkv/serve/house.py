@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simkv.core.engine import EngineConfig, EngineSpec
 from simkv.core.errors import InputError
 from simkv.loop.world import ReplicaSpec, check_lora, specs
 from simkv.scenario.saving import to_yaml
@@ -101,27 +102,29 @@ class House:
             variant=engine.variant,
             model=options.model or _model(scenario),
             texts=texts(options.tokenizer),
-            longest=getattr(engine, spec.longest) if spec.longest else None,
+            longest=spec.length_limit(engine),
             lengths=answers(scenario),
             seed=options.seed,
-            by_priority=getattr(engine, "policy", None) != "fcfs",
+            by_priority=spec.in_priority_order(engine),
             loras=_loras(scenario, replicas),
+            lora_by_model=spec.lora_by_model,
         )
         self.desk = Desk(self.live, self.front)
         self.figures = Meters(self.desk, engine)
-        self.teller = self._teller(spec.block_size(engine))
+        self.teller = self._teller(spec, engine)
         self.explainer = Explainer(self.live, self.scenario, folder)
         self._ending = ending
         self._socket = bind(options.host, options.port)
 
-    def _teller(self, block_size: int) -> CacheTeller | None:
+    def _teller(self, spec: EngineSpec, engine: EngineConfig) -> CacheTeller | None:
         options = self.options
         if options.kv_events is None:
             return None
         from simkv.serve.kvevents import CacheTeller
 
         where = options.kv_events, options.kv_replay, options.rank
-        return CacheTeller(self.live, where, block_size, self.desk.tokens, self.front.loras)
+        size, loras = spec.block_size(engine), self.front.loras
+        return CacheTeller(self.live, where, size, self.desk.tokens, loras, spec.published_cache)
 
     @property
     def address(self) -> str:

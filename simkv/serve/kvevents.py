@@ -25,6 +25,7 @@ from zmq.asyncio import Context
 from simkv.core.blocks import BlockPool
 from simkv.core.errors import InputError
 from simkv.loop.replica import Replica
+from simkv.schedulers.registry import ENGINES
 from simkv.serve.live import Live
 
 #: Batches that are kept for those who missed them.
@@ -170,7 +171,8 @@ class CacheTeller:
     """Publishes what happens in the caches of all replicas, each on addresses of its own.
 
     ``where`` are the addresses for batches and for what was missed, and the first replica's rank;
-    ``loras`` are the adapters in the order of their numbers, from 1 on.
+    ``loras`` are the adapters in the order of their numbers, from 1 on; ``published`` is the cache
+    of a scheduler (``EngineSpec.published_cache``).
     Raises InputError if the engine publishes nothing, or if the first address cannot be had.
     """
 
@@ -181,8 +183,9 @@ class CacheTeller:
         block_size: int,
         tokens_of: TokensOf,
         loras: Sequence[str] = (),
+        published: Callable[[Any], BlockPool | None] | None = None,
     ) -> None:
-        self._live = live
+        self._live, self._published = live, published
         self._numbers = {name: number for number, name in enumerate(loras, 1)}
         self._endpoint, self._replay, self._first = where
         self._size, self._tokens_of = block_size, tokens_of
@@ -194,12 +197,11 @@ class CacheTeller:
     def _get(self, replica: Replica) -> tuple[CacheWatcher, Publisher]:
         if found := self._of.get(id(replica)):
             return found
-        pool = getattr(replica.scheduler, "cache", None)
-        if not isinstance(pool, BlockPool):
-            raise InputError(
-                "--kv-events: this engine publishes none here; expected vllm with "
-                "enable_prefix_caching"
-            )
+        pool = self._published(replica.scheduler) if self._published else None
+        if pool is None:
+            able = {n: e.published_cache_knob for n, e in ENGINES.items() if e.published_cache}
+            expected = " or ".join(f"{name} with {knob}" for name, knob in able.items())
+            raise InputError(f"--kv-events: this engine publishes none here; expected {expected}")
         rank = self._first + self._live.replicas.index(replica)
         publisher = Publisher(self._endpoint, self._replay, rank)
         watcher = CacheWatcher(pool, self._size, self._tokens_of, self._lora)

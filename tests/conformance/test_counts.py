@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from simkv.cli import app
 from simkv.proof.conform.conform import Conformance, Mismatch, check
-from simkv.proof.conform.count import PARTLY, READ, count, shipped, variant_of
+from simkv.proof.conform.count import count, shipped, variant_of
 from simkv.schedulers.registry import ENGINES, variants
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
@@ -74,11 +74,12 @@ def test_policies_tells_of_every_variant() -> None:
         found = counts[engine].get(name)
         told = f"reproduces {found['equal']} of {found['recorded']} " if found else "never recorded"
         assert told in line
-        recorded = PARTLY.get(engine, "recorded on the real code")
+        recorded = ENGINES[engine].partly_recorded or "recorded on the real code"
         assert (recorded if found else "read from source") in line
     said = [line.strip() for line in lines if "in no recording, only read from source: " in line]
     assert said == [
-        f"of {engine} in no recording, only read from source: {READ[engine]}" for engine in ENGINES
+        f"of {engine} in no recording, only read from source: {spec.unrecorded}"
+        for engine, spec in ENGINES.items()
     ]
 
 

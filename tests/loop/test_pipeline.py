@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.core.request import Prompt, Request
+from simkv.core.threads import Heard, Message, WorkerCrash
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.engine import Engine
@@ -30,10 +31,9 @@ from simkv.scenario.load import load
 from simkv.scenario.pacing import Pacing
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.fastdeploy.config import FastDeployConfig, VariantName
-from simkv.schedulers.fastdeploy.memory import Heard, Planned
+from simkv.schedulers.fastdeploy.memory import Planned
 from simkv.schedulers.fastdeploy.scheduler import FastDeploy, actors
 from simkv.schedulers.fastdeploy.spec import FASTDEPLOY
-from simkv.schedulers.fastdeploy.worker import Message, WorkerCrash
 from tests.laws.scenarios import KNOBS, scenarios
 
 VARIANTS = get_args(VariantName)

@@ -25,10 +25,12 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from simkv.core.engine import KvSizing
 from simkv.costs.hardware.architecture import Attention, Dense, Mamba, Mla, Moe, Recurrent
 from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.hardware.memory import kv_bytes, state_bytes, weight_bytes
 from simkv.costs.hardware.setting import EngineSetting
+from simkv.schedulers.registry import ENGINES
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -44,8 +46,6 @@ GRAPHS, GRAPHS_FROM = 1_000_000_000, (0, 20)
 #: multiples; and of those for latent attention from a release on (``vllm/platforms/interface.py``).
 KERNEL_BLOCK = 16
 LATENT_BLOCKS = {(0, 0): 64, (0, 27): 128}
-#: The release of vLLM from which on groups with states are modelled (schedulers/vllm/states.py).
-STATES_FROM = (0, 21)
 #: Bytes of a GPU that a process of SGLang has in use before it loads weights.
 SGLANG_CONTEXT = 0.5 * GIB
 #: Decodes in SGLang's largest CUDA graph by default: MiB of a GPU below which they hold, on fewer
@@ -105,12 +105,12 @@ class KvRoom:
 def kv_room(hardware: Hardware, setting: EngineSetting) -> KvRoom:
     """The blocks of ``setting.block_size`` tokens that the engine would find on each GPU.
 
-    An engine that is neither vLLM nor SGLang is taken for a vLLM of its newest release, but of what
-    that would leave TensorRT-LLM takes its share (``free_gpu_memory_fraction``).
+    How it finds them is ``EngineSpec.sizing``; an unknown engine measures as the newest vLLM does.
     """
+    sizing = _sizing(setting)
     weights, size = weight_bytes(hardware), block_size(hardware, setting)
     block = block_bytes(hardware, setting)
-    if setting.engine == "sglang":
+    if sizing == "static":
         free = hardware.gpu.memory_bytes - SGLANG_CONTEXT
         free -= COLLECTIVES * GIB if hardware.gpus > 1 else 0
         share = setting.memory_share or _static_share(hardware, setting)
@@ -122,7 +122,7 @@ def kv_room(hardware: Hardware, setting: EngineSetting) -> KvRoom:
     activations = _activations(hardware, setting, _since(SAMPLER_BYTES, release))
     share = setting.memory_share or 0.9
     usable = hardware.gpu.memory_bytes * share
-    if setting.engine == "trtllm":
+    if sizing == "rest":
         usable += (weights + activations + outside) * (1 - share)
     return KvRoom(
         hardware=hardware,
@@ -135,8 +135,13 @@ def kv_room(hardware: Hardware, setting: EngineSetting) -> KvRoom:
     )
 
 
+def _sizing(setting: EngineSetting) -> KvSizing:
+    return ENGINES[setting.engine].sizing if setting.engine in ENGINES else "measured"
+
+
 def _release(setting: EngineSetting) -> tuple[int, ...]:
-    found = re.findall(r"\d+", setting.release)[:2] if setting.engine == "vllm" else []
+    by_release = _sizing(setting) == "measured by release"
+    found = re.findall(r"\d+", setting.release)[:2] if by_release else []
     return tuple(int(part) for part in found) or (999, 0)
 
 
@@ -243,7 +248,9 @@ def checkpoints(hardware: Hardware) -> bool:
 def _keeps_states(hardware: Hardware, setting: EngineSetting) -> bool:
     """Whether states, if there are any, are in blocks like KV."""
     states = any(isinstance(part.attention, Recurrent) for part in hardware.architecture.layers)
-    return not states or (setting.engine == "vllm" and _release(setting) >= STATES_FROM)
+    engine = ENGINES.get(setting.engine)
+    since = engine.states_in_blocks_since if engine else None
+    return not states or (since is not None and _release(setting) >= since)
 
 
 def _by_kind(hardware: Hardware) -> dict[tuple[int | str, float], int]:

@@ -20,13 +20,14 @@ from simkv.costs.hardware.setting import EngineSetting
 from simkv.costs.lines import between
 from simkv.costs.operators.composed.host import host
 from simkv.costs.profile import Profile
+from simkv.schedulers.registry import DEFAULT
 
 FOLDER = Path(__file__).with_name("profiles")
 #: How far a thinned table may be from the whole one, as a share.
 TOLERANCE = 0.01
 #: What the profiles are composed for; another setting brings its own CUDA graphs and host time.
 SETTING = EngineSetting(
-    "vllm",
+    DEFAULT.name,
     "0.24.0",
     max_num_batched_tokens=8192,
     max_num_seqs=256,

@@ -9,26 +9,13 @@ are recorded nowhere else.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from simkv.proof.conform.conform import Conformance
 from simkv.schedulers.registry import ENGINES
 
 COUNTS = Path(__file__).with_name("counts.json")
-
-#: What of an engine no recording shows, though others of its decisions were recorded.
-READ: Mapping[str, str] = {
-    "mistralrs": "`mixed_decode` of pr2034 and pr2031a",
-    "vllm": "what start-up refuses and which defaults it fills in; variants that are no release",
-    "sglang": "`empty_opens`; what start-up refuses; variants that are no release",
-    "fastdeploy": "an abort, which is not heeded",
-    "trtllm": "the executor's loop, requests and the block manager, which stood in when it was "
-    "recorded; what its server turns away",
-}
-
-#: What was recorded of engines of which it was less than all that decides.
-PARTLY: Mapping[str, str] = {"trtllm": "its scheduler recorded"}
 
 #: Engine -> variant -> ``{"equal": traces that come out equal, "recorded": traces replayed}``.
 Counts = dict[str, dict[str, dict[str, int]]]

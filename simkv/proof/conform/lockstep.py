@@ -8,7 +8,7 @@ from itertools import count
 
 from simkv.core.engine import EngineSpec
 from simkv.core.recording import Line
-from simkv.core.scheduler import Batch, Completion, Livelock
+from simkv.core.scheduler import Batch, Completion, Livelock, clocked
 from simkv.proof.conform.copies import ScriptedCopies, ScriptedDisk
 from simkv.proof.conform.recorder import Recorder, gone
 from simkv.proof.conform.transfers import Transfers
@@ -18,6 +18,7 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     """Decisions of simkv's scheduler on the workload of ``header`` (see ``conform.replay``)."""
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
+    timed = clocked(recorder)
     emitted, standstill = Emitted(header["requests"]), StallWatch()
     transfers = Transfers(recorder, header.get("transfers"))
     clients = ScriptedClients(header, recorder, transfers)
@@ -25,8 +26,8 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     disk = ScriptedDisk(header.get("disk", ()), header.get("looks", ()))
     under_way = UnderWay(recorder, emitted, copies, disk, transfers)
     for step in count():
-        if tell_time := getattr(recorder, "tell_time", None):
-            tell_time(float(step))
+        if timed:
+            timed.tell_time(float(step))
         moved = clients.come(step)
         try:
             batch = recorder.schedule()

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import count
+from typing import Any
 
 import simpy
 
 from simkv.core.engine import EngineSpec
 from simkv.core.recording import Line, Recording, TickLines
 from simkv.core.request import Request
+from simkv.core.threads import Heard, Message, Threads
 from simkv.costs.profile import load_profile
 from simkv.costs.simulated import SimulatedExecutor
 from simkv.loop.clock import Process
 from simkv.loop.pipeline import Pipeline
 from simkv.proof.conform.lockstep import arrivals_by_step, closing
 from simkv.scenario.pacing import Pacing
-from simkv.schedulers.fastdeploy.memory import Heard, Planned
-from simkv.schedulers.fastdeploy.scheduler import FastDeploy
-from simkv.schedulers.fastdeploy.worker import Message, Parcel
 
 
 def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
@@ -30,7 +29,7 @@ def replay(engine: EngineSpec, header: Line, at_least: int) -> Iterator[Line]:
     delays, recording = header["delays"], engine.recording
     gap = delays["messages_processed_between_schedule_and_put"] > 0
     actors = engine.build(recording.config(header))
-    assert isinstance(actors, FastDeploy)
+    assert isinstance(actors, Threads)
     assert recording.ticks is not None
     pipeline = _Watched(actors, one_step_a_tick(delays["tp_lag"], gap), recording.ticks)
     env, tick_s = pipeline.env, pipeline.tick_s
@@ -87,7 +86,7 @@ def one_step_a_tick(lag: int, gap: bool) -> Pacing:
 class _Watched(Pipeline):
     """A pipeline that takes down what a tick line says of it."""
 
-    def __init__(self, actors: FastDeploy, pacing: Pacing, lines: TickLines) -> None:
+    def __init__(self, actors: Threads, pacing: Pacing, lines: TickLines) -> None:
         executor = SimulatedExecutor(load_profile("unit-step"))
         super().__init__(simpy.Environment(), actors, executor, pacing)
         self.lines = lines
@@ -112,13 +111,13 @@ class _Watched(Pipeline):
         else:
             super().die(kind, why, requests)
 
-    def decide(self) -> list[Planned]:
+    def decide(self) -> list[Any]:
         planned = super().decide()
         self.in_gap = bool(planned)
         self._preempted_at |= dict.fromkeys(self.manager.preempted, self.tick)
         return planned
 
-    def put(self, planned: list[Planned]) -> Parcel:
+    def put(self, planned: list[Any]) -> Any:
         parcel = super().put(planned)
         self.in_gap = False
         self._step["tasks"] = [self.lines.task(task) for task in parcel.tasks]

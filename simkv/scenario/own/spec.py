@@ -94,6 +94,7 @@ def _changed(engine: EngineSpec, build: Callable[[Any], Watched]) -> EngineSpec:
         rules={},
         transfer=None,
         has_threads=False,
+        published_cache=None,
     )
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
 from simkv.core.blocks import BlockPool, UnnumberedPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Cause, Held, Why, blocks_for
-from simkv.schedulers.fastdeploy.worker import EOS, PREEMPTED, Message, Parcel, Task
+from simkv.core.threads import Heard, Message
+from simkv.schedulers.fastdeploy.worker import EOS, PREEMPTED, Parcel, Task
 
 
 class SlotOverrun(RuntimeError):
@@ -242,15 +243,6 @@ class ResourceManager:
                 raise SlotOverrun(f"no slot is free for request {seq.id}")
             seq.slot = self.slots.index(None)
             self.slots[seq.slot] = seq
-
-
-@dataclass(slots=True)
-class Heard:
-    """What one message brought: ids given a token, acknowledged, and ended, in slot order."""
-
-    delivered: list[int] = field(default_factory=list)
-    acked: list[int] = field(default_factory=list)
-    finished: list[int] = field(default_factory=list)
 
 
 class TokenProcessor:

@@ -17,12 +17,13 @@ from collections.abc import Collection, Hashable, Mapping
 
 from simkv.core.request import Prompt
 from simkv.core.scheduler import Batch, Completion, Kind, Why
+from simkv.core.threads import Heard, Threads, WorkerCrash
 from simkv.schedulers.fastdeploy.config import FastDeployConfig
 from simkv.schedulers.fastdeploy.fixed import DecodeOnlyPreempt, FixedReserve
 from simkv.schedulers.fastdeploy.leap import advance, stretch
-from simkv.schedulers.fastdeploy.memory import Heard, ResourceManager, TokenProcessor
+from simkv.schedulers.fastdeploy.memory import ResourceManager, TokenProcessor
 from simkv.schedulers.fastdeploy.ratio import Ratio
-from simkv.schedulers.fastdeploy.worker import Task, Work, Worker, WorkerCrash
+from simkv.schedulers.fastdeploy.worker import Task, Work, Worker
 
 
 def actors(config: FastDeployConfig) -> tuple[ResourceManager, Worker, TokenProcessor]:
@@ -45,7 +46,7 @@ def actors(config: FastDeployConfig) -> tuple[ResourceManager, Worker, TokenProc
     return manager, worker, TokenProcessor(manager, sentinel=sentinel)
 
 
-class FastDeploy:
+class FastDeploy(Threads):
     """The three actors in lockstep: the results of a step are heard before the next decision.
 
     ``complete`` must be called for idle batches, too: they may carry the acknowledgement of a
@@ -53,6 +54,9 @@ class FastDeploy:
     """
 
     pipeline_depth = 1
+    manager: ResourceManager
+    worker: Worker
+    processor: TokenProcessor
 
     def __init__(self, config: FastDeployConfig) -> None:
         self.manager, self.worker, self.processor = actors(config)
@@ -79,9 +83,9 @@ class FastDeploy:
         work = self.worker.work()
         prefills = sum(task.kind == "prefill" for task in parcel.tasks)
         work[prefills:] = sorted(work[prefills:], key=lambda w: place.get(w.id, len(place)))
-        batch = batch_of(work, prefills, self.manager.preempted)
+        batch = self.batch_of(work, prefills, self.manager.preempted)
         batch.causes, batch.held = self.manager.causes, self.manager.held()
-        batch.aside = aside_of(self.manager, self.worker)
+        batch.aside = self.aside()
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
@@ -152,27 +156,26 @@ class FastDeploy:
         """All state of engine and worker that decides the following steps."""
         return self.manager.fingerprint(), self.worker.fingerprint()
 
+    def aside(self) -> dict[int, Why]:
+        """Requests that lack the block for their next token, or the next chunk of their prompt.
 
-def batch_of(work: list[Work], prefills: int, preempted: list[int]) -> Batch:
-    """What the worker computes in a step, its ``prefills`` first, as a batch."""
-    return Batch(
-        scheduled=[(w.id, w.tokens) for w in work],
-        context=[w.context for w in work],
-        emits=[w.id for w in work if w.emits],
-        kind=_kind(work, prefills),
-        preempted=preempted,
-    )
+        While the ``ratio`` variants prefill, they let nobody have a block, however many there are.
+        """
+        manager, worker = self.manager, self.worker
+        gated = isinstance(manager, Ratio) and manager.prefilled
+        lacking: dict[int, Why] = {} if gated else dict.fromkeys(worker.stalled(), "blocks")
+        chunks = (slot.id for slot in worker.slots.values() if slot.state == "chunk stopped")
+        return lacking | dict.fromkeys(chunks, manager.why)
 
-
-def aside_of(manager: ResourceManager, worker: Worker) -> dict[int, Why]:
-    """Requests that lack the block for their next token, or the next chunk of their prompt.
-
-    While the ``ratio`` variants prefill, they let nobody have a block, however many there are.
-    """
-    gated = isinstance(manager, Ratio) and manager.prefilled
-    lacking: dict[int, Why] = {} if gated else dict.fromkeys(worker.stalled(), "blocks")
-    chunks = (slot.id for slot in worker.slots.values() if slot.state == "chunk stopped")
-    return lacking | dict.fromkeys(chunks, manager.why)
+    def batch_of(self, work: list[Work], prefills: int, preempted: list[int]) -> Batch:
+        """What the worker computes in a step, its ``prefills`` first, as a batch."""
+        return Batch(
+            scheduled=[(w.id, w.tokens) for w in work],
+            context=[w.context for w in work],
+            emits=[w.id for w in work if w.emits],
+            kind=_kind(work, prefills),
+            preempted=preempted,
+        )
 
 
 def _kind(work: list[Work], prefills: int) -> Kind:

@@ -7,22 +7,16 @@ at PaddlePaddle/FastDeploy@74d0f1c01 and @4fd877ed4 (``insert_tasks_v1``, ``upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple
+
+from simkv.core.threads import Ends, Message, WorkerCrash
 
 #: What a message says of a slot. A number k > 0 is the k-th output token of the request there.
 EOS = 0
 NOTHING = -1
 PREEMPTED = -9
-
-Message = list[int]
-#: ``ends(request id, k)``: whether the k-th output token of the request is its last.
-Ends = Callable[[int, int], bool]
-
-
-class WorkerCrash(RuntimeError):
-    """A task came without a slot: the real worker indexes its arrays with None and dies."""
 
 
 class Task(NamedTuple):
@@ -104,7 +98,7 @@ class Worker:
         self.bsz = parcel.bsz
         for task in parcel.tasks:
             i = task.slot
-            if i is None:
+            if i is None:  # the real worker indexes its arrays with None
                 raise WorkerCrash(f"request {task.id} has no slot")
             if task.kind == "preempt":
                 if i in self.slots:

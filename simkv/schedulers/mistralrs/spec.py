@@ -78,4 +78,5 @@ MISTRALRS = EngineSpec(
     rules=RULES,
     rules_read={"pr2034july": JULY_RULES},
     seams=SEAMS,
+    unrecorded="`mixed_decode` of pr2034 and pr2031a",
 )

@@ -61,6 +61,15 @@ SGLANG = EngineSpec(
     ranks="dp_size",
     lora="enable_lora",
     too_long=_too_long,
+    lora_slots="max_loras_per_batch",
+    lora_by_model=True,
+    unrecorded="`empty_opens`; what start-up refuses; variants that are no release",
+    sizing="static",
+    step_tokens="chunked_prefill_size",
+    memory_share="mem_fraction_static",
+    rank_knobs=lambda groups: (
+        {"enable_dp_attention": True, "dp_size": groups} if groups > 1 else {}
+    ),
     logs_all_options=True,
     launch=LAUNCH,
 )

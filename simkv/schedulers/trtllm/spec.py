@@ -83,6 +83,10 @@ TRTLLM = EngineSpec(
     memory_in_tokens=True,
     seats="max_batch_size",
     block="tokens_per_block",
+    sizing="rest",
+    unrecorded="the executor's loop, requests and the block manager, which stood in when it was "
+    "recorded; what its server turns away",
+    partly_recorded="its scheduler recorded",
     too_long=_too_long,
     launch=Launch(before=_longest, fields=("max_tokens_in_paged_kv_cache", "max_seq_len")),
 )

@@ -13,7 +13,7 @@ from simkv.schedulers.vllm.launch import LAUNCH
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.rules import VllmRules
 from simkv.schedulers.vllm.seams import SEAMS
-from simkv.schedulers.vllm.setting import setting_of
+from simkv.schedulers.vllm.setting import graph_sizes, setting_of
 from simkv.schedulers.vllm.versions import (
     RULES,
     VARIANTS,
@@ -75,6 +75,9 @@ def _with_tables(config: VllmConfig) -> Tabled:
     return Tabled(scheduler, scheduler.memory.tables.tables)
 
 
+#: How often the balancer of data-parallel ranks hears of their queues (s).
+BALANCER_S = 0.1
+
 VLLM = EngineSpec(
     name="vllm",
     config=VllmConfig,
@@ -112,4 +115,15 @@ VLLM = EngineSpec(
     naming=Naming(variant_of, like, assumed),
     seams=SEAMS,
     has_no_flags=True,
+    graph_sizes=graph_sizes,
+    unrecorded="what start-up refuses and which defaults it fills in; variants that are no release",
+    sizing="measured by release",
+    states_in_blocks_since=(0, 21),
+    memory_share="gpu_memory_utilization",
+    rank_router={"router": "least_loaded", "refresh_interval": BALANCER_S},
+    ranks_in_lockstep=True,
+    disk=lambda config: bool(config.secondary_tiers),
+    in_priority_order=lambda config: config.policy != "fcfs",
+    published_cache=lambda scheduler: scheduler.cache,
+    published_cache_knob="enable_prefix_caching",
 )

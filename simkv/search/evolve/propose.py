@@ -120,7 +120,7 @@ def _letter(contest: Contest, last: Entry | None, number: int, budget: int) -> l
     lines = [
         f"# Proposal {number} of {budget}",
         "Write one Python file with a scheduler class for simkv (from simkv.custom import",
-        "CustomScheduler, or CustomVllmScheduler to change single decisions of vLLM).",
+        "CustomScheduler, or CustomVllmScheduler to change single decisions of its engine).",
         "Answer with the file and nothing else.",
         "Wanted: " + "; ".join(map(str, contest.goals)) + "; everybody served; short code.",
         "",

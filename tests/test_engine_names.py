@@ -1,0 +1,109 @@
+"""Python code names no engine: what differs between them are attributes of ``EngineSpec``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.conftest import ROOT
+
+#: An engine's name as a word of a string.
+NAME = re.compile(
+    r"(?<![a-z0-9])(vllm|sglang|fastdeploy|mistralrs|mistral\.rs|trtllm|tensorrt-llm)(?![a-z0-9])",
+    re.IGNORECASE,
+)
+#: Modules of one engine.
+OF_ENGINE = re.compile(r"simkv\.(schedulers|native)\.(vllm|sglang|fastdeploy|mistralrs|trtllm)\b")
+#: Folders and files of engines, recorders, readers and writers of formats, and the registry.
+PERMITTED = (
+    "schedulers/vllm/",
+    "schedulers/sglang/",
+    "schedulers/fastdeploy/",
+    "schedulers/mistralrs/",
+    "schedulers/trtllm/",
+    "native/",
+    "schedulers/registry.py",
+    "proof/record/",
+    "workload/traces/",
+    "ingest/vllm_log.py",
+    "ingest/sglang_log.py",
+    "ingest/prometheus.py",
+    "ingest/emit/",
+    "costs/sources/",
+)
+#: Others, and why. An entry that is not needed any more fails a test below.
+ALLOWED = {
+    "cli/own.py": "writes custom rules out as plug-ins of vLLM",
+    "cli/record.py": "arguments of the recorders",
+    "costs/operators/tables.py": "folders of aiconfigurator's operator tables",
+    "lab/anchor.py": "loads FlashAttention 3 out of a wheel of vLLM",
+    "proof/export.py": "writes custom rules out as plug-ins of vLLM",
+    "proof/export_rule.py": "writes evolved rules out as plug-ins of vLLM",
+    "proof/validation/": "replays measurements of vLLM and SGLang servers as their files name them",
+    "scenario/own/vllm.py": "base class of custom rules over the decisions of vLLM",
+}
+#: Arguments whose text is for people only.
+SHOWN = {"help", "metavar", "description", "title"}
+
+
+def names_in(code: str) -> Iterator[tuple[int, str]]:
+    """Lines of a module that name an engine in code, and how."""
+    tree = ast.parse(code)
+    shown = {id(part) for node in ast.walk(tree) for part in texts(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in shown and NAME.search(node.value):
+                yield node.lineno, repr(node.value)
+        elif isinstance(node, ast.ImportFrom):
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name) for name in modules if OF_ENGINE.match(name))
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names if OF_ENGINE.match(a.name))
+
+
+def texts(node: ast.AST) -> Iterator[ast.AST]:
+    """Constants below a node that are text for people: docstrings, help."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        yield node.value
+    if isinstance(node, ast.keyword) and node.arg in SHOWN:
+        yield from ast.walk(node.value)
+
+
+def found() -> dict[str, list[str]]:
+    """Where engines are named outside of what is permitted, by file."""
+    package = ROOT / "simkv"
+    files: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        if not name.startswith(PERMITTED):
+            lines = [f"{line}: {how}" for line, how in names_in(path.read_text(encoding="utf-8"))]
+            if lines:
+                files[name] = lines
+    return files
+
+
+def test_code_names_no_engine() -> None:
+    others = {k: v for k, v in found().items() if not k.startswith(tuple(ALLOWED))}
+    assert others == {}
+
+
+def test_every_exception_is_needed() -> None:
+    files = found()
+    assert [one for one in ALLOWED if not any(name.startswith(one) for name in files)] == []
+    missing = {one for one in PERMITTED if not (ROOT / "simkv" / one).exists()}
+    assert missing <= {"native/"}  # its place is kept
+
+
+def test_planted_names_are_found() -> None:
+    planted = (
+        '"""Of vLLM."""\n'
+        "from simkv.schedulers.vllm.spec import VLLM\n"
+        "from simkv.schedulers import sglang\n"
+        "import simkv.schedulers.trtllm\n"
+        "if engine == 'vllm':\n"
+        "    raise ValueError(f'{x}: expected SGLang')\n"
+        "option(help='vllm or sglang')\n"
+        "x = 'vllm_flash' + 'vllmish'\n"
+    )
+    assert {line for line, _ in names_in(planted)} == {2, 3, 4, 5, 6, 8}
