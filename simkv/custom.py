@@ -5,6 +5,7 @@ from simkv.custom import Batch, CustomConfig, CustomScheduler, Held
 
 from __future__ import annotations
 
+from simkv.scenario.own.old_names import OLD_NAMES as OLD_NAMES
 from simkv.scenario.own.start import (
     Batch,
     BlockPool,
@@ -34,13 +35,3 @@ __all__ = [
     "Prompt",
     "blocks_for",
 ]
-
-#: Names that ``simkv.own`` had for some of these.
-OLD_NAMES = {
-    "OwnConfig": "CustomConfig",
-    "OwnRequest": "CustomRequest",
-    "OwnScheduler": "CustomScheduler",
-    "RuleView": "PolicyRequest",
-    "VllmKnobs": "CustomVllmConfig",
-    "VllmRule": "CustomVllmScheduler",
-}

@@ -18,7 +18,6 @@ from typing import Any
 
 from simkv.core.engine import EngineSpec
 from simkv.core.errors import InputError
-from simkv.custom import OLD_NAMES
 from simkv.proof.conform.conform import Mismatch, compare, replay
 from simkv.proof.conform.trace import DecisionTrace
 from simkv.proof.export_rule import ruled, written_out
@@ -26,6 +25,7 @@ from simkv.proof.record.cases import case_of
 from simkv.proof.record.hollow import hollowed
 from simkv.proof.record.vllm import record
 from simkv.scenario.own import source as sources
+from simkv.scenario.own.old_names import OLD_NAMES
 from simkv.scenario.own.source import OwnCode, trusting
 from simkv.scenario.own.spec import own_spec
 from simkv.scenario.own.vllm import VllmKnobs, VllmRule

@@ -12,6 +12,7 @@ import pytest
 
 from simkv import custom
 from simkv.proof.export import exported
+from simkv.scenario.own.old_names import OLD_NAMES
 from tests.conftest import ROOT
 from tests.own.cases import RULE
 
@@ -44,7 +45,7 @@ profile: unit-step
 def old_spelling(text: str) -> str:
     """The file as it was before ``simkv.custom``."""
     text = text.replace("simkv.custom", "simkv.own")
-    for old, new in custom.OLD_NAMES.items():
+    for old, new in OLD_NAMES.items():
         text = re.sub(rf"\b{new}\b", old, text)
     return text
 
@@ -63,9 +64,9 @@ def test_every_old_name_is_the_class_of_the_new_one() -> None:
     sys.modules.pop("simkv.own", None)
     with pytest.warns(FutureWarning, match=r"use simkv\.custom"):
         own = import_module("simkv.own")
-    for old, new in custom.OLD_NAMES.items():
+    for old, new in OLD_NAMES.items():
         assert getattr(own, old) is getattr(custom, new)
-    unchanged = {name for name in custom.__all__ if name not in custom.OLD_NAMES.values()}
+    unchanged = {name for name in custom.__all__ if name not in OLD_NAMES.values()}
     assert all(getattr(own, name) is getattr(custom, name) for name in unchanged)
 
 
@@ -104,7 +105,7 @@ def test_a_policy_in_the_old_spelling_is_exported(tmp_path: Path) -> None:
     file.write_text(old_spelling(RULE.read_text()))
     text = exported(file, {}, "x")
     for old in ("RuleView", "VllmKnobs", "VllmRule"):
-        assert f"\n{old} = {custom.OLD_NAMES[old]}\n" in text
+        assert f"\n{old} = {OLD_NAMES[old]}\n" in text
     plain = exported(RULE, {}, "x")
     assert " = Custom" not in plain
     assert text.count("class ") == plain.count("class ")
