@@ -7,13 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from simkv.cli.common import progress
+from simkv.cli.common import Trust, progress
 from simkv.core.errors import InputError
 from simkv.core.files import check_new_file, write_text
 
 
 def check_scheduler(
-    file: Annotated[Path, typer.Argument(help="Custom scheduler (Python). The file is executed.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Custom scheduler (Python). The file is executed. Or a scenario that names one."
+        ),
+    ],
     examples: Annotated[
         int, typer.Option(min=1, metavar="N", help="Number of random scenarios.")
     ] = 200,
@@ -35,14 +40,20 @@ def check_scheduler(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
+    _trusted: Trust = False,
 ) -> None:
     """Test a custom scheduler on random scenarios.
 
-    Stops at the first violated invariant and writes the smallest scenario that shows it. Exit 0 if
-    there is none, 1 if there is one.
+    Stops at the first violated invariant and writes the smallest scenario that shows it. Every
+    call is checked, files that the scheduler reads are reported, and each run is compared with
+    runs of other futures. Of a scenario all variants with a custom scheduler are checked. Exit 0 if
+    no invariant is violated, 1 if one is.
     """
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
+    if file.suffix in (".yaml", ".yml"):
+        _check_scenario(file, set_ or [])
+        return
     from simkv.proof.own import check
 
     there = out or file.with_name(f"{file.stem}-broken.yaml")
@@ -53,8 +64,26 @@ def check_scheduler(
         return
     write_text(there, found.to_yaml(there))
     print(found.broken)
-    print(f"Shrunk to {there}: simkv run {there} --trust")
+    print(f"Shrunk to {there}: simkv check-scheduler {there} --trust")
     raise typer.Exit(1)
+
+
+def _check_scenario(file: Path, overrides: list[str]) -> None:
+    """Check the custom schedulers of a scenario file in its own runs."""
+    from simkv.measure.twins import check_scheduler_run
+    from simkv.scenario.load import load
+    from simkv.scenario.own.laws import LawBroken
+    from simkv.scenario.own.spec import source_of
+
+    scenarios = load(file, overrides)
+    custom = {n: one for n, one in scenarios.items() if source_of(one.engine)} or scenarios
+    for name, scenario in custom.items():
+        try:
+            check_scheduler_run(scenario, file.parent)
+        except LawBroken as error:
+            print(error)
+            raise typer.Exit(1) from None
+        print(f"{file}, {name}: kept all laws")
 
 
 def _knob(given: str) -> tuple[str, Any]:

@@ -26,7 +26,6 @@ from simkv.measure.notes import (
     unknown_outside,
 )
 from simkv.measure.result import Result
-from simkv.measure.twins import compare_twins
 from simkv.scenario.load import load
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.registry import build
@@ -61,15 +60,13 @@ def run_scenario(
     ``scheduler`` decides in place of the one that the scenario names, but not in a fleet. With
     ``intervals`` a profile that knows its error has the run simulated twice more, for the interval
     of each figure; not with a ``scheduler`` of one's own, which can run only once.
-    Raises InputError if the profile cannot be used, and LawBroken where a scheduler of one's own
-    breaks a law.
+    Raises InputError if the profile cannot be used.
     """
     if scenario.fleet is not None:  # whose replicas cannot share one
         scheduler = None
     replicas = specs(scenario, folder)
     world = World(scenario, replicas, leaping, deepcopy(scheduler))
     run = serve_scenario(scenario, replicas, resolved, leaping=leaping, scheduler=scheduler)
-    compare_twins(scenario, replicas, run)
     judge(run, world)
     record, fleet = run.record, run.fleet
     requests = [life.request for life in record.lives.values()]

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isclose
+from pathlib import Path
+from typing import Any
 
+from simkv.core.errors import InputError
 from simkv.core.request import Request
 from simkv.loop.record import Record
-from simkv.loop.world import ReplicaSpec, ScenarioRun, serve_scenario
-from simkv.scenario.own.laws import Watched
+from simkv.loop.world import ReplicaSpec, ScenarioRun, serve_scenario, specs
+from simkv.scenario.own.laws import Watched, watched_scheduler
+from simkv.scenario.own.spec import source_of
 from simkv.scenario.scenario import Scenario
 from simkv.workload.clients import Clients
 from simkv.workload.workload import clients
@@ -25,12 +29,22 @@ from simkv.workload.workload import clients
 APART = 1 << 40
 
 
-def compare_twins(scenario: Scenario, replicas: Sequence[ReplicaSpec], run: ScenarioRun) -> None:
-    """Raise LawBroken if the run's scheduler is one of our user's and would decide otherwise
-    beside a twin. In a fleet only calls are watched."""
-    scheduler = run.stints[0].engine.scheduler
-    if scenario.fleet is not None or not isinstance(scheduler, Watched):
-        return
+def check_scheduler_run(scenario: Scenario, folder: Path) -> Record:
+    """Run a scenario of one engine with every call of its custom scheduler checked.
+
+    Raises LawBroken if the scheduler breaks a law in the run or would decide otherwise in one of
+    its twins, and InputError for a scenario with a fleet or without a custom scheduler.
+    """
+    if scenario.fleet is not None:
+        raise InputError("fleet: a scheduler is checked on one engine; leave `fleet` out")
+    if source_of(scenario.engine) is None:
+        raise InputError(
+            f"engine.name: {scenario.engine.name} is not a custom scheduler; there is nothing to "
+            "check, expected an engine with `file`"
+        )
+    replicas = specs(scenario, folder)
+    run = _run(scenario, replicas)
+    scheduler = _watched(run)
     plain = _twin(scenario, replicas)
     watched = _watched(plain)
     if why := _unlike(run.record, plain.record):
@@ -50,6 +64,7 @@ def compare_twins(scenario: Scenario, replicas: Sequence[ReplicaSpec], run: Scen
         ):  # it was not the other numbers of the requests
             what = "it decides otherwise if requests will emit other numbers of tokens"
             raise scheduler.broken("future", what, step)
+    return run.record
 
 
 def _twin(
@@ -63,7 +78,14 @@ def _twin(
     requests = [_with_future(futures or {}, request, shift) for request in sent.requests]
     after = {i + shift: (before + shift, think) for i, (before, think) in sent.after.items()}
     others = Clients(requests, after, sent.max_concurrency)
-    return serve_scenario(scenario, replicas, leaping=False, sent=others)
+    return _run(scenario, replicas, leaping=False, sent=others)
+
+
+def _run(scenario: Scenario, replicas: Sequence[ReplicaSpec], **how: Any) -> ScenarioRun:
+    """Run the scenario with a new scheduler under check."""
+    (replica,) = replicas
+    watched = watched_scheduler(replica.engine)
+    return serve_scenario(scenario, replicas, scheduler=watched, **how)
 
 
 def _other_futures(record: Record) -> Iterator[dict[int, int]]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
-from simkv.measure.simulate import run_scenario
-from simkv.scenario.own.laws import LawBroken, line_of_method
-from simkv.scenario.own.source import from_file, trusting
+from simkv.measure.twins import check_scheduler_run
+from simkv.scenario.own.laws import LawBroken
+from simkv.scenario.own.source import from_file, line_of_method, trusting
 from simkv.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class Checked:
         engine = self.counterexample["engine"]
         beside = Path(os.path.relpath(engine["file"], out.resolve().parent)).as_posix()
         text = io.StringIO()
-        text.write(f"# simkv run {out.name} --trust\n# {' '.join(str(self.broken).split())}\n")
+        broken = " ".join(str(self.broken).split())
+        text.write(f"# simkv check-scheduler {out.name} --trust\n# {broken}\n")
         YAML().dump({**self.counterexample, "engine": {**engine, "file": beside}}, text)
         return text.getvalue()
 
@@ -89,7 +90,7 @@ def check(file: Path, examples: int = 200, knobs: dict[str, Any] | None = None) 
             tree, scenario = _scenario(file, drawn, found.knobs)
             drawn_trees.append(tree)
             try:
-                run_scenario(scenario, Path(), intervals=False)
+                check_scheduler_run(scenario, Path())
             except LawBroken as error:
                 found.broken, found.counterexample = error, tree
                 raise
@@ -149,7 +150,7 @@ def fates(scenarios: str) -> str:
         for tree in json.loads(scenarios):
             scenario = Scenario.model_validate(tree, context={"folder": Path()})
             try:
-                lives = run_scenario(scenario, Path(), intervals=False).record.lives.values()
+                lives = check_scheduler_run(scenario, Path()).lives.values()
             except LawBroken as error:
                 told.append([f"{error}"] * len(tree["workload"]["requests"]))
             else:

@@ -1,15 +1,22 @@
-"""Broken schedulers, each refused with the law that it breaks, the step and the line."""
+"""Broken schedulers: `check-scheduler` names law, step and line; a run ends with a verdict."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import simkv
-from simkv.scenario.own import laws
+from simkv.core.scheduler import Batch, Completion
+from simkv.measure.twins import check_scheduler_run
+from simkv.scenario.load import load
+from simkv.scenario.own import call_limit, request_tracking
 from simkv.scenario.own.laws import LawBroken
+from simkv.scenario.own.source import trusting
 from tests.own.cases import DECIDES, GOOD, SCENARIO, write
 
 #: By the law: what is put into ``decide`` of a good one, or replaced in it.
@@ -146,22 +153,49 @@ NARROW = {
 FIELDS = {"leaps": ROOMY, "limits": NARROW}
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_it_is_refused_by_law_step_and_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+#: What the guard of a run sees: all that the engine cannot go on with. The rest needs a check.
+ENDS_A_RUN = {
+    "raises": "raised KeyError: 3",
+    "exits": "raised SystemExit: 0",
+    "answers with nothing": "schedule at decision 1: found None, expected a Batch",
+    "never answers": "used more than 0.2 s of CPU",
+    "computes without blocks": "blocks, there are 20",
+    "schedules twice": "stands 2 times in one step, expected once",
+    "sends tokens early": "gets a token before it is complete",
+    "asks for the future": "'Prompt' object has no attribute 'output_tokens'",
+    "never does anything": "decisions in a row brought no request a token",
+}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_limit, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(call_limit, "TICK", 0.05)
+    monkeypatch.setattr(request_tracking, "MOST_IDLE", 300)
+
+
+def broken(name: str, folder: Path) -> tuple[Path, str]:
+    """The scenario of a broken scheduler, and its code."""
     law, where, instead = BROKEN[name]
-    monkeypatch.setattr(laws, "PATIENCE", 0.2)
-    monkeypatch.setattr(laws, "MOST_IDLE", 300)
     assert where in GOOD
     code = GOOD.replace(where, instead, 1)
     if law == "ends":  # a state that never comes again, so that no circle is seen
         code += "\n    def fingerprint(self):\n        return self.calls\n"
-    (tmp_path / "mine.yaml").touch()
-    path = write(tmp_path, code, **FIELDS.get(law, {"workload": UNEQUAL}))
+    (folder / "mine.yaml").touch()
+    return write(folder, code, **FIELDS.get(law, {"workload": UNEQUAL})), code
+
+
+def check_run(path: Path) -> None:
+    with trusting(True):
+        check_scheduler_run(load(path)["run"], path.parent)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_check_names_law_step_and_line(name: str, tmp_path: Path) -> None:
+    path, code = broken(name, tmp_path)
     with pytest.raises(LawBroken) as caught:
-        simkv.run(path, trust=True)
-    assert caught.value.law == law, str(caught.value)
+        check_run(path)
+    assert caught.value.law == BROKEN[name][0], str(caught.value)
     assert caught.value.step is not None
     assert 1 <= caught.value.line <= len(code.splitlines())
     text = code.splitlines()[caught.value.line - 1]
@@ -171,6 +205,94 @@ def test_it_is_refused_by_law_step_and_line(
     )
 
 
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_run_ends_with_a_verdict_or_serves_all(name: str, tmp_path: Path) -> None:
+    path, _ = broken(name, tmp_path)
+    result = simkv.run(path, trust=True).results["run"]
+    verdicts = {one.name: one.text for one in result.diagnosis.verdicts}
+    assert all(life.outcome is not None for life in result.record.lives.values())
+    if name not in ENDS_A_RUN:
+        assert "engine died" not in verdicts
+        return
+    text = verdicts["engine died"]
+    assert ENDS_A_RUN[name] in text
+    file = tmp_path / "mine.py"
+    assert text.endswith(f"; run simkv check-scheduler {file}")
+    assert f"{file}:" in text
+
+
+def test_the_timer_of_calls_ends_no_process() -> None:
+    """A process that ends while the timer ticks is not killed by it."""
+    code = (
+        "import time; from simkv.scenario.own import call_limit; call_limit.TICK = 0.05\n"
+        "class Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.2)\n"
+        "slow = Slow(); call_limit.call_in_time(lambda: None)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+#: Returned in place of a value, whatever type is right.
+JUNK = [
+    "None", "-1", "10**12", "'x'", "[99]", "[(0, 0)]", "[(0, 'x')]", "{0: None}",
+    "(0, 'nothing')", "[0, 0]", "print",
+]  # fmt: skip
+RETURNS_JUNK = """
+
+class Junk(Mine):
+    calls = 0
+
+    def schedule(self):
+        batch = super().schedule()
+        Junk.calls += 1
+        if Junk.calls == 3 and FIELD in Batch.__slots__:
+            setattr(batch, FIELD, JUNK)
+        return batch
+
+    def complete(self, batch, ended):
+        completion = super().complete(batch, ended)
+        if Junk.calls == 3 and FIELD in Completion.__slots__:
+            setattr(completion, FIELD, JUNK)
+        return completion
+
+
+def junk(name):
+    right = getattr(Mine, name)
+    is_property = isinstance(right, property)
+
+    def call(self, *args):
+        if Junk.calls >= 3:
+            return JUNK
+        return right.fget(self) if is_property else right(self, *args)
+
+    return property(call) if is_property else call
+
+
+if hasattr(Mine, FIELD) and FIELD != "pipeline_depth":
+    setattr(Junk, FIELD, junk(FIELD))
+del Mine
+"""
+METHODS = [
+    "schedule", "complete", "leap", "skip", "num_blocks", "free_blocks", "num_waiting",
+    "num_running", "waiting_ids", "running_ids", "blocks_held", "fingerprint",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [*Batch.__slots__, *Completion.__slots__, *METHODS])
+def test_junk_ends_in_no_traceback(field: str, tmp_path: Path) -> None:
+    """One decision, one completion or every call has junk in one place."""
+    good = GOOD.replace("import Batch,", "import Completion, Batch,")
+    for junk in JUNK:
+        code = RETURNS_JUNK.replace("FIELD", repr(field)).replace("JUNK", junk)
+        fields = {"workload": {"requests": UNEQUAL["requests"][:4]}, "timeout": 60}
+        result = simkv.run(write(tmp_path, good + code, **fields), trust=True).results["run"]
+        assert all(life.outcome is not None for life in result.record.lives.values())
+        json.dumps(result.summary)
+        for verdict in result.diagnosis.verdicts:
+            assert verdict.text
+
+
 def test_a_good_one_is_not_refused(tmp_path: Path) -> None:
-    outcome = simkv.run(write(tmp_path, workload=UNEQUAL), trust=True)
-    assert outcome.figures.loc["finished", "run"] == 9
+    path = write(tmp_path, workload=UNEQUAL)
+    check_run(path)
+    assert simkv.run(path, trust=True).figures.loc["finished", "run"] == 9

@@ -205,6 +205,16 @@ def test_a_check_shrinks_what_breaks_a_law(tmp_path: Path) -> None:
     assert len(found.counterexample["workload"]["requests"]) == 2
     shown = tmp_path / "shown.yaml"
     shown.write_text(found.to_yaml(shown), encoding="utf-8")
-    with pytest.raises(LawBroken) as caught:
-        run(shown, trust=True)
-    assert (caught.value.law, caught.value.step) == ("requests", found.broken.step)
+    done = invoke("check-scheduler", shown, "--trust")
+    assert done.exit_code == 1, done.output
+    assert f"breaks the law of requests at step {found.broken.step}" in done.output
+    assert NOT_TRUSTED in str(invoke("check-scheduler", shown).exception)
+
+
+def test_a_check_of_a_scenario_is_of_its_custom_schedulers(tmp_path: Path) -> None:
+    vllm = {"engine": {"name": "vllm", "num_gpu_blocks": 200, "max_model_len": 512}}
+    path = write(tmp_path, variants={"custom": {}, "vllm": vllm})
+    done = invoke("check-scheduler", path, "--trust")
+    assert (done.exit_code, done.output) == (0, f"{path}, custom: kept all laws\n")
+    path = write(tmp_path, **vllm)
+    assert "vllm is not a custom scheduler" in str(invoke("check-scheduler", path).exception)

@@ -160,3 +160,13 @@ def line_of(error: BaseException, path: str) -> int | None:
             line = trace.tb_lineno
         trace = trace.tb_next
     return line
+
+
+def line_of_method(of: type[Any], path: str, name: str) -> int:
+    """The line of a method; for ``schedule`` that of ``decide`` if the class has only that."""
+    for one in (name, "decide", "schedule"):
+        found = getattr(of, one, None)
+        code = getattr(getattr(found, "fget", found), "__code__", None)
+        if code is not None and code.co_filename == path:
+            return int(code.co_firstlineno)
+    return 1

@@ -14,7 +14,7 @@ from simkv.core.recording import Recording
 from simkv.core.scheduler import Variant
 from simkv.core.setting import EngineSetting
 from simkv.scenario.own import source as sources
-from simkv.scenario.own.laws import Watched
+from simkv.scenario.own.scheduler_guard import GuardedScheduler
 from simkv.scenario.own.source import OwnCode
 from simkv.scenario.own.start import OwnConfig
 from simkv.schedulers.registry import ENGINES
@@ -55,12 +55,17 @@ def _spec(name: str, file: str | None, of: Any, source: OwnCode) -> EngineSpec:
         ],
         bases=(own,),
         frozen=True,
-        namespace={"__reduce__": _reduce, "own_source": source, "__doc__": own.__doc__},
+        namespace={
+            "__reduce__": _reduce,
+            "own_source": source,
+            "own_class": of,
+            "__doc__": own.__doc__,
+        },
     )
     config.__module__ = own.__module__
 
-    def build(config: Any) -> Watched:
-        return Watched(lambda: of(config), of, source)
+    def build(config: Any) -> GuardedScheduler:
+        return GuardedScheduler(lambda: of(config), of, source)
 
     spec = _changed(engine, build) if engine else _new(of, source, build)
     spec = replace(spec, name=name, config=config)
@@ -68,7 +73,7 @@ def _spec(name: str, file: str | None, of: Any, source: OwnCode) -> EngineSpec:
     return spec
 
 
-def _new(of: type[Any], source: OwnCode, build: Callable[[Any], Watched]) -> EngineSpec:
+def _new(of: type[Any], source: OwnCode, build: Callable[[Any], GuardedScheduler]) -> EngineSpec:
     """An engine that simkv knows nothing of but its knobs."""
     return EngineSpec(
         name=OWN,
@@ -84,7 +89,7 @@ def _new(of: type[Any], source: OwnCode, build: Callable[[Any], Watched]) -> Eng
     )
 
 
-def _changed(engine: EngineSpec, build: Callable[[Any], Watched]) -> EngineSpec:
+def _changed(engine: EngineSpec, build: Callable[[Any], GuardedScheduler]) -> EngineSpec:
     """An engine of simkv, some of whose decisions are taken by a rule."""
     return replace(
         engine,

@@ -17,6 +17,7 @@ from typing import Any
 from simkv.core.errors import InputError
 from simkv.core.files import write_text
 from simkv.measure.simulate import run_scenario
+from simkv.measure.twins import check_scheduler_run
 from simkv.scenario.own.spec import own_spec
 from simkv.search.bench import Advance
 from simkv.search.evolve.conditions import Tryout
@@ -72,6 +73,8 @@ def propose(
         told = "\n".join(_letter(contest, last, number, budget))
         file = proposer.ask(told, number)
         candidate = code_of(file, contest.trials[0])
+        if isinstance(candidate, Candidate) and (broken := _broken_law(candidate, contest)):
+            candidate = broken
         if isinstance(candidate, str):
             last = lost(_refused(file), len(contest.goals), len(contest.trials), candidate)
             contest.standings[last.candidate.key] = last
@@ -100,6 +103,18 @@ def code_of(file: Path, trial: Tryout) -> Candidate | str:
         given.pop("variant", None)
     change = {"name": NAME, "file": str(file), **given}
     return Candidate((("engine", change),), len(file.read_text().splitlines()))
+
+
+def _broken_law(candidate: Candidate, contest: Contest) -> str:
+    """The law that a proposal breaks in the first trial; empty if it breaks none."""
+    trial = contest.trials[0]
+    try:
+        scenario = candidate.of(trial)
+        if scenario.fleet is None:
+            check_scheduler_run(scenario, trial.folder)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _blocks(engine: Any) -> int | None:
