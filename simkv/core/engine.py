@@ -210,6 +210,8 @@ class EngineSpec:
     """Whether data-parallel ranks with a mixture of experts step together."""
     disk: Callable[[Any], bool] | None = None
     """Whether KV in host memory goes on to a disk; None: never."""
+    transfer_knobs: tuple[str, ...] = ()
+    """Knobs of replicas that send KV to others or load it."""
     in_priority_order: Callable[[Any], bool] = _always
     """Whether a config heeds the priorities of requests."""
     lora_slots: str | None = None
@@ -242,6 +244,11 @@ class EngineSpec:
     def offloads(self, config: EngineConfig) -> bool:
         """Whether the KV of prompts is copied to host memory."""
         return self.host is not None and self.host(config)
+
+    def rule_of(self, config: EngineConfig) -> str | None:
+        """Decisions that expressions take in place of the variant, if any."""
+        rule: str | None = getattr(config, "rule") if self.seams else None  # noqa: B009
+        return rule
 
     def uses_disk(self, config: EngineConfig) -> bool:
         """Whether KV in host memory goes on to a disk."""

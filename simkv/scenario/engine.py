@@ -147,16 +147,17 @@ AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
 
 def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
     """Raise ValueError if one of these engines asks for KV of others, which are not there."""
-    for knob in ("kv_connector", "kv_role"):
-        if any(getattr(engine, knob, None) is not None for engine in engines):
-            raise ValueError(
-                f"engine: {knob} is for replicas of roles prefill and decode; leave it out"
-            )
+    for engine in engines:
+        for knob in spec_of(engine).transfer_knobs:
+            if getattr(engine, knob) is not None:
+                raise ValueError(
+                    f"engine: {knob} is for replicas of roles prefill and decode; leave it out"
+                )
 
 
 def check_kv_connector(engines: Sequence[EngineConfig], roles: Sequence[str]) -> None:
     """Raise ValueError if KV cannot go from one of these engines to another in their roles."""
-    if any(getattr(engine, "rule", None) for engine in engines):
+    if any(spec_of(engine).rule_of(engine) for engine in engines):
         raise ValueError("fleet: replicas that prefill and decode go by no rule; leave it out")
     able = {name: spec.transfer.variants for name, spec in ENGINES.items() if spec.transfer}
     for engine, role in zip(engines, roles, strict=True):

@@ -115,6 +115,7 @@ VLLM = EngineSpec(
     naming=Naming(variant_of, like, assumed),
     seams=SEAMS,
     has_no_flags=True,
+    transfer_knobs=("kv_connector", "kv_role"),
     graph_sizes=graph_sizes,
     unrecorded="what start-up refuses and which defaults it fills in; variants that are no release",
     sizing="measured by release",
