@@ -176,7 +176,8 @@ def whatif(
         typer.Option(
             "--rank-by",
             metavar="FIGURE",
-            help="Rank by this figure of summary.json, such as ttft_ms.p99 (default: by verdict).",
+            help="Rank by this figure of summary.json, such as ttft_ms.p99 (default: by the number "
+            "of finished requests, then by latency).",
         ),
     ] = None,
     everything: Annotated[

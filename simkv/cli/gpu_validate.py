@@ -75,7 +75,7 @@ def validate(
     repeat_run: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
+            metavar="DIR",
             help="For a recorded run: a second run of the same scenario, to measure noise.",
         ),
     ] = None,

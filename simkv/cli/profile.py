@@ -52,7 +52,7 @@ def llmservingsim(
         str | None,
         typer.Option(
             metavar="NAME|US,GB/S",
-            help="Interconnect: a name such as nvlink4, or latency in microseconds and bandwidth "
+            help="Interconnect: a name such as 'PCIe 5.0, peer-to-peer', or latency in microseconds and bandwidth "
             "in GB/s through the host, such as 20,16.",
         ),
     ] = None,

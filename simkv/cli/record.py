@@ -31,7 +31,7 @@ def record(
     engine: Driven,
     version: Version,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Write the recordings to this directory.")
+        Path, typer.Option(metavar="DIR", help="Write the recordings to this directory.")
     ],
     cases: Cases = 200,
     source: Source = None,

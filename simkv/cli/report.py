@@ -38,7 +38,7 @@ def report(
     gallery: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
+            metavar="DIR",
             help="Write reports of the packaged incidents and an index to this directory instead.",
         ),
     ] = None,

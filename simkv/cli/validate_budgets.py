@@ -15,7 +15,7 @@ def validate_budgets(
     kernel_tables: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
+            metavar="DIR",
             help="Directory of kernel tables that serve as additional ground truth.",
         ),
     ] = None,

@@ -36,7 +36,7 @@ def validate_case(
     kernel_tables: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Additional directory with kernel tables of LLMServingSim."
+            metavar="DIR", help="Additional directory with kernel tables of LLMServingSim."
         ),
     ] = None,
     sensitivity: Annotated[
@@ -48,7 +48,7 @@ def validate_case(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write the figures as CSV files to this directory."),
+        typer.Option(metavar="DIR", help="Write the figures as CSV files to this directory."),
     ] = None,
     report: Annotated[
         Path | None,
