@@ -52,8 +52,8 @@ def llmservingsim(
         str | None,
         typer.Option(
             metavar="NAME|US,GB/S",
-            help="Interconnect: a name such as 'PCIe 5.0, peer-to-peer', or latency in microseconds and bandwidth "
-            "in GB/s through the host, such as 20,16.",
+            help="Interconnect: a name such as 'PCIe 5.0, peer-to-peer', or latency in "
+            "microseconds and bandwidth in GB/s through the host, such as 20,16.",
         ),
     ] = None,
 ) -> None:
