@@ -5,7 +5,7 @@ from simkv.custom import Batch, CustomConfig, CustomScheduler, Held
 
 from __future__ import annotations
 
-from simkv.scenario.own.old_names import OLD_NAMES as OLD_NAMES
+from simkv.scenario.own import old_names
 from simkv.scenario.own.start import (
     Batch,
     BlockPool,
@@ -35,3 +35,6 @@ __all__ = [
     "Prompt",
     "blocks_for",
 ]
+
+#: Names that ``simkv.own`` has for some of these.
+OLD_NAMES = old_names.OLD_NAMES
