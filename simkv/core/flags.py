@@ -17,7 +17,7 @@ from typing import Any, cast, get_type_hints
 
 
 @dataclass(frozen=True)
-class Source:
+class KnobSource:
     """Where a knob comes from that no option sets: a constant, a file or a pull request.
 
     ``note`` is for the reader, such as the option's unit or its default.
@@ -31,28 +31,28 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Flag(Source):
+class Flag(KnobSource):
     """The command-line option of the engine's server that sets a knob, with its dashes."""
 
 
 @dataclass(frozen=True)
-class Env(Source):
+class Env(KnobSource):
     """The environment variable of the engine's server that sets a knob."""
 
 
-def sources(config: type[object]) -> dict[str, Source]:
+def sources(config: type[object]) -> dict[str, KnobSource]:
     """Return the declared source of each knob of a config class, by field, in their order."""
     return _sources(cast(Hashable, config))
 
 
 @cache
-def _sources(config: Any) -> dict[str, Source]:
+def _sources(config: Any) -> dict[str, KnobSource]:
     hints = get_type_hints(config, include_extras=True)
     return {
         name: mark
         for name, hint in hints.items()
         for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Source)
+        if isinstance(mark, KnobSource)
     }
 
 

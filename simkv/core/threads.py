@@ -34,7 +34,7 @@ class Heard:
     finished: list[int] = field(default_factory=list)
 
 
-class Manager(Protocol):
+class ManagerThread(Protocol):
     """The scheduler's thread: queues and slots."""
 
     waiting: deque[Any]
@@ -62,7 +62,7 @@ class Manager(Protocol):
         """All state that decides the following calls."""
 
 
-class Worker(Protocol):
+class WorkerThread(Protocol):
     """The worker's thread: slots, each with a request."""
 
     slots: dict[int, Any]
@@ -83,7 +83,7 @@ class Worker(Protocol):
         """All state that decides the following steps."""
 
 
-class Processor(Protocol):
+class ProcessorThread(Protocol):
     """The token processor's thread."""
 
     def receive(self, message: Message) -> Heard:
@@ -93,9 +93,9 @@ class Processor(Protocol):
 class Threads(ABC):
     """A scheduler of which the three actors can be run side by side."""
 
-    manager: Manager
-    worker: Worker
-    processor: Processor
+    manager: ManagerThread
+    worker: WorkerThread
+    processor: ProcessorThread
 
     @abstractmethod
     def aside(self) -> dict[int, Why]:

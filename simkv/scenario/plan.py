@@ -20,7 +20,7 @@ from simkv.scenario.objectives import parse_objective
 
 
 @dataclass(frozen=True)
-class Flag:
+class PlanOption:
     """How the command line calls a field, if not by its name, and what stands for its value."""
 
     name: str | None = None
@@ -61,7 +61,7 @@ class PlanSection(BaseModel):
 
     smallest: Annotated[
         str | None,
-        Flag(metavar="PATH=VALUES"),
+        PlanOption(metavar="PATH=VALUES"),
         Field(
             description="Setting to minimize and its candidates, such as fleet.replicas=1..20 or "
             "engine.num_gpu_blocks=256..8192:64; see 'simkv sweep --over'."
@@ -69,7 +69,7 @@ class PlanSection(BaseModel):
     ] = None
     largest: Annotated[
         str | None,
-        Flag(metavar="PATH=VALUES"),
+        PlanOption(metavar="PATH=VALUES"),
         Field(
             description="Setting to maximize and its candidates, such as "
             "workload.rate_scale=0.5..8:0.25."
@@ -77,7 +77,7 @@ class PlanSection(BaseModel):
     ] = None
     objectives: Annotated[
         list[Annotated[str, AfterValidator(_objective)]],
-        Flag("--slo", "FIGURE<=NUMBER"),
+        PlanOption("--slo", "FIGURE<=NUMBER"),
         Field(
             description="Objective in quotes, such as 'ttft_ms.p99<=500' or 'jain_index>=0.5'; "
             "may be repeated. Every request must be served unless an objective says otherwise."
@@ -86,7 +86,7 @@ class PlanSection(BaseModel):
     goodput: Annotated[
         dict[str, float],
         AfterValidator(_limits),
-        Flag(metavar="ttft:MS tpot:MS e2el:MS"),
+        PlanOption(metavar="ttft:MS tpot:MS e2el:MS"),
         Field(
             description="Limits per request in ms, as in 'vllm bench serve'. 99 % of requests must "
             "meet them unless an objective bounds goodput (per second) or goodput_share."
@@ -104,7 +104,7 @@ class PlanSection(BaseModel):
     ] = None
     profile_error: Annotated[
         float | None,
-        Flag(metavar="SHARE"),
+        PlanOption(metavar="SHARE"),
         Field(
             ge=0,
             le=0.9,
@@ -113,7 +113,7 @@ class PlanSection(BaseModel):
     ] = None
     prices: Annotated[
         str | None,
-        Flag(metavar="FILE"),
+        PlanOption(metavar="FILE"),
         Field(description="Prices per GPU hour: YAML such as 'H100: 2.5', or CSV."),
     ] = None
     gpu: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from simkv.core.flags import Env, Source
+from simkv.core.flags import Env, KnobSource
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, Variant
 
 VariantName = Literal[
@@ -61,53 +61,57 @@ class FastDeployConfig:
     """
 
     name: Literal["fastdeploy"] = "fastdeploy"
-    variant: Annotated[VariantName, Source("`simkv policies` says where each is from")] = (
+    variant: Annotated[VariantName, KnobSource("`simkv policies` says where each is from")] = (
         "fixed-reserve"
     )
     """Whose rules decide: a commit or pull request of FastDeploy."""
-    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), Source("cache config, 64")] = 64
+    block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), KnobSource("cache config, 64")] = 64
     """Tokens in a block of KV."""
-    num_blocks: Annotated[int, Gt(0), Le(MOST_BLOCKS), Source("logged as total_block_num")] = 1024
+    num_blocks: Annotated[int, Gt(0), Le(MOST_BLOCKS), KnobSource("logged as total_block_num")] = (
+        1024
+    )
     """Blocks of KV; FastDeploy finds them by profiling, the default is ours."""
-    max_num_seqs: Annotated[int, Gt(0), Le(MOST_BLOCKS), Source("scheduler config, 8")] = 8
+    max_num_seqs: Annotated[int, Gt(0), Le(MOST_BLOCKS), KnobSource("scheduler config, 8")] = 8
     """Slots, each held by a request from its admission to its end."""
-    max_num_batched_tokens: Annotated[int, Gt(0), Source("scheduler config, 8192")] = 8192
+    max_num_batched_tokens: Annotated[int, Gt(0), KnobSource("scheduler config, 8192")] = 8192
     """Most tokens that one scheduling call hands out."""
-    enc_dec_block_num: Annotated[int, Gt(0), Source("cache config, 2")] = 2
+    enc_dec_block_num: Annotated[int, Gt(0), KnobSource("cache config, 2")] = 2
     """Blocks that a decode is given at once when its table runs out."""
-    prealloc_dec_block_slot_num_threshold: Annotated[int, Ge(0), Source("cache config, 12")] = 12
+    prealloc_dec_block_slot_num_threshold: Annotated[int, Ge(0), KnobSource("cache config, 12")] = (
+        12
+    )
     """A decode's table counts as run out with at most so many free tokens in it."""
-    reserve_init: Annotated[int, Ge(0), Source("resource_manager_v1.py")] = 16
+    reserve_init: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 16
     """Blocks per running request that an admission must leave free, after a preemption."""
-    reserve_decay: Annotated[float, Ge(0), Source("resource_manager_v1.py")] = 0.025
+    reserve_decay: Annotated[float, Ge(0), KnobSource("resource_manager_v1.py")] = 0.025
     """How much of that is let go with each call that hands out work."""
-    reserve_min: Annotated[int, Ge(0), Source("resource_manager_v1.py")] = 0
+    reserve_min: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 0
     """The reserve sinks no lower than so many blocks per running request."""
     use_new_token_ratio_reserve: Annotated[
         Literal[0, 1], Env("FD_USE_NEW_TOKEN_RATIO_RESERVE", "#7444")
     ] = 1
     """1 keeps a share of max_tokens free per running request, 0 brings the fixed reserve back."""
-    init_new_token_ratio: Annotated[float, Ge(0), Le(1), Source("#7038, #7444")] = 0.7
+    init_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7038, #7444")] = 0.7
     """That share at the start."""
-    min_new_token_ratio: Annotated[float, Ge(0), Le(1), Source("#7444")] = 0.1
+    min_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7444")] = 0.1
     """The share sinks no lower than this."""
-    new_token_ratio_decay: Annotated[float, Ge(0), Source("#7444")] = 0.001
+    new_token_ratio_decay: Annotated[float, Ge(0), KnobSource("#7444")] = 0.001
     """How much the share sinks with each call that hands out work."""
-    clip_max_new_tokens: Annotated[int, Gt(0), Source("#7444")] = 4096
+    clip_max_new_tokens: Annotated[int, Gt(0), KnobSource("#7444")] = 4096
     """Of what a request may still emit no more than so many tokens are counted."""
-    min_new_token_ratio_factor: Annotated[float, Ge(0), Le(1), Source("#7038, its text")] = 0.3
+    min_new_token_ratio_factor: Annotated[float, Ge(0), Le(1), KnobSource("#7038, its text")] = 0.3
     """The share sinks no lower than so much of where it began."""
-    new_token_ratio_decay_steps: Annotated[int, Gt(0), Source("#7038")] = 600
+    new_token_ratio_decay_steps: Annotated[int, Gt(0), KnobSource("#7038")] = 600
     """Decode calls in which it sinks that far."""
-    clip_max_new_tokens_estimation: Annotated[int, Gt(0), Source("#7038")] = 4096
+    clip_max_new_tokens_estimation: Annotated[int, Gt(0), KnobSource("#7038")] = 4096
     """Of a request's max_tokens no more than so many are reserved."""
-    chunked_prefill_size: Annotated[int, Gt(0), Source("#7038")] = 8192
+    chunked_prefill_size: Annotated[int, Gt(0), KnobSource("#7038")] = 8192
     """Most tokens of one prompt in a call."""
-    rem_input_tokens: Annotated[int, Gt(0), Source("#7038")] = 16384
+    rem_input_tokens: Annotated[int, Gt(0), KnobSource("#7038")] = 16384
     """Most prompt tokens in a call."""
-    retract_decode_steps: Annotated[int, Ge(0), Source("#7038")] = 20
+    retract_decode_steps: Annotated[int, Ge(0), KnobSource("#7038")] = 20
     """After a preemption the others are given room for about so many tokens each."""
-    idle_worker_sends_ack: Annotated[bool, Source("#7633 (2026-04-30)")] = True
+    idle_worker_sends_ack: Annotated[bool, KnobSource("#7633 (2026-04-30)")] = True
     """Whether a preemption that leaves the worker nothing to run is acknowledged; before, it
     waited for somebody else's step."""
 

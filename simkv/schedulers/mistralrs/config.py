@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from simkv.core.flags import Source
+from simkv.core.flags import KnobSource
 from simkv.core.rule import parse_rule
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_PASSES
 from simkv.schedulers.mistralrs.seams import SEAMS, WITHOUT
@@ -20,33 +20,35 @@ class MistralrsConfig:
     """Knobs of the engine, under its own names; a variant ignores those that it does not read."""
 
     name: Literal["mistralrs"] = "mistralrs"
-    variant: Annotated[VariantName, Source("`simkv policies` says where each is from")] = (
+    variant: Annotated[VariantName, KnobSource("`simkv policies` says where each is from")] = (
         "merged2250"
     )
     """Whose rules decide: a commit or pull request of mistral.rs."""
     block_size: Annotated[
-        int, Gt(0), Le(MOST_BLOCK_SIZE), Source("the engine's paged attention, 32")
+        int, Gt(0), Le(MOST_BLOCK_SIZE), KnobSource("the engine's paged attention, 32")
     ] = 32
     """Tokens in a block of KV."""
     num_gpu_blocks: Annotated[
-        int, Gt(1), Le(MOST_BLOCKS), Source("made from GPU memory; the default is ours")
+        int, Gt(1), Le(MOST_BLOCKS), KnobSource("made from GPU memory; the default is ours")
     ] = 1024
     """Blocks of KV as given to the engine; all variants but seed keep one as a null block."""
-    max_num_seqs: Annotated[int, Gt(0), Source("mistralrs-server, 16")] = 16
+    max_num_seqs: Annotated[int, Gt(0), KnobSource("mistralrs-server, 16")] = 16
     """Most requests that run at a time."""
-    prefix_caching: Annotated[bool, Source("paged attention's prefix cache")] = False
+    prefix_caching: Annotated[bool, KnobSource("paged attention's prefix cache")] = False
     """Whether blocks of equal prompts are shared; off here, on in the engine, for a workload
     has to say which prompts share what."""
     waiting_timeout: Annotated[
-        int, Ge(0), Le(MOST_PASSES), Source("a constant in the engine, 64")
+        int, Ge(0), Le(MOST_PASSES), KnobSource("a constant in the engine, 64")
     ] = 64
     """Failed tries of the head of the queue to be admitted before it may evict somebody."""
-    prefill_batch_max_seqs: Annotated[int, Gt(0), Source("EricLBuehler/mistral.rs#2034")] = 10
+    prefill_batch_max_seqs: Annotated[int, Gt(0), KnobSource("EricLBuehler/mistral.rs#2034")] = 10
     """Most requests whose prompts are computed in one step."""
-    prefill_batch_max_tokens: Annotated[int, Gt(0), Source("EricLBuehler/mistral.rs#2034")] = 16384
+    prefill_batch_max_tokens: Annotated[int, Gt(0), KnobSource("EricLBuehler/mistral.rs#2034")] = (
+        16384
+    )
     """Most prompt tokens computed in one step."""
 
-    rule: Annotated[str | None, Source("ours; docs/how-to/evolve.md")] = None
+    rule: Annotated[str | None, KnobSource("ours; docs/how-to/evolve.md")] = None
     """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line."""
 
     def __post_init__(self) -> None:

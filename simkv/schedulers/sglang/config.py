@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from simkv.core.flags import Env, Flag, Source
+from simkv.core.flags import Env, Flag, KnobSource
 from simkv.core.scheduler import MOST_PASSES
 from simkv.schedulers.sglang.versions import RULES
 
@@ -30,7 +30,7 @@ class SglangConfig:
     name: Literal["sglang"] = "sglang"
     variant: Annotated[
         Literal["0.5.23", "0.5.23-lpm-aging", "0.5.22", "0.5.20", "0.5.15"],
-        Source("`simkv policies` says where each is from"),
+        KnobSource("`simkv policies` says where each is from"),
     ] = "0.5.23"
     """Whose rules decide: a release of SGLang, or one with a named change."""
     max_total_num_tokens: Annotated[int, Gt(0), Flag("--max-total-tokens")] = 16384
@@ -152,15 +152,15 @@ class SglangConfig:
     ] = 4096
     """Of what a request may still emit no more than so many tokens are counted."""
     in_batch_prefix_caching_check_threshold: Annotated[
-        int, Ge(-1), Source("managers/schedule_policy.py")
+        int, Ge(-1), KnobSource("managers/schedule_policy.py")
     ] = 32
     """lpm and hrrn hold back a request with at most so many tokens in the cache, if another in
     the queue begins alike."""
     in_batch_prefix_caching_deprioritize_threshold: Annotated[
-        int, Gt(0), Source("managers/schedule_policy.py")
+        int, Gt(0), KnobSource("managers/schedule_policy.py")
     ] = 32
     """Two requests begin alike in that sense if they share so many tokens."""
-    lpm_aging_tokens_per_pass: Annotated[int, Ge(0), Source("sgl-project/sglang#31723")] = 0
+    lpm_aging_tokens_per_pass: Annotated[int, Ge(0), KnobSource("sgl-project/sglang#31723")] = 0
     """Under lpm each pass that a request has waited counts as so many cached tokens."""
     mem_fraction_static: Annotated[
         Annotated[float, Gt(0), Lt(1)] | None, Flag("--mem-fraction-static")

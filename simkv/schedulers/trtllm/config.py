@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from simkv.core.flags import Flag, Source
+from simkv.core.flags import Flag, KnobSource
 from simkv.core.scheduler import MOST_BLOCK_SIZE, Variant
 
 Policy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
@@ -31,15 +31,17 @@ class TrtllmConfig:
     """
 
     name: Literal["trtllm"] = "trtllm"
-    variant: Annotated[Literal["5f480b7a6"], Source("`simkv policies` says where it is from")] = (
-        "5f480b7a6"
-    )
+    variant: Annotated[
+        Literal["5f480b7a6"], KnobSource("`simkv policies` says where it is from")
+    ] = "5f480b7a6"
     """Whose rules decide: a commit of TensorRT-LLM."""
-    max_tokens_in_paged_kv_cache: Annotated[int, Gt(0), Source("kv_cache_config.max_tokens")] = (
-        16384
-    )
+    max_tokens_in_paged_kv_cache: Annotated[
+        int, Gt(0), KnobSource("kv_cache_config.max_tokens")
+    ] = 16384
     """Tokens of KV in the pool; TensorRT-LLM takes what memory holds, the default is ours."""
-    tokens_per_block: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), Source("kv_cache_config, 32")] = 32
+    tokens_per_block: Annotated[
+        int, Gt(0), Le(MOST_BLOCK_SIZE), KnobSource("kv_cache_config, 32")
+    ] = 32
     """Tokens in a block, the unit in which KV is handed out."""
     max_batch_size: Annotated[int, Gt(0), Flag("--max_batch_size", "2048")] = 2048
     """Most requests that are active, and most in a step."""
@@ -48,24 +50,26 @@ class TrtllmConfig:
     max_seq_len: Annotated[Annotated[int, Gt(1)] | None, Flag("--max_seq_len")] = None
     """Most tokens of a request, output included; a larger `max_tokens` is cut to it. Never more
     than the pool holds, which it is if left out."""
-    capacity_scheduler_policy: Annotated[Policy, Source("scheduler_config")] = "GUARANTEED_NO_EVICT"
+    capacity_scheduler_policy: Annotated[Policy, KnobSource("scheduler_config")] = (
+        "GUARANTEED_NO_EVICT"
+    )
     """Who may run: those whose blocks are there to the last token that they may emit, those whose
     blocks are there for this step, or a batch that ends before the next."""
     enable_chunked_prefill: Annotated[bool, Flag("--enable_chunked_prefill")] = False
     """Whether a prompt may be computed in parts; else one longer than `max_num_tokens` is
     refused."""
-    context_chunking_policy: Annotated[Chunking, Source("scheduler_config")] = (
+    context_chunking_policy: Annotated[Chunking, KnobSource("scheduler_config")] = (
         "FIRST_COME_FIRST_SERVED"
     )
     """How prompts share the tokens of a step: the first takes what it can, or a block each by
     turns."""
-    disable_overlap_scheduler: Annotated[bool, Source("LLM API")] = False
+    disable_overlap_scheduler: Annotated[bool, KnobSource("LLM API")] = False
     """Whether a step is scheduled only when the tokens of the one before it are known."""
-    enable_block_reuse: Annotated[bool, Source("kv_cache_config")] = True
+    enable_block_reuse: Annotated[bool, KnobSource("kv_cache_config")] = True
     """Whether blocks are kept for prompts that begin alike."""
-    free_gpu_memory_fraction: Annotated[float, Ge(0.01), Le(1), Source("kv_cache_config, 0.9")] = (
-        0.9
-    )
+    free_gpu_memory_fraction: Annotated[
+        float, Ge(0.01), Le(1), KnobSource("kv_cache_config, 0.9")
+    ] = 0.9
     """Share for KV of the GPU's memory that the model leaves, of which with `hardware` the pool
     follows. No decision depends on it."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from simkv.core.flags import Flag, Source
+from simkv.core.flags import Flag, KnobSource
 from simkv.core.rule import parse_rule
 from simkv.core.scheduler import MOST_BLOCK_SIZE, MOST_BLOCKS, blocks_for
 from simkv.schedulers.vllm.groups import CHUNKED, STATES, LayerKind, kind_of
@@ -51,9 +51,9 @@ class VllmConfig:
     """
 
     name: Literal["vllm"] = "vllm"
-    variant: Annotated[str, ReleaseNames(), Source("`simkv policies` says where each is from")] = (
-        "0.33.0"
-    )
+    variant: Annotated[
+        str, ReleaseNames(), KnobSource("`simkv policies` says where each is from")
+    ] = "0.33.0"
     """Whose rules decide: a release of vLLM (0.27, 0.27.0 and 0.27.1 go by the same), or one with a
     named change."""
     block_size: Annotated[int, Gt(0), Le(MOST_BLOCK_SIZE), Flag("--block-size")] = 16
@@ -153,7 +153,9 @@ class VllmConfig:
     """What a replica is to the connector: who may load KV gives blocks back later; left out as its
     role in the fleet says."""
     kv_cache_groups: Annotated[
-        tuple[LayerGroup, ...], AsTuple(), Source("vLLM groups layers by the model's config.json")
+        tuple[LayerGroup, ...],
+        AsTuple(),
+        KnobSource("vLLM groups layers by the model's config.json"),
     ] = (0,)
     """For each group of layers with blocks of its own the tokens of their sliding window, 0 for
     layers that attend to everything, `chunked-8192` for those that attend to what follows the last
@@ -164,7 +166,7 @@ class VllmConfig:
     """Of which states the prefix cache can start: those at the ends of chunks, which then end where
     blocks do (align, as is if left out), or of every block (all, in 0.21 to 0.31, which take it by
     themselves up to 0.28 for models that can)."""
-    mamba_prefill_checkpoints: Annotated[bool, Source("vLLM asks the model's layers")] = False
+    mamba_prefill_checkpoints: Annotated[bool, KnobSource("vLLM asks the model's layers")] = False
     """Whether kernels write the state at the end of a block from within a chunk, too, so that the
     last chunk of a prompt goes past it: Mamba2's since 0.32, gated delta nets' of FlashInfer since
     0.33."""
@@ -181,9 +183,9 @@ class VllmConfig:
     ] = None
     """Most tokens of a step that is a CUDA graph; left out twice the sequences, at most 512. No
     decision depends on it."""
-    rule: Annotated[str | None, Source("ours; docs/how-to/evolve.md")] = None
+    rule: Annotated[str | None, KnobSource("ours; docs/how-to/evolve.md")] = None
     """Decisions that expressions take in place of the variant, `SEAM = EXPRESSION` a line."""
-    startup_check: Annotated[bool, Source("vllm-project/vllm#39734")] = True
+    startup_check: Annotated[bool, KnobSource("vllm-project/vllm#39734")] = True
     """Whether a max_model_len that the cache cannot hold is refused; vLLM let it pass with
     num_gpu_blocks_override until #41069 and #47272."""
 

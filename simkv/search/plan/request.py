@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from simkv.core.errors import InputError, in_plain_words
 from simkv.scenario.limits import parse_limits
-from simkv.scenario.plan import Flag, PlanSection
+from simkv.scenario.plan import PlanOption, PlanSection
 from simkv.search.knobs import assignment
 from simkv.search.plan.search import NEIGHBOURS
 
@@ -26,17 +26,17 @@ class PlanRequest(PlanSection):
 
     overrides: Annotated[
         tuple[str, ...],
-        Flag("--set", "PATH=VALUE"),
+        PlanOption("--set", "PATH=VALUE"),
         Field(description="Override a scenario field; may be repeated."),
     ] = ()
     variants: Annotated[
         tuple[str, ...],
-        Flag("--variant"),
+        PlanOption("--variant"),
         Field(description="Plan only for this variant; may be repeated."),
     ] = ()
     each: Annotated[
         tuple[str, ...],
-        Flag("--over", "PATH=VALUES"),
+        PlanOption("--over", "PATH=VALUES"),
         Field(
             description="Make one plan per value, such as hardware.gpu=H100,L40S; may be repeated "
             "for all combinations."
@@ -44,7 +44,7 @@ class PlanRequest(PlanSection):
     ] = ()
     held_back: Annotated[
         tuple[str, ...],
-        Flag("--held-out", "PATH=VALUE"),
+        PlanOption("--held-out", "PATH=VALUE"),
         Field(
             description="Validate the answer on a held-out scenario with this override, such as "
             "workload.start=1200; may be repeated, all apply together."
@@ -109,10 +109,10 @@ def flag_of(name: str) -> str:
     return shown_as(name).name or f"--{name.replace('_', '-')}"
 
 
-def shown_as(name: str) -> Flag:
+def shown_as(name: str) -> PlanOption:
     """What the field says of its option."""
-    found = (one for one in PlanRequest.model_fields[name].metadata if isinstance(one, Flag))
-    return next(found, Flag())
+    found = (one for one in PlanRequest.model_fields[name].metadata if isinstance(one, PlanOption))
+    return next(found, PlanOption())
 
 
 def bounds_of(name: str) -> tuple[Any, Any]:
