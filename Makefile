@@ -65,11 +65,11 @@ loop: $(TESTED)
 
 # From the operator tables of aiconfigurator-core and data sheets; needs EXTRAS=dev,hardware.
 profiles: $(TESTED)
-	$(BIN)/python calibrate/hardware_profiles.py
+	$(BIN)/python -m dev.hardware_profiles
 
 # make calibrate-silicon ROWS=FILE.csv fits the constants of composed costs, then writes docs/silicon.md
 calibrate-silicon: $(VENV)/.installed
-	$(BIN)/simkv validate silicon $(ROWS) --fit simkv/costs/operators --report docs/silicon.md
+	$(BIN)/python -m dev.serving_points $(ROWS) simkv/costs/operators --report docs/silicon.md
 
 # By which of the known rules a release decides; fails if by none. SOURCE: its wheel or a folder.
 ENGINE ?= vllm
@@ -83,7 +83,7 @@ follow: $(VENV)/.installed
 
 # The recorded runs are not part of the repository: CASES names the folder that holds them.
 validation: $(VENV)/.installed
-	$(BIN)/simkv validate $(CASES) --report docs/validation.md
+	$(BIN)/python -m dev.validation_page docs/validation.md $(CASES)
 
 reports: $(VENV)/.installed
 	$(BIN)/simkv report --gallery reports
@@ -94,7 +94,7 @@ site: $(TESTED)
 	$(BIN)/zensical build --clean --strict
 
 picture: $(VENV)/.installed
-	$(BIN)/python tools/picture.py docs/mistralrs-forty-lanes.png
+	$(BIN)/python -m dev.readme_picture docs/mistralrs-forty-lanes.png
 
 # What the commands of the tutorial and the how-tos print now, written into their pages: read the difference.
 walks: $(TESTED)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     (pure,) = (tmp_path / "dist").glob("simkv-*.whl")
     assert pure.name.endswith("-py3-none-any.whl")  # no compiler was asked for
+    names = zipfile.ZipFile(pure).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"simkv"}  # no dev, no tests
     wheel = os.environ.get("SIMKV_WHEEL", pure)
     venv.create(tmp_path / "env", with_pip=True)
     programs = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")

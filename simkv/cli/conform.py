@@ -18,19 +18,12 @@ if TYPE_CHECKING:
 def conform(
     files: Annotated[list[Path], typer.Argument(help="Decision recordings (.jsonl[.gz]).")],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only differences.")] = False,
-    count: Annotated[
-        bool,
-        typer.Option(
-            "--count", help="Print only the number of equal recordings per variant, as JSON."
-        ),
-    ] = False,
 ) -> None:
     """Compare decisions with recordings of real engines.
 
     Exit 1 if a decision differs, 2 for bad input.
     """
     from simkv.proof.conform.conform import check
-    from simkv.proof.conform.count import count as count_by_variant
     from simkv.proof.conform.trace import TraceError
 
     results = []
@@ -45,13 +38,10 @@ def conform(
                 bad += 1
                 continue
             results.append(result)
-            if not count and (result.difference or not quiet):
+            if result.difference or not quiet:
                 print(_trace_report(result))
     different = sum(result.difference is not None for result in results)
-    if count:
-        print(json.dumps(count_by_variant(results), indent=1))
-    else:
-        print(f"{len(results) - different} of {len(files)} traces equal")
+    print(f"{len(results) - different} of {len(files)} traces equal")
     if bad or different:
         raise typer.Exit(2 if bad else 1)
 

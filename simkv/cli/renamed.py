@@ -42,7 +42,6 @@ OPTIONS = {
     "trace inspect": {"--picture": "--plot"},
     "validate": {
         "--calibration": "--kernel-tables",
-        "--docs": "--report",
         "--steps": "--host-times",
     },
     "whatif": {**_JOBS, "--by": "--rank-by"},

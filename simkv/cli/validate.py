@@ -1,7 +1,6 @@
 """``simkv validate``: simulations compared with measurements.
 
 simkv validate CASE...                recorded runs of real engines, simulated and compared
-simkv validate budgets                profiles at token budgets that they were not fitted at
 simkv validate silicon ROWS.csv       published serving points, replayed and compared
 """
 
@@ -12,7 +11,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from simkv.cli.validate_budgets import validate_budgets
 from simkv.cli.validate_case import validate_case
 from simkv.cli.validate_silicon import validate_silicon
 
@@ -32,7 +30,6 @@ class DefaultCommand(TyperGroup):
 
 app = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
 app.command("case")(validate_case)
-app.command("budgets")(validate_budgets)
 app.command("silicon")(validate_silicon)
 
 

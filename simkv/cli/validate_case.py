@@ -50,12 +50,6 @@ def validate_case(
         Path | None,
         typer.Option(metavar="DIR", help="Write the figures as CSV files to this directory."),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a report to this Markdown file, with plots beside it."
-        ),
-    ] = None,
 ) -> None:
     """Simulate recorded runs and compare the figures.
 
@@ -68,15 +62,15 @@ def validate_case(
     from simkv.proof.validation.cases.crossed import others_load
     from simkv.proof.validation.cases.show import all_parts, case_parts
 
-    _check_options(out, report, kernel_tables)
+    _check_options(out, kernel_tables)
     folders = [folder for named in cases for folder in find_cases(named)]
-    found = _judged(folders, profile, kernel_tables, varied=sensitivity or report is not None)
+    found = judge_cases(folders, profile, kernel_tables, varied=sensitivity)
     for scored in found.scores:
         show(*case_parts(scored, found.changed[scored.case.name] if sensitivity else []))
     crossed = [] if profile else list(others_load(found.scores, found.costs))
     if len(found.scores) > 1:
         show(*all_parts(found.scores, crossed))
-    above, untold = _above_kernels(found) if host_times or report else ([], [])
+    above, untold = measure_host_times(found) if host_times else ([], [])
     if host_times:
         from simkv.proof.validation.cases.show import steps_parts
 
@@ -87,32 +81,21 @@ def validate_case(
         make_folder(out)
         written = write_scores(out, found.scores, found.changed, above)
         show(f"\nWritten to {out}: {', '.join(written)}")
-    if report:
-        from simkv.proof.validation.budgets.pairs import made
-        from simkv.proof.validation.cases.docs import write_docs
-
-        make_folder(report.parent)
-        pairs = list(made(_tables(folders, kernel_tables)))
-        names = write_docs(report, found.scores, found.changed, crossed, pairs, above)
-        show(f"\nWritten to {report.parent}: {', '.join(names)}")
     for reason in found.unusable:
         complain(reason)
     if found.unusable:
         raise typer.Exit(2)
 
 
-def _check_options(out: Path | None, report: Path | None, kernel_tables: Path | None) -> None:
-    for option, folder in (("--out", out), ("--report", report and report.parent)):
-        if folder:
-            check_folder(option, folder)
-    if report and report.is_dir():
-        raise InputError(f"--report {report}: is a folder; expected a file")
+def _check_options(out: Path | None, kernel_tables: Path | None) -> None:
+    if out:
+        check_folder("--out", out)
     if kernel_tables and not kernel_tables.is_dir():
         raise InputError(f"--kernel-tables {kernel_tables}: there is no such folder")
 
 
 @dataclass
-class _Judged:
+class JudgedCases:
     """Cases that were simulated, their costs and what they would be otherwise, by name; and why
     others were not."""
 
@@ -122,9 +105,9 @@ class _Judged:
     unusable: list[InputError] = field(default_factory=list)
 
 
-def _judged(
+def judge_cases(
     folders: list[Path], profile: Path | None, kernel_tables: Path | None, *, varied: bool
-) -> _Judged:
+) -> JudgedCases:
     """All cases that can be used. Raises InputError if the only one, or none, can be."""
     from simkv.proof.validation.cases.calibration import calibrate
     from simkv.proof.validation.cases.case import read_case
@@ -132,7 +115,7 @@ def _judged(
     from simkv.proof.validation.cases.sensitivity import otherwise
     from simkv.proof.validation.cases.simulate import engine_of
 
-    found = _Judged()
+    found = JudgedCases()
     with progress("cases", len(folders)) as advance:
         for folder in folders:
             try:
@@ -152,7 +135,7 @@ def _judged(
     return found
 
 
-def _above_kernels(found: _Judged) -> tuple[list[HostTimes], list[str]]:
+def measure_host_times(found: JudgedCases) -> tuple[list[HostTimes], list[str]]:
     """What the steps of the cases took above their kernels, and why some do not tell."""
     from simkv.proof.validation.cases.steps import host_times
 
@@ -163,9 +146,3 @@ def _above_kernels(found: _Judged) -> tuple[list[HostTimes], list[str]]:
         except InputError as error:
             untold.append(str(error))
     return told, untold
-
-
-def _tables(folders: list[Path], given: Path | None) -> list[Path]:
-    """Folders of kernel tables: beside the cases, and the one that was given."""
-    beside = [folder.resolve().parent / "calibration" for folder in folders]
-    return [path for path in dict.fromkeys([*beside, *([given] if given else [])]) if path.is_dir()]

@@ -1,6 +1,6 @@
 """What an engine registers with Prometheus of what is modelled: names, types, labels and buckets.
 
-That is data, read from its wheel (``exported/<engine>.json``, made by ``tools/engine_metrics.py``);
+That is data, read from its wheel (``exported/<engine>.json``, made by ``dev/engine_metrics.py``);
 each row says which measure of ours it stands for.
 """
 

@@ -92,7 +92,7 @@ CALLS = {
     "validate gpu out --profile p.json --only-plan": (
         "gpu validate out --profile p.json --plan-only"
     ),
-    "validate none --docs d.md --calibration k": "validate none --report d.md --kernel-tables k",
+    "validate none --steps --calibration k": "validate none --host-times --kernel-tables k",
     "trace inspect none.csv --picture p.png": "trace inspect none.csv --plot p.png",
     "diagnose none.log --no-flags": "diagnose none.log --no-try-flags",
     "serve mistralrs-six --ports --model-name=": (

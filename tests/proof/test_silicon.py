@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from dev.serving_points.__main__ import fit as fit_rows
+from dev.serving_points.constant_fit import LADDERS, choose, fit, spread_of, values_for
+from dev.serving_points.fit_samples import NONE, Residual
+from dev.serving_points.point_calibration import rules_of
+from dev.serving_points.points_page import constants_table
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.operators.constants import Constants
 from simkv.costs.operators.spreads import Configuration, Spread, Spreads
 from simkv.costs.profile import Profile
-from simkv.proof.validation.silicon.calibrate import rules_of
-from simkv.proof.validation.silicon.fit import LADDERS, choose, fit, spread_of, values_for
 from simkv.proof.validation.silicon.lengths import drawn
-from simkv.proof.validation.silicon.page import constants_table
 from simkv.proof.validation.silicon.point import nearest_variant, point_of
 from simkv.proof.validation.silicon.predict import CLIENT_MS, WIDER, Prediction, predict
 from simkv.proof.validation.silicon.recipe import warm_up_of
 from simkv.proof.validation.silicon.replay import ClosedLoop, replay
 from simkv.proof.validation.silicon.rows import Latency, MeasuredRow, read_rows
-from simkv.proof.validation.silicon.samples import NONE, Residual
 from simkv.proof.validation.silicon.score import noise, score
 from simkv.proof.validation.silicon.slopes import MOVED
 from simkv.schedulers.sglang.config import SglangConfig
@@ -396,8 +397,8 @@ def test_equal_configurations_come_out_the_same(tmp_path: Path) -> None:
 def test_a_fit_needs_measured_columns(tmp_path: Path) -> None:
     head = HEAD.replace(",ttft_ms,tpot_ms,aic_ttft_ms,aic_tpot_ms", "")
     rows = write(tmp_path, LINE.rsplit(",", 4)[0], head=head)
-    done = CliRunner().invoke(app, ["validate", "silicon", str(rows), "--fit", str(tmp_path)])
-    assert done.exit_code == 2 or isinstance(done.exception, InputError)
+    with pytest.raises(InputError, match="a fit needs the columns ttft_ms and tpot_ms"):
+        fit_rows(rows, tmp_path)
 
 
 def test_rules_give_back_the_constants_of_each_kind_and_none_to_other_families() -> None:

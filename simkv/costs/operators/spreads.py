@@ -1,6 +1,6 @@
 """How far composed costs are off, by kind of configuration, as measured serving points showed.
 
-``spreads.json`` is written by ``simkv validate silicon --fit``; there are no points in it. A spread
+``spreads.json`` is written by ``make calibrate-silicon``; there are no points in it. A spread
 are the quantiles of measured over predicted latencies of configurations that the constants were not
 fitted to: of the same model on the same GPU (``groups``), or, for pairs that were never seen, of
 pairs of a kind each of which was left out as a whole (``unseen``).

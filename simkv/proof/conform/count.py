@@ -1,49 +1,14 @@
-"""How many recorded traces each variant reproduces: counted by replaying, shipped as data.
-
-simkv conform --count TRACES... > simkv/conform/counts.json
-
-The traces are all recordings at hand, and those in tests/conformance/traces/vllm of versions that
-are recorded nowhere else.
-"""
+"""Numbers of recorded traces that each variant reproduces, shipped as data (``counts.json``)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
-
-from simkv.proof.conform.conform import Conformance
-from simkv.schedulers.registry import ENGINES
 
 COUNTS = Path(__file__).with_name("counts.json")
 
 #: Engine -> variant -> ``{"equal": traces that come out equal, "recorded": traces replayed}``.
 Counts = dict[str, dict[str, dict[str, int]]]
-
-
-def variant_of(engine: str, recorded: str) -> str:
-    """The variant whose scheduler replays traces of this name.
-
-    Some are named by how the engine was set up (``v1-async``, ``lpm``, ``seed_wtinf``); where that
-    says nothing of the variant, it is the first, which is the recorded release.
-    """
-    spec = ENGINES[engine]
-    try:
-        name = spec.naming.variant_of(recorded.removesuffix("_wtinf"))
-    except ValueError:
-        name = recorded
-    return name if name in spec.variants else next(iter(spec.variants))
-
-
-def count(results: Iterable[Conformance]) -> Counts:
-    """Count replayed traces by the variant that replayed them; others are left out."""
-    counts: Counts = {engine: {} for engine in ENGINES}
-    for result in results:
-        variant = variant_of(result.engine, result.variant)
-        entry = counts[result.engine].setdefault(variant, {"equal": 0, "recorded": 0})
-        entry["equal"] += result.difference is None
-        entry["recorded"] += 1
-    return {engine: dict(sorted(found.items())) for engine, found in counts.items()}
 
 
 def shipped() -> Counts:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from dev.operator_efficiency import LOADS
 from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import find_architecture, find_gpu
 from simkv.costs.hardware.hardware import Hardware, make_hardware
@@ -16,7 +17,6 @@ from simkv.costs.load import Load, pairs
 from simkv.costs.operators.changed import with_constants
 from simkv.costs.operators.choice import composed, estimated, profile_for
 from simkv.costs.operators.constants import Constants, Rule
-from simkv.costs.operators.efficiency import LOADS
 from simkv.costs.operators.packaged import SETTING, combinations, packaged
 from simkv.costs.operators.tables import _read, installed
 from simkv.costs.profile import Profile, StepCost

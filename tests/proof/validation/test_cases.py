@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from dev.validation_page import main as write_validation_page
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.load import pairs
@@ -56,6 +58,9 @@ FACTS: dict[str, Any] = {
 SHAPE = Traits(131072, 8192, 2048)
 TRUE = Prices(5e-3, 9e-3, 2e-5, 3e-9, 5e-8)
 COLUMNS = "id,stage,arrival_s,prompt_tokens,output_tokens,queue_ms,prefill_ms,ttft_ms,e2e_ms"
+
+page_tool = typer.Typer()
+page_tool.command()(write_validation_page)
 
 
 def profile() -> Profile:
@@ -280,8 +285,6 @@ def test_outputs_of_one_token_and_odd_names_are_shown(made_up: Path, tmp_path: P
         "validate",
         str(made_up),
         "--sensitivity",
-        "--report",
-        str(docs),
         "--out",
         str(out),
     ]
@@ -289,6 +292,8 @@ def test_outputs_of_one_token_and_odd_names_are_shown(made_up: Path, tmp_path: P
     assert done.exit_code == 0, done.output
     assert "a|b [bold]x[/nope]: test/model" in done.output
     assert "TPOT" not in done.output.replace("TPOT  ", "")
+    page = CliRunner().invoke(page_tool, [str(docs), str(made_up)])
+    assert page.exit_code == 0, page.output
     assert r"| a\|b [bold]x[/nope] | simkv | TTFT |" in docs.read_text()
 
 
@@ -351,8 +356,6 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
     for option, place, complaint in (
         ("--out", "file", "file: is a file; expected a folder"),
         ("--out", "file/below", "file is a file; expected a folder"),
-        ("--report", "file/page.md", "file: is a file; expected a folder"),
-        ("--report", "made-up", "made-up: is a folder; expected a file"),
     ):
         done = CliRunner().invoke(app, ["validate", str(made_up), option, str(tmp_path / place)])
         assert complaint in str(done.exception), (option, place)
@@ -364,8 +367,8 @@ def test_the_page_and_its_picture_are_written_and_the_same_again(
 ) -> None:
     pages = []
     for name in ("a", "b"):
-        arguments = ["validate", str(made_up), "--report", str(tmp_path / name / "validation.md")]
-        done = CliRunner().invoke(app, arguments)
+        page = tmp_path / name / "validation.md"
+        done = CliRunner().invoke(page_tool, [str(page), str(made_up)])
         assert done.exit_code == 0, done.output
         folder = tmp_path / name
         assert sorted(p.name for p in folder.iterdir()) == ["validation.md", "validation.png"]

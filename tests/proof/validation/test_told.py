@@ -101,10 +101,9 @@ def test_the_command_tells_and_writes_it_beside_others(tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     costs.write_text(profile().model_dump_json())
     arguments = ["validate", str(folder), str(tmp_path / "y"), "--profile", str(costs)]
-    docs = ["--report", str(tmp_path / "page.md"), "--host-times", "--sensitivity"]
+    docs = ["--host-times", "--sensitivity"]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out"), *docs])
     assert done.exit_code == 0, done.output
     assert "not told: " in done.output
     figures = pd.read_csv(tmp_path / "out" / "figures.csv")
     assert set(figures[figures["case"] == "other"]["statistic"]) == {"p90"}
-    assert "| other | simkv | E2E |  |  |" in (tmp_path / "page.md").read_text()

@@ -10,23 +10,16 @@ from jinja2 import Environment
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dev.serving_points.fit_tables import CONSTANT_HEAD, FIT_HEAD, constant_rows, fit_rows
+from dev.serving_points.point_calibration import Calibrated, rules_of
 from simkv.core.files import write_text
 from simkv.proof.validation.compared import markdown
-from simkv.proof.validation.silicon.calibrate import Calibrated, rules_of
 from simkv.proof.validation.silicon.predict import CLIENT_MS, Prediction
 from simkv.proof.validation.silicon.score import NAMES, class_of, clean, noise, scores
-from simkv.proof.validation.silicon.show import (
-    CONSTANT_HEAD,
-    FIT_HEAD,
-    HEAD,
-    constant_rows,
-    fit_rows,
-    noise_lines,
-    score_rows,
-)
+from simkv.proof.validation.silicon.show import HEAD, noise_lines, score_rows
 from simkv.report.style import BLUE, GREY, RED, SLATE, WIDTH, YELLOW, house_style, logarithmic, save
 
-TEMPLATE = Path(__file__).parent / "page.md.j2"
+TEMPLATE = Path(__file__).parent / "points_page.md.j2"
 COLOURS = (BLUE, YELLOW, RED, GREY)
 
 

@@ -1,4 +1,4 @@
-"""``simkv validate budgets``: profiles asked for a token budget that they were not fitted at."""
+"""Profiles at token budgets that they were not fitted at: ``python -m dev.token_budgets``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from dev.token_budgets.budget_pairs import pairs_of, table
+from dev.token_budgets.known_devices import of_tables, planted
 from simkv.cli.common import progress, show
 from simkv.core.errors import InputError
 
@@ -25,9 +27,6 @@ def validate_budgets(
     Fits a profile to requests in isolation at one token budget and predicts a load at all others.
     The ground truth is synthetic: made-up devices, and those that kernel tables describe.
     """
-    from simkv.proof.validation.budgets.devices import of_tables, planted
-    from simkv.proof.validation.budgets.pairs import pairs_of, table
-
     if kernel_tables and not kernel_tables.is_dir():
         raise InputError(f"--kernel-tables {kernel_tables}: there is no such folder")
     devices = [*planted(), *(of_tables(kernel_tables) if kernel_tables else [])]
@@ -37,3 +36,7 @@ def validate_budgets(
             found += list(pairs_of(device))
             advance()
     show("Error of the mean E2E in per cent:", *table(found))
+
+
+if __name__ == "__main__":
+    typer.run(validate_budgets)

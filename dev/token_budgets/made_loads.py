@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import simpy
 
+from dev.token_budgets.known_devices import Device
 from simkv.core.request import Request
 from simkv.costs.load import Load, pairs
 from simkv.costs.simulated import later
@@ -15,7 +16,6 @@ from simkv.costs.sources.alone import Alone
 from simkv.loop.engine import Engine
 from simkv.loop.serve import serve
 from simkv.measure.metrics import e2e
-from simkv.proof.validation.budgets.devices import Device
 from simkv.schedulers.registry import build
 from simkv.schedulers.vllm.config import VllmConfig
 

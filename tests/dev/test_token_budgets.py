@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from dev.token_budgets.budget_pairs import Pair, pairs_of, table
+from dev.token_budgets.known_devices import of_tables, planted
+from dev.token_budgets.made_loads import alone_on
 from simkv.cli import app
 from simkv.costs.load import Load, pairs
-from simkv.proof.validation.budgets.devices import of_tables, planted
-from simkv.proof.validation.budgets.made import alone_on
-from simkv.proof.validation.budgets.pairs import Pair, pairs_of, table
 from tests.conftest import ROOT
 
 TABLES = ROOT.parent / "shared" / "ground-truth" / "calibration"

@@ -1,19 +1,23 @@
-"""The report of all recorded runs as one Markdown page with a picture, generated as a whole."""
+"""Generate docs/validation.md and its picture: ``python -m dev.validation_page FILE CASE...``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from jinja2 import Environment
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from simkv.core.files import write_text
+from dev.token_budgets.budget_pairs import Pair, made, near, table
+from simkv.cli.validate_case import judge_cases, measure_host_times
+from simkv.core.files import make_folder, write_text
 from simkv.costs.sources.host import MEASURED_IN
-from simkv.proof.validation.budgets.pairs import Pair, near, table
+from simkv.proof.validation.cases.case import find_cases
 from simkv.proof.validation.cases.coverage import HEAD, STATED, coverage_rows, refused
-from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows
+from simkv.proof.validation.cases.crossed import CROSSED, Crossed, crossed_rows, others_load
 from simkv.proof.validation.cases.score import Score
 from simkv.proof.validation.cases.sensitivity import Otherwise
 from simkv.proof.validation.cases.show import TITLES, case_rows
@@ -23,7 +27,7 @@ from simkv.report.style import BLUE, DARK, GREY, RED, SLATE, WIDTH, house_style,
 
 _HEAD = ["figure", "measured", "predicted", "error", "interval"]
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
-PAGE = Path(__file__).parent / "page.md.j2"
+PAGE = Path(__file__).parent / "validation_page.md.j2"
 
 
 def write_docs(
@@ -162,3 +166,34 @@ def _panel(axes: Axes, scores: Sequence[Score], metric: str, most: float) -> Non
     axes.set_xlabel("error (%)")
     axes.set_title(TITLES[metric], loc="left")
     axes.grid(axis="x", color=GREY, lw=0.5)
+
+
+def main(
+    report: Annotated[Path, typer.Argument(metavar="FILE", help="Markdown file to write.")],
+    cases: Annotated[list[Path], typer.Argument(metavar="CASE…", help="Recorded runs.")],
+    kernel_tables: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Further directory of kernel tables.")
+    ] = None,
+) -> None:
+    """Simulate recorded runs and write the report on all of them."""
+    folders = [folder for named in cases for folder in find_cases(named)]
+    found = judge_cases(folders, None, kernel_tables, varied=True)
+    crossed = list(others_load(found.scores, found.costs))
+    above, _ = measure_host_times(found)
+    pairs = list(made(_tables(folders, kernel_tables)))
+    make_folder(report.parent)
+    print(*write_docs(report, found.scores, found.changed, crossed, pairs, above))
+    for reason in found.unusable:
+        print(reason)
+    if found.unusable:
+        raise typer.Exit(2)
+
+
+def _tables(folders: list[Path], given: Path | None) -> list[Path]:
+    """Folders of kernel tables: beside the cases, and the one that was given."""
+    beside = [folder.resolve().parent / "calibration" for folder in folders]
+    return [path for path in dict.fromkeys([*beside, *([given] if given else [])]) if path.is_dir()]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,7 +1,7 @@
 """What an engine's wheel registers with Prometheus, as simkv/measure/exported/<engine>.json has it.
 
-    python tools/engine_metrics.py vllm ~/vllm-0.33.0/vllm/v1/metrics
-    python tools/engine_metrics.py sglang ~/sglang-0.5.23/sglang/srt/observability
+    python -m dev.engine_metrics vllm ~/vllm-0.33.0/vllm/v1/metrics
+    python -m dev.engine_metrics sglang ~/sglang-0.5.23/sglang/srt/observability
 
 Reads the sources and runs none of them: names, types, labels beyond those that all of a class have,
 and buckets (None where they depend on the model). Of all that is registered it keeps what the file

@@ -11,12 +11,12 @@ import json
 import sys
 from pathlib import Path
 
+from dev.operator_efficiency import errors_of, joined, shares_of
 from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import Gpu, gpus
 from simkv.costs.operators import packaged, roofline
 from simkv.costs.operators.choice import composed, estimated
 from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.efficiency import errors_of, joined, shares_of
 from simkv.costs.operators.tables import TableStore, installed
 from simkv.costs.profile import StepError
 
@@ -24,7 +24,7 @@ from simkv.costs.profile import StepError
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server")
 SOURCE = (
     "medians over the operator tables of aiconfigurator-core 0.12.0 (Apache-2.0) of A100, H100, "
-    "H200, B200, L40S and RTX PRO 6000, by simkv/costs/operators/efficiency.py"
+    "H200, B200, L40S and RTX PRO 6000, by dev/operator_efficiency.py"
 )
 #: Longest file that may be added to what a wheel carries, in bytes, and all of them.
 MOST = 2_000_000

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
+from dev.serving_points.fit_samples import NONE, Residual
 from simkv.costs.operators.spreads import Configuration, Spread, release_number
-from simkv.proof.validation.silicon.samples import NONE, Residual
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 FOLDS = 5

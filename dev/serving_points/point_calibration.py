@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simkv.core.files import write_text
-from simkv.costs.operators.constants import Constants
-from simkv.costs.operators.spreads import Spreads
-from simkv.proof.validation.silicon.fit import (
+from dev.serving_points.constant_fit import (
     Fitted,
     choose,
     coverage,
@@ -21,11 +18,14 @@ from simkv.proof.validation.silicon.fit import (
     pair_ends,
     spreads,
 )
+from dev.serving_points.fit_samples import NONE, Residual, samples_of
+from simkv.core.files import write_text
+from simkv.costs.operators.constants import Constants
+from simkv.costs.operators.spreads import Spreads
 from simkv.proof.validation.silicon.point import ServingPoint
 from simkv.proof.validation.silicon.predict import PointJob, Prediction, points_of, run_all
 from simkv.proof.validation.silicon.replay import PointReplay
 from simkv.proof.validation.silicon.rows import Latency, MeasuredRow
-from simkv.proof.validation.silicon.samples import NONE, Residual, samples_of
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 
 RULES, SPREADS = "constants.json", "spreads.json"

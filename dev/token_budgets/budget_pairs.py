@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dev.token_budgets.known_devices import Device, of_tables, planted
+from dev.token_budgets.made_loads import alone_on, load_for, served
 from simkv.costs.profile import Fit, Profile, StepCost
 from simkv.costs.sources.alone import traits
 from simkv.costs.sources.sync import fit_prices, price_terms
-from simkv.proof.validation.budgets.devices import Device, of_tables, planted
-from simkv.proof.validation.budgets.made import alone_on, load_for, served
 from simkv.proof.validation.compared import markdown
 
 BUDGETS = (64, 256, 1024, 4096)

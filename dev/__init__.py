@@ -1,0 +1,1 @@
+"""Tools of maintainers: fitted constants, generated pages, counts; not in the wheel."""

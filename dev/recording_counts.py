@@ -1,0 +1,47 @@
+"""Count the recorded traces that each variant reproduces, by replaying them.
+
+    python -m dev.recording_counts TRACES... > simkv/proof/conform/counts.json
+
+The traces are all available recordings, and those in tests/conformance/traces of versions that are
+recorded nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from simkv.proof.conform.conform import Conformance, check
+from simkv.proof.conform.count import Counts
+from simkv.schedulers.registry import ENGINES
+
+
+def variant_of(engine: str, recorded: str) -> str:
+    """The variant whose scheduler replays traces of this name.
+
+    Some are named by how the engine was set up (``v1-async``, ``lpm``, ``seed_wtinf``); where that
+    says nothing of the variant, it is the first, which is the recorded release.
+    """
+    spec = ENGINES[engine]
+    try:
+        name = spec.naming.variant_of(recorded.removesuffix("_wtinf"))
+    except ValueError:
+        name = recorded
+    return name if name in spec.variants else next(iter(spec.variants))
+
+
+def count(results: Iterable[Conformance]) -> Counts:
+    """Count replayed traces by the variant that replayed them; others are left out."""
+    counts: Counts = {engine: {} for engine in ENGINES}
+    for result in results:
+        variant = variant_of(result.engine, result.variant)
+        entry = counts[result.engine].setdefault(variant, {"equal": 0, "recorded": 0})
+        entry["equal"] += result.difference is None
+        entry["recorded"] += 1
+    return {engine: dict(sorted(found.items())) for engine, found in counts.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(count(check(Path(path)) for path in sys.argv[1:]), indent=1))

@@ -1,0 +1,1 @@
+"""Constants of composed costs, fitted to published serving points, and docs/silicon.md."""

@@ -1,0 +1,69 @@
+"""Fitted constants and their errors as tables: on the console, and in Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+
+from dev.serving_points.constant_fit import Fitted
+from dev.serving_points.fit_samples import Residual
+from simkv.costs.operators.spreads import Configuration
+from simkv.proof.validation.silicon.show import percent, titled
+from simkv.proof.validation.silicon.slopes import MOVED, Floats
+from simkv.report.fitting import fitting
+
+FIT_HEAD = ("constants by", "number", "TTFT", "TPOT", "TTFT, pair left out", "TPOT, pair left out")
+
+
+def fit_rows(fitted: Fitted) -> Iterator[list[str]]:
+    """What constants bring on points that they were not fitted to: MAPE in per cent."""
+    for tried in fitted.tried:
+        chosen = " (chosen)" if tried.name == fitted.chosen else ""
+        errors = [percent(float(e)) for e in (*tried.configurations, *tried.groups)]
+        yield [f"{tried.name}{chosen}", str(tried.number), *errors]
+
+
+CONSTANT_HEAD = ("of", *(re.sub("_s$", " (ms)", name) for name in MOVED))
+
+
+def constant_rows(rules: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """What constants change of a kind, a row for each rule; ms where they are times."""
+    for rule in rules:
+        cells = []
+        for name in MOVED:
+            value = rule["constants"].get(name)
+            scale = 1000.0 if name.endswith("_s") else 1.0
+            cells.append("" if value is None else f"{scale * value:.4g}")
+        yield [", ".join(rule["kind"].values()), *cells]
+
+
+def fit_table(fitted: Fitted) -> Group:
+    """The same for the console."""
+    return titled("constants, MAPE in per cent", fitting(FIT_HEAD, fit_rows(fitted)))
+
+
+def left_out_table(title: str, samples: Sequence[Residual], logs: Floats) -> Group:
+    """Errors on left-out measurements, by class and by group."""
+    rows = []
+    names = [(_class_of(s.kind), s.kind.levels()[0]) for s in samples]
+    for column in (0, 1):
+        for name in sorted({n[column] for n in names}):
+            own = logs[[n[column] == name for n in names]]
+            errors, signed = np.abs(np.exp(-own) - 1.0), np.exp(-own) - 1.0
+            cells = []
+            for index in range(2):
+                cells.append(percent(float(errors[:, index].mean())))
+                cells.append(signed(float(np.median(signed[:, index]))))
+            rows.append([name, str(len(own)), *cells])
+    head = ("group", "meas.", "TTFT", "TTFT median", "TPOT", "TPOT median")
+    return titled(f"{title}, per cent", fitting(head, rows))
+
+
+def _class_of(kind: Configuration) -> str:
+    if kind.backend == "sglang":
+        return "SGLang"
+    return "dense on vLLM" if kind.mlp == "dense" else "MoE on vLLM"

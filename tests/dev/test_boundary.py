@@ -1,0 +1,63 @@
+"""What ships is what users run: simkv imports nothing of dev, and has no module without a user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.imports import graph, imported, modules
+
+#: Where users enter: commands, the public API, what custom schedulers import, ``python -m simkv``.
+ROOTS = ("simkv.__main__", "simkv", "simkv.api", "simkv.custom", "simkv.own")
+#: Modules that something other than an import reaches, and what.
+REACHED_OTHERWISE: dict[str, str] = {}
+
+
+def reachable(edges: dict[str, set[str]], roots: set[str]) -> set[str]:
+    """Modules that the roots import, directly or not; a module brings its packages."""
+    found: set[str] = set()
+    left = list(roots)
+    while left:
+        module = left.pop()
+        if module in found:
+            continue
+        found.add(module)
+        left += edges[module]
+        if (package := module.rpartition(".")[0]) in edges:
+            left.append(package)
+    return found
+
+
+def unreached(package: Path, roots: set[str]) -> set[str]:
+    edges = graph(package)
+    return edges.keys() - reachable(edges, roots)
+
+
+def test_simkv_imports_nothing_of_maintainers() -> None:
+    for module, path in modules(ROOT / "simkv").items():
+        wrong = [n for n in imported(path, module) if n.split(".")[0] in ("dev", "tests", "tools")]
+        assert not wrong, f"{path}: imports {wrong}"
+
+
+def test_every_module_has_a_user() -> None:
+    package = ROOT / "simkv"
+    commands = {name for name in modules(package) if name.startswith("simkv.cli.")}
+    roots = {root for root in ROOTS if root in modules(package)} | commands
+    assert unreached(package, roots) == set(REACHED_OTHERWISE)
+
+
+def test_a_module_without_a_user_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "house"
+    (package / "room").mkdir(parents=True)
+    (package / "__init__.py").write_text("from house.room import used\n")
+    for name in ("__init__", "used", "unused"):
+        (package / "room" / f"{name}.py").write_text("")
+    assert unreached(package, {"house"}) == {"house.room.unused"}
+
+
+@pytest.mark.parametrize("module", sorted(modules(ROOT / "dev")))
+def test_a_tool_can_be_imported(module: str) -> None:
+    if not module.endswith("__main__"):
+        pytest.importorskip(module, reason="", exc_type=ModuleNotFoundError)
