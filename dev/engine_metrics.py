@@ -81,7 +81,12 @@ class Sources:
                 name = "".join(texts(given.get("name"))[:1])
                 if kind and name.startswith(prefix):
                     labels = texts(given.get("labelnames"))
-                    row = {"name": name, "type": kind, "of": owner.name, "labels": labels}
+                    row: dict[str, Any] = {
+                        "name": name,
+                        "type": kind,
+                        "of": owner.name,
+                        "labels": labels,
+                    }
                     if kind == "histogram":
                         row["buckets"] = self.buckets(given.get("buckets"))
                     yield row

@@ -14,6 +14,7 @@ from pathlib import Path
 from dev.operator_efficiency import errors_of, joined, shares_of
 from simkv.core.errors import InputError
 from simkv.costs.hardware.catalog import Gpu, gpus
+from simkv.costs.hardware.hardware import Hardware
 from simkv.costs.operators import packaged, roofline
 from simkv.costs.operators.choice import composed, estimated
 from simkv.costs.operators.constants import Constants
@@ -60,7 +61,7 @@ def _rows() -> list[dict[str, object]]:
     return rows
 
 
-def _efficiency(root: Path, wanted: list[packaged.Hardware]) -> None:
+def _efficiency(root: Path, wanted: list[Hardware]) -> None:
     known = {gpu.system: gpu for gpu in gpus() if gpu.system in SYSTEMS}
     shares = {name: _shares(root, gpu) for name, gpu in known.items()}
     pairs = []

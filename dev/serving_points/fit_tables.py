@@ -12,7 +12,7 @@ from rich.console import Group
 from dev.serving_points.constant_fit import Fitted
 from dev.serving_points.fit_samples import Residual
 from simkv.costs.operators.spreads import Configuration
-from simkv.proof.validation.silicon.show import percent, titled
+from simkv.proof.validation.silicon.show import percent, signed, titled
 from simkv.proof.validation.silicon.slopes import MOVED, Floats
 from simkv.report.fitting import fitting
 
@@ -53,11 +53,11 @@ def left_out_table(title: str, samples: Sequence[Residual], logs: Floats) -> Gro
     for column in (0, 1):
         for name in sorted({n[column] for n in names}):
             own = logs[[n[column] == name for n in names]]
-            errors, signed = np.abs(np.exp(-own) - 1.0), np.exp(-own) - 1.0
+            errors = np.exp(-own) - 1.0
             cells = []
             for index in range(2):
-                cells.append(percent(float(errors[:, index].mean())))
-                cells.append(signed(float(np.median(signed[:, index]))))
+                cells.append(percent(float(np.abs(errors[:, index]).mean())))
+                cells.append(signed(float(np.median(errors[:, index]))))
             rows.append([name, str(len(own)), *cells])
     head = ("group", "meas.", "TTFT", "TTFT median", "TPOT", "TPOT median")
     return titled(f"{title}, per cent", fitting(head, rows))

@@ -4,15 +4,18 @@ import csv
 import json
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from dev.serving_points.__main__ import fit as fit_rows
 from dev.serving_points.constant_fit import LADDERS, choose, fit, spread_of, values_for
 from dev.serving_points.fit_samples import NONE, Residual
+from dev.serving_points.fit_tables import left_out_table
 from dev.serving_points.point_calibration import rules_of
 from dev.serving_points.points_page import constants_table
 from simkv.cli import app
@@ -438,3 +441,13 @@ def test_the_page_has_the_constants_that_come_with_simkv() -> None:
     row = constants_table([changed]).splitlines()[-1]
     assert row.startswith(f"| {', '.join(rules[0]['kind'].values())} | 1.5 |")
     assert "| 2 |" in row
+
+
+def test_the_tables_of_a_fit_have_errors_of_left_out_points() -> None:
+    samples = made_samples(1.3, HOPPER, 4, 0)
+    table = left_out_table("left out", samples, np.full((4, 2), np.log(1.25)))
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(table)
+    text = console.export_text()
+    assert "20.0" in text
+    assert "-20.0" in text
