@@ -11,7 +11,7 @@ from simkv.core.scheduler import Row
 from simkv.costs.hardware.shapes import MODELS
 from simkv.lab.buckets import graph_sizes, step_size
 from simkv.lab.inputs import StepSize, TableWatch, fields_of, fill, packed_length
-from simkv.lab.pool import KVPool, runs
+from simkv.lab.pool import KVPool
 from simkv.lab.prompts import prompt_ids
 from simkv.lab.runner import Runner, RunnerConfig
 
@@ -77,12 +77,6 @@ def test_tokens_without_a_block_go_to_the_null_block_and_are_counted():
     assert watch.delta([Row(2, 3, 0)], {}, {2: 1}) == ([10], [0], 3)
     late = [5, 8]
     assert watch.delta([Row(1, 1, 6)], {1: late}, {1: 0}) == ([0, 1], [5, 8], 0)
-
-
-def test_runs_of_blocks_are_one_copy():
-    assert list(runs([4, 5, 6, 9, 3], [0, 1, 2, 3, 4])) == [(4, 0, 3), (9, 3, 1), (3, 4, 1)]
-    assert list(runs([4, 5], [1, 0])) == [(4, 1, 1), (5, 0, 1)]
-    assert list(runs([], [])) == []
 
 
 @pytest.mark.parametrize("layout", ["block", "layer"])

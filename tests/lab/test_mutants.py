@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from simkv.costs.hardware.shapes import MODELS
-from simkv.lab import cpu_ops, graphs, inputs, model, pool, runner
+from simkv.lab import cpu_ops, graphs, inputs, model, runner
 from tests.lab import driver, test_attention, test_model
 from tests.lab.driver import RandomServer
 
@@ -41,13 +41,6 @@ MODEL = [
     (inputs, "np.where(silent, np.int32(scratch), seat)", "seat"),
     (inputs, "if known is not table:", "if False:"),
     (inputs, "new = list(table[sent:needed])", "new = list(table[: needed - sent])"),
-    (pool, "or right[end] != right[start] + length", ""),
-    (pool, "left[end] != left[start] + length", "False"),
-    (
-        pool,
-        "host.data[place : place + count].copy_(source",
-        "host.data[block : block + count].copy_(source",
-    ),
     (runner, "enumerate(prefills, size.decodes)", "enumerate(prefills)"),
     (graphs, "fields_of(self.buffer, size), size)", "fields_of(self.buffer, size), size).flip(0)"),
 ]
@@ -64,7 +57,7 @@ def plant(monkeypatch):
         mutant.__dict__.update({"__file__": module.__file__, "__package__": module.__package__})
         monkeypatch.setitem(__import__("sys").modules, module.__name__, mutant)
         exec(compile(source.replace(old, new), module.__file__, "exec"), mutant.__dict__)
-        for user in (cpu_ops, graphs, inputs, model, pool, runner, driver, test_attention):
+        for user in (cpu_ops, graphs, inputs, model, runner, driver, test_attention):
             for name, value in list(vars(user).items()):
                 if value is module:
                     monkeypatch.setattr(user, name, mutant)
@@ -120,7 +113,7 @@ def test_model_is_right_without_them():
     assert not model_fails()
 
 
-@pytest.mark.parametrize("module", [cpu_ops, graphs, inputs, model, pool, runner], ids=name_of)
+@pytest.mark.parametrize("module", [cpu_ops, graphs, inputs, model, runner], ids=name_of)
 def test_planting_nothing_changes_nothing(module, plant):
     line = '"""'  # the first one opens the module's description
     source = inspect.getsource(module)
